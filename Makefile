@@ -92,7 +92,7 @@ PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell python$(version) -c 'import 
 test-install-lowest: setup
 	$(BIN)/python -m scripts.check_install --lowest $(PYTHONS)
 
-# What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
+# Faults that `make test` has no example of: property tests below TESTS with TIMES their examples, new ones in each run unless SEED is given.
 TIMES ?= 20
 test-properties: setup
 	$(BIN)/python -m pytest -m hypothesis --examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)) --timeout 0 $(TESTS)

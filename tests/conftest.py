@@ -1,9 +1,10 @@
-"""For all tests: what is kept between runs lies in a folder of its own, no times are judged, Ctrl-C can be sent."""
+"""For all tests: they are the same in every run, keep files in a folder of their own, judge no times, hear Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,8 +14,9 @@ import tvm_split
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
 from tvm_split.rpc_runtime.files import CACHE_VARIABLE
 
-# How long an example takes says more about who else computes than about the code.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Examples are the same in every run, or a fault that was always there fails whoever runs the tests next;
+# `make test-properties` looks for such faults. How long an example takes says more about who else computes.
+settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
 # A thread of TVM's pools that has nothing to do yields 300,000 times before it sleeps or ends. What a test leaves so
@@ -23,7 +25,7 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "property tests try so many times their examples, drawn anew also where they are the same in every run"
+    text = "property tests try so many times their examples, drawn anew in each run"
     parser.addoption("--examples-times", type=int, help=text)
 
 
@@ -35,6 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = test._hypothesis_internal_use_settings
         more = settings(own, max_examples=times * own.max_examples, derandomize=False, database=None)
         test._hypothesis_internal_use_settings = more
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed torch, whose generator begins anywhere, before the fixtures of a test, or of its module, are made."""
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)  # torch.manual_seed remembers where it was called, for each kind of GPU
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from math import prod
 from typing import Literal
 
@@ -38,6 +37,7 @@ from tvm_split.relay_passes.shards.region import (
     Sharded,
     ShardError,
     bounds,
+    has_empty,
     part_name,
     region_reader,
     split_region,
@@ -269,8 +269,9 @@ class _Emitter:
         if len(machines) < 3 or size < LARGE_SUM_BYTES or not self._needs_whole[step.name].issuperset(machines):
             return None
         for index, length in enumerate(shape):
-            with suppress(ValueError):  # too short
-                return index, bounds(length, self._writer.region.shares, SUM_UNIT)
+            ranges = bounds(length, self._writer.region.shares, SUM_UNIT)
+            if not has_empty(ranges):
+                return index, ranges
         return None
 
     def _partial_sums(self, step: Step, index: int, ranges: Sequence[tuple[int, int]]) -> list[relax.Expr]:

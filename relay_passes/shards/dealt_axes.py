@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.shards.region import bounds
+from tvm_split.relay_passes.shards.region import bounds, has_empty
 
 Array = np.ndarray[Any, Any]
 
@@ -96,11 +96,7 @@ class Dealing:
 
 def is_dealable(blocks: int, shares: Sequence[float]) -> bool:
     """Whether each share gets a block at least."""
-    try:
-        bounds(blocks, shares)
-    except ValueError:
-        return False
-    return True
+    return not has_empty(bounds(blocks, shares))
 
 
 Operands = Sequence[relax.Expr]

@@ -95,10 +95,7 @@ def part_name(name: str, machine: str) -> str:
 def bounds(total: int, shares: Sequence[float], unit: int = 1) -> tuple[tuple[int, int], ...]:
     """Where each part of ``total`` indices begins and ends: as near to the cumulated shares as whole units allow.
 
-    The last part takes what is left where ``unit`` does not divide ``total``.
-
-    Raises:
-        ValueError: a part would be empty.
+    The last part takes what is left where ``unit`` does not divide ``total``. A part whose share is too small is empty.
     """
     cumulated = 0.0
     ends = []
@@ -106,12 +103,12 @@ def bounds(total: int, shares: Sequence[float], unit: int = 1) -> tuple[tuple[in
         cumulated += share
         ends.append(min(total, round(cumulated * total / unit) * unit))
     ends[-1] = total
-    found = tuple(zip((0, *ends), ends, strict=False))
-    for (begin, end), share in zip(found, shares, strict=True):
-        if begin >= end:
-            units = f" in units of {unit}" if unit > 1 else ""
-            raise ValueError(f"a share of {share:g} of {total}{units} is nothing")
-    return found
+    return tuple(zip((0, *ends), ends, strict=False))
+
+
+def has_empty(parts: Sequence[tuple[int, int]]) -> bool:
+    """Whether one of the parts has no index."""
+    return any(begin >= end for begin, end in parts)
 
 
 def split_region(

@@ -18,7 +18,7 @@ from tvm_split.relay_passes.contract import used_variables
 from tvm_split.relay_passes.operands import leaves_of, shape_of
 from tvm_split.relay_passes.shards.along.rule import Along, Operand, Operation, Range, Total
 from tvm_split.relay_passes.shards.along.table import rule_of
-from tvm_split.relay_passes.shards.region import RegionWriter, ShardError, bounds
+from tvm_split.relay_passes.shards.region import RegionWriter, ShardError, bounds, has_empty
 
 SHARE_TOLERANCE = 0.02
 """Of an axis: to keep to the places of what follows spares an exchange, and makes a machine late by as much."""
@@ -108,7 +108,7 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     Of the region's results, by the shares; of others at the same relative places as of the last result, so that where
     strides make values shorter, the parts of one fit those of the next. Few indices keep badly to shares, though: of
     longer values their own shares count where those places miss them by more than `SHARE_TOLERANCE`. Of a slice, what
-    was owned before it.
+    was owned before it. A machine may own nothing of a value that is no result: it receives or computes what it reads.
 
     Raises:
         ShardError: a machine would get nothing of a result.
@@ -127,13 +127,14 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     indices = "samples" if axis_name == "batch" else axis_name
 
     def by_shares(name: str, length: int) -> tuple[Range, ...]:
-        try:
-            return bounds(length, shares)
-        except ValueError as error:
+        parts = bounds(length, shares)
+        if has_empty(parts):
+            share = next(share for share, (first, end) in zip(shares, parts, strict=True) if first >= end)
             raise ShardError(
-                f"{name!r} has {length} {indices} for {len(shares)} machines: {error}; take fewer machines or more"
-                " even shares, or end the shard before it"
-            ) from None
+                f"{name!r} has {length} {indices} for {len(shares)} machines: a share of {share:g} of {length} is"
+                " nothing; take fewer machines or more even shares, or end the shard before it"
+            )
+        return parts
 
     reference, length = (results[-1], lengths[results[-1]]) if results else _before_slices(reduced[-1], values)
     parts = by_shares(reference, length)

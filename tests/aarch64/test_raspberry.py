@@ -45,7 +45,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tvm_split.Clus
             worker.communicate(timeout=60)
 
 
-@pytest.mark.timeout(600)
 def test_a_stage_of_resnet_18_has_the_same_answers_there(cluster: tvm_split.Cluster, tmp_path: Path) -> None:
     network = resnet18()
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))

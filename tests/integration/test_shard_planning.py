@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.advice import one_machine_advice
+from tvm_split.planner.problem import Exchange
 from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again
@@ -149,6 +151,26 @@ def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
     moved, change = plan_again(convolutions, cluster, pinned, better, slow)
     assert change.changed
     assert next(stage for stage in moved.stages if "0" in stage.layers).machines == (B,)
+
+
+def test_few_rows_that_machines_share() -> None:
+    """Of the 4 rows in front of the pool the second machine's share is none, of the 3 behind it is one."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, padding=1), nn.MaxPool2d(2, 1), nn.Conv2d(16, 8, 1)).eval()
+    x = torch.randn(1, 3, 8, 8)
+    model = tvm_split.load_model(network, (x,))
+    threads = {A: 39, B: 22, C: 39}
+    unequal = linked(tuple(Machine(name, threads=each) for name, each in threads.items()), 1e12, 0.0)
+    assert tvm_split.plan(model, unequal, objective="latency", measure=False).prediction is not None
+    cluster = Cluster.in_process(machines=3, threads=1)
+    shares = {name: each / 100 for name, each in threads.items()}
+    for exchange in get_args(Exchange):
+        found = tvm_split.plan(model, cluster, shards=tvm_split.Shard("0", "2", "rows", shares, exchange))
+        with tvm_split.deploy(tvm_split.compile(model, found), cluster) as deployment, torch.no_grad():
+            (y,) = deployment.run(x)
+            np.testing.assert_allclose(y, network(x).numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(tvm_split.PlanError, match=r"'2' has 3 rows .* share of 0\.1 of 3"):
+        tvm_split.plan(model, unequal, shards=tvm_split.Shard("0", "2", "rows", {A: 0.1, B: 0.45, C: 0.45}))
 
 
 def test_pins_hold_in_shared_plans(convolutions: tvm_split.Model) -> None:

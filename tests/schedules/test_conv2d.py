@@ -20,7 +20,7 @@ from tests.helpers.schedules.schedule_harness import (
 )
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=12)
 @given(
     inputs=st.sampled_from([1, 3, 16, 17, 24, 48]),
     outputs=st.sampled_from([1, 8, 16, 17, 48, 130]),
@@ -40,7 +40,7 @@ def test_dense(inputs, outputs, size, kernel, stride, padding, dilation, batch):
     assert_close(actual, expected(x, weight, bias, **attributes))
 
 
-@settings(max_examples=6, derandomize=True)
+@settings(max_examples=6)
 @given(
     channels=st.sampled_from([3, 16, 17, 24, 64]),
     size=st.sampled_from([5, 7, 13]),

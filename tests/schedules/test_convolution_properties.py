@@ -1,13 +1,12 @@
 """Convolutions of every kind (dense, grouped, depthwise, over one axis), with what follows them, against float64."""
 
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch.nn import functional
 from tvm import relax
 
 from tests.helpers.schedules.properties import (
     TOLERANCE,
     apply_epilogue,
-    bounded,
     channels,
     epilogues,
     exact,
@@ -63,13 +62,13 @@ def check(batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
     assert not chosen & {"fallback", "none"}
 
 
-@bounded(24)
+@settings(max_examples=24)
 @given(batch=st.sampled_from([1, 3]), inputs=channels, outputs=channels, shape=shapes(2), epilogue=epilogues())
 def test_dense(batch, inputs, outputs, shape, epilogue):
     check(batch, inputs, outputs, 1, shape, epilogue)
 
 
-@bounded(24)
+@settings(max_examples=24)
 @given(
     groups=st.sampled_from([2, 3, 8, 17]),
     inputs=st.sampled_from([1, 2, 3, 4, 5, 8, 16]),
@@ -81,7 +80,7 @@ def test_grouped(groups, inputs, outputs, shape, epilogue):
     check(1, groups * inputs, groups * outputs, groups, shape, epilogue)
 
 
-@bounded(16)
+@settings(max_examples=16)
 @given(
     batch=st.sampled_from([1, 3]),
     inputs=channels,
@@ -93,7 +92,7 @@ def test_depthwise(batch, inputs, multiplier, shape, epilogue):
     check(batch, inputs, inputs * multiplier, inputs, shape, epilogue)
 
 
-@bounded(16)
+@settings(max_examples=16)
 @given(inputs=channels, outputs=channels, grouped=st.booleans(), shape=shapes(1), epilogue=epilogues())
 def test_one_axis(inputs, outputs, grouped, shape, epilogue):
     check(2, inputs, inputs if grouped else outputs, inputs if grouped else 1, shape, epilogue)

@@ -21,7 +21,7 @@ from tests.helpers.schedules.schedule_harness import (
 extents = st.lists(st.sampled_from([1, 3, 13, 17, 130]), min_size=1, max_size=3)
 
 
-@settings(max_examples=10, derandomize=True)
+@settings(max_examples=10)
 @given(shape=extents, dtype=st.sampled_from(["float32", "float16", "int64", "int32"]))
 def test_arithmetic_is_fused(shape, dtype):
     left, right = ((8 * normal(seed, *shape)).astype(dtype) for seed in (0, 1))
@@ -35,7 +35,7 @@ def test_arithmetic_is_fused(shape, dtype):
     assert chosen == {"elementwise"}
 
 
-@settings(max_examples=6, derandomize=True)
+@settings(max_examples=6)
 @given(shape=st.lists(st.sampled_from([1, 3, 17, 130]), min_size=3, max_size=3), axes=st.permutations([0, 1, 2]))
 def test_transpose_and_concatenate(shape, axes):
     x = normal(0, *shape)

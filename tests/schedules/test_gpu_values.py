@@ -41,7 +41,7 @@ def evaluate_fragments(graph, inputs):
     raise AssertionError("no kernel is for tensor cores")
 
 
-@settings(max_examples=16, derandomize=True)
+@settings(max_examples=16)
 @given(
     inputs=st.sampled_from([1, 3, 17, 64, 130]),
     outputs=st.sampled_from([1, 3, 8, 17, 130]),
@@ -61,7 +61,7 @@ def test_convolution(inputs, outputs, size, kernel, stride, padding, dilation, b
     assert chosen <= {"conv2d", "few_rows", "depthwise_conv2d"}
 
 
-@settings(max_examples=8, derandomize=True)
+@settings(max_examples=8)
 @given(
     channels=st.sampled_from([1, 3, 17, 130]),
     multiplier=st.sampled_from([1, 2]),
@@ -118,7 +118,7 @@ def any_convolution(axes, transposed, half, inputs, weight, attributes):
     return graph, np.maximum(exact.numpy(), 0)
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=20)
 @given(
     axes=st.sampled_from([1, 2, 3]),
     transposed=st.booleans(),
@@ -179,7 +179,7 @@ extents = st.sampled_from([1, 3, 7, 13, 16, 17, 64, 130])
 BATCHES = [((), ()), ((3,), ()), ((2, 3), (2, 3)), ((3,), (1,)), ((1,), (3,)), ((), (3,)), ((2, 1), (3,))]
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=20)
 @given(batch=st.sampled_from(BATCHES), rows=extents, depth=extents, columns=extents)
 def test_matmul(batch, rows, depth, columns):
     left, right, bias = normal(0, *batch[0], rows, depth), normal(1, *batch[1], depth, columns), normal(2, columns)
@@ -211,7 +211,7 @@ def test_a_residual_larger_than_the_product():
     assert_close(actual, left.astype("float64") @ right.astype("float64") + residual)
 
 
-@settings(max_examples=10, derandomize=True)
+@settings(max_examples=10)
 @given(
     batch=st.sampled_from(BATCHES),
     rows=st.sampled_from([16, 17, 130]),
@@ -254,7 +254,7 @@ def test_dtypes(dtype):
     assert_close(actual, exact, tolerance=1e-6)
 
 
-@settings(max_examples=6, derandomize=True)
+@settings(max_examples=6)
 @given(
     channels=st.sampled_from([3, 17, 130]),
     size=st.sampled_from([7, 13, 28]),
@@ -305,7 +305,7 @@ def test_elements_are_computed_in_vectors_where_they_lie_side_by_side(shape):
     assert chosen == {"elementwise"}
 
 
-@settings(max_examples=6, derandomize=True)
+@settings(max_examples=6)
 @given(rows=st.sampled_from([1, 3, 130]), extent=st.sampled_from([7, 64, 130, 768]))
 def test_softmax_and_layer_norm(rows, extent):
     x, gamma, beta = 3 * normal(0, 2, rows, extent), normal(1, extent), normal(2, extent)

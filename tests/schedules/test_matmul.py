@@ -12,7 +12,7 @@ from tests.helpers.schedules.schedule_harness import assert_close, evaluate, nor
 extents = st.sampled_from([1, 3, 7, 13, 16, 17, 130])
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=12)
 @given(batch=st.sampled_from([(), (3,)]), rows=extents, depth=extents, columns=extents)
 def test_constant_weights(batch, rows, depth, columns):
     x, weight, bias = normal(0, *batch, rows, depth), normal(1, depth, columns), normal(2, columns)
@@ -29,7 +29,7 @@ def test_constant_weights(batch, rows, depth, columns):
     assert_close(actual, product * 0.5 * (1 + error_function(product / np.sqrt(2))))
 
 
-@settings(max_examples=8, derandomize=True)
+@settings(max_examples=8)
 @given(
     batch=st.sampled_from([((2, 3), (2, 3)), ((3,), (1,)), ((1,), (3,)), ((), (3,)), ((2, 1), (3,))]),
     rows=extents,

@@ -1,12 +1,11 @@
 """Matrix products over odd extents, broadcast batches, transposed operands, constants on the right, against float64."""
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tvm import relax
 
 from tests.helpers.schedules.properties import (
     TOLERANCE,
     apply_epilogue,
-    bounded,
     cheap_activations,
     epilogues,
     exact,
@@ -25,7 +24,7 @@ def transposed(builder, x):
     return builder.emit(relax.op.permute_dims(x, [*axes[:-2], axes[-1], axes[-2]]))
 
 
-@bounded(40)
+@settings(max_examples=40)
 @given(
     batch=batches,
     rows=extents,

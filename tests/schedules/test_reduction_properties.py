@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch.nn import functional
 from tvm import relax
 
-from tests.helpers.schedules.properties import TOLERANCE, bounded, exact
+from tests.helpers.schedules.properties import TOLERANCE, exact
 from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
 extents = st.sampled_from([1, 2, 3, 7, 16, 17, 49, 130])
@@ -15,7 +15,7 @@ shapes = st.lists(extents, min_size=2, max_size=4).filter(lambda shape: np.prod(
 offsets = st.sampled_from([0.0, 100.0, -3000.0])
 
 
-@bounded(30)
+@settings(max_examples=30)
 @given(shape=shapes, axis=st.integers(-4, 3), offset=offsets, operator=st.sampled_from(["softmax", "log_softmax"]))
 def test_softmax(shape, axis, offset, operator):
     assume(-len(shape) <= axis < len(shape))
@@ -25,7 +25,7 @@ def test_softmax(shape, axis, offset, operator):
     assert chosen <= {"reduction", "columns", "elementwise"}
 
 
-@bounded(24)
+@settings(max_examples=24)
 @given(shape=shapes, axes=st.integers(1, 3), offset=offsets, operator=st.sampled_from(["layer_norm", "rms_norm"]))
 def test_norms_over_trailing_axes(shape, axes, offset, operator):
     assume(axes < len(shape))
@@ -43,7 +43,7 @@ def test_norms_over_trailing_axes(shape, axes, offset, operator):
     assert chosen <= {"reduction", "elementwise"}
 
 
-@bounded(24)
+@settings(max_examples=24)
 @given(
     batch=st.sampled_from([1, 3]),
     groups=st.sampled_from([1, 2, 3, 17]),
@@ -78,7 +78,7 @@ def test_instance_norm_of_values_far_from_zero():
     assert chosen <= {"reduction", "elementwise"}
 
 
-@bounded(40)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(["max", "avg"]),
     channels=st.sampled_from([1, 3, 16, 17, 24]),
@@ -114,7 +114,7 @@ def test_pooling(kind, channels, size, window, strides, padded, ceil_mode, count
     assert not chosen & {"fallback", "none"}
 
 
-@bounded(30)
+@settings(max_examples=30)
 @given(
     shape=shapes,
     axes=st.sets(st.integers(0, 3), min_size=1, max_size=3),

@@ -16,7 +16,7 @@ from scripts import check_simulation
 from tvm_split.demo.demonstration import MICRO_BATCH
 from tvm_split.demo.network import CLASSES, DigitNetwork
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 

@@ -25,6 +25,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Axis, Stage
 from tvm_split.planner.tensor_types import size_bytes
 from tvm_split.relay_passes.contract import (
+    dependent_names,
     main_function,
     operations_of,
     returned_fields,
@@ -246,8 +247,10 @@ def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Ma
     """The homes with levels: one more than what comes from another machine, and the same for all of a value's peers.
 
     A machine whose part needs less of others than theirs waits for the level of these: were it ahead, the next level of
-    one machine would hold what another's last one waits for, and they would compute in turn.
+    one machine would hold what another's last one waits for, and they would compute in turn. What depends on no input
+    is on its machine's first level that has something else: alone it would be no stage.
     """
+    dependent = dependent_names(main_function(model.module))
     peers: dict[str, _Peers] = {}
     rises: dict[_Peers, dict[_Peers, int]] = {}
     for binding in _operations(model):
@@ -269,7 +272,11 @@ def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Ma
     levels: dict[_Peers, int] = {}
     for each in TopologicalSorter(rises).static_order():
         levels[each] = max((levels[other] + rise for other, rise in rises[each].items()), default=0)
-    return {name: replace(home, level=levels[peers[name]]) if name in peers else home for name, home in homes.items()}
+    level_of = {name: levels[own] for name, own in peers.items() if name in dependent}
+    first: dict[_Home, int] = {}
+    for name, level in level_of.items():
+        first[homes[name]] = min(level, first.get(homes[name], level))
+    return {name: replace(home, level=level_of.get(name, first.get(home, 0))) for name, home in homes.items()}
 
 
 def _is_shared(home: _Home, plan: Plan) -> bool:

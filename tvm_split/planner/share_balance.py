@@ -46,7 +46,8 @@ def lightened(stage: Stage, evaluation: Evaluation, limits: Mapping[str, float])
 
     ``limits`` are the bytes of memory of each machine.
     """
-    fills = {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}
+    fills = dict.fromkeys(stage.machines, 0.0)  # a machine that computes nothing has no load
+    fills |= {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}
     if stage.sharding is None or min(fills[machine] for machine in stage.machines) >= 1:
         return stage
     less = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
@@ -16,11 +16,6 @@ TOLERANCE = 1e-5
 channels = st.sampled_from([1, 3, 8, 16, 17, 24, 130])
 lengths = st.sampled_from([1, 2, 7, 13])
 windows = st.sampled_from([1, 2, 3, 5, 7])
-
-
-def bounded(examples: int) -> settings:
-    """The same few examples in every run."""
-    return settings(max_examples=examples, derandomize=True)
 
 
 def exact(array: np.ndarray) -> torch.Tensor:

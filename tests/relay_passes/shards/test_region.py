@@ -10,7 +10,7 @@ from hypothesis import assume, given, strategies as st
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
-from tvm_split.relay_passes.shards.region import Region, RegionWriter, bounds, part_name, split_region
+from tvm_split.relay_passes.shards.region import Region, RegionWriter, bounds, has_empty, part_name, split_region
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([1, 2, 8]))
@@ -26,9 +26,11 @@ def test_bounds_are_near_the_shares(total: int, weights: list[int], unit: int) -
         assert abs(end - sum(shares[: place + 1]) * total) <= unit
 
 
-def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a share of 0\.1 of 12 in units of 4 is nothing"):
-        bounds(12, (0.9, 0.1), 4)
+def test_a_part_of_too_small_a_share_is_empty() -> None:
+    found = bounds(12, (0.9, 0.1), 4)
+    assert found == ((0, 12), (12, 12))
+    assert has_empty(found)
+    assert not has_empty(bounds(12, (0.6, 0.4), 4))
 
 
 @I.ir_module

@@ -201,7 +201,7 @@ def test_weights_in_bfloat16(workers: LocalWorkers, maker: ProgramMaker) -> None
 
 def test_only_missing_blobs_are_sent(workers: LocalWorkers, maker: ProgramMaker) -> None:
     x = maker.input("x")
-    weight = np.random.default_rng().random((2, 8)).astype(np.float32)
+    weight = np.random.default_rng(2).random((2, 8)).astype(np.float32)
     program = maker.program([maker.stage("one", A, [x], add, weights={"w": weight})])
     seen: list[tuple[str, int, int]] = []
     with open_on(workers, program, maker, on_progress=lambda *step: seen.append(step)) as pipeline:

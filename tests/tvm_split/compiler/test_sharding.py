@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import tvm
@@ -11,11 +12,11 @@ from tvm.relax import op
 
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
-from tvm_split.compiler.sharding import placed_model
+from tvm_split.compiler.sharding import computed_shares, placed_model
 from tvm_split.compiling import cut_model
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.problem import Stage
+from tvm_split.planner.problem import Exchange, Stage
 from tvm_split.relay_passes.contract import main_function, operations_of
 from tvm_split.relay_passes.shards import channels
 
@@ -312,6 +313,45 @@ def test_more_machines_than_samples() -> None:
     stage = shared("batch", *names, shares={A: 0.8, B: 0.1, C: 0.1})
     with pytest.raises(PlanError, match=r"'last' has 3 samples for 3 machines: a share of 0.1 of 3 is nothing"):
         placed_model(model, planned(stage))
+
+
+@pytest.mark.parametrize("exchange", ["fused", "each"])
+def test_a_machine_may_own_none_of_the_few_rows_inside_a_shard(exchange: Exchange) -> None:
+    """Of 4 rows machine-b's share is none, of the 3 of the result it is one."""
+
+    def narrowing(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        conv1 = emit(op.nn.conv2d(x, weights(4, 4, 3, 3), strides=2, padding=1), "conv1")
+        pool = emit(op.nn.max_pool2d(conv1, (2, 2)), "pool")
+        return [emit(op.nn.conv2d(pool, weights(4, 4, 3, 3), padding=1), "last")]
+
+    shares = {A: 0.39, B: 0.22, C: 0.39}
+    found = parted(model_of(narrowing), shared("rows", "conv1", "pool", "last", shares=shares, exchange=exchange))
+    of_b = [name for machine, names in found.values() if machine == B for name in names]
+    assert "last_machine_b" in of_b
+    assert ("conv1_machine_b" in of_b) == (exchange == "fused")
+
+
+def test_what_depends_on_no_input_is_no_stage_of_a_machine_that_computes_later() -> None:
+    """Of the 2 rows in the middle none are machine-b's, which has nothing to compute until it gets some of them."""
+
+    def narrow(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        few = emit(op.nn.conv2d(x, weights(4, 4, 3, 3), strides=4, padding=1), "few")
+        many = emit(op.image.resize2d(few, (8, 8), method="nearest_neighbor"), "many")
+        table = emit(op.exp(weights(1, 4, 1, 1)), "table")
+        return [emit(op.multiply(many, table), "last")]
+
+    stage = shared("rows", "few", "many", "table", "last", shares={A: 0.34, B: 0.32, C: 0.34}, exchange="each")
+    found = parted(model_of(narrow), stage)
+    (of_b,) = [names for machine, names in found.values() if machine == B]
+    assert {"many_machine_b", "table_machine_b", "last_machine_b"} <= set(of_b)
+    assert len(cut_model(model_of(narrow), planned(stage)).computations) == len(found)
+
+
+def test_few_rows_of_a_result_are_refused_with_layer_rows_and_share() -> None:
+    model = model_of(chain, {"conv1": "features.0", "relu": "features.1", "conv2": "features.2", "last": "features.3"})
+    stage = shared("rows", *dict.fromkeys(model.layers.values()), shares={A: 0.03, B: 0.94, C: 0.03})
+    with pytest.raises(PlanError, match=r"'features\.3' has 8 rows .* share of 0\.03 of 8"):
+        computed_shares(model, replace(stage, name="stage_0"))
 
 
 def test_what_cannot_be_shared_is_a_layer_as_users_call_it() -> None:

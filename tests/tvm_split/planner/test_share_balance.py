@@ -46,6 +46,12 @@ def test_whose_memory_is_too_small_gets_what_fits_and_others_the_rest():
     assert lightened(crowded, evaluation, {A: 100, B: 50}) == crowded
 
 
+def test_a_machine_with_nothing_to_hold_takes_what_is_too_much_for_another():
+    """By its share it computes nothing, as of a slice that lies in the other's rows."""
+    evaluation = Evaluation(0, 0, (load(A, 200),), "")
+    assert lightened(shared(a=0.5, b=0.5), evaluation, {A: 100, B: 1000}).shares == (0.24, 0.76)
+
+
 def test_a_stage_of_one_machine_stays_as_it_is():
     alone = Stage((A,), ("conv",), name="stage_0")
     assert rebalanced(alone, PlanParts((), ())) is alone
