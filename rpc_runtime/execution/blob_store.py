@@ -46,6 +46,7 @@ class BlobStore:
         self.folder = folder
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
+        self._temporary = folder / "temporary"
         self._pin_path = folder / "pins" / uuid.uuid4().hex
         self._pin_file: IO[bytes] | None = None
         self._arriving: Counter[str] = Counter()
@@ -56,14 +57,6 @@ class BlobStore:
             self._say_held(held)
             free = shutil.disk_usage(folder).free + held
         self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
-
-    @property
-    def scratch(self) -> Path:
-        """A folder on the same file system for short-lived files."""
-        folder = self.folder / "temporary"
-        with self._explained():
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def path(self, blob: BlobSpec) -> Path:
         return self._path(blob.sha256)
@@ -88,13 +81,14 @@ class BlobStore:
             BlobError: the content has another size or digest, or there is no room for it.
         """
         with self._explained():
+            self._make_folders()
             self._require_room(blob, shutil.disk_usage(self.folder).free)
             self._write(blob, self._counted(blob, chunks, owner))
 
     def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
         path = self._path(blob.sha256)
-        with contextlib.ExitStack() as until_it_is_there, replacing(path, self.scratch) as file:
+        with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
             for chunk in chunks:
                 size += len(chunk)
                 if size > blob.size_bytes:
@@ -148,6 +142,10 @@ class BlobStore:
             return False
         return True
 
+    def _make_folders(self) -> None:
+        for name in ("blobs", "temporary", "pins"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
     @contextlib.contextmanager
     def _exclusively(self, *, makes_folder: bool = True) -> Iterator[None]:
         """A folder that somebody has removed is made again, but not by who only lets go: its owner may have died."""
@@ -155,8 +153,7 @@ class BlobStore:
             if not (makes_folder or self.folder.exists()):
                 yield
                 return
-            for name in ("blobs", "temporary", "pins"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            self._make_folders()
             with locked(self.folder / "lock"):
                 if not self._closed and not self._pin_path.exists():
                     self._begin_pins()
@@ -182,7 +179,7 @@ class BlobStore:
 
     def _sweep(self) -> None:
         """Removes what processes that were killed left half written."""
-        for path, status in _statuses(self.scratch.iterdir()):
+        for path, status in _statuses(self._temporary.iterdir()):
             if time.time() - status.st_mtime > STALE_SECONDS:
                 path.unlink(missing_ok=True)
         self._all_pins()

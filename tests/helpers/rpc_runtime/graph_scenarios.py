@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -52,12 +51,11 @@ class Machine:
         self.bundle = tvm_split.Bundle.load(folder / "bundle")
         self.stages = self.bundle.program.stages
         self.calls = GraphCalls(library)
-        self._scratch = Path(tempfile.mkdtemp(dir=folder))
 
     def load(self, stage: StageSpec) -> StageExecutable:
         library = read_blob(self.bundle.blob_path(stage.library.sha256), stage.library)
         weights = (read_blob(self.bundle.blob_path(each.blob.sha256), each.blob) for each in stage.weights)
-        return StageExecutable(stage, library, weights, self._scratch, WeightCache())
+        return StageExecutable(stage, library, weights, WeightCache())
 
     def inputs(self, stage: StageSpec, seed: int) -> list[Any]:
         values = np.random.default_rng(seed)
@@ -209,7 +207,7 @@ def what_calls_the_host_is_not_recorded(machine: Machine) -> None:
     spec = replace(x, shape=(2, 8))
     content = np.fromfile(machine.folder / "host.so", np.uint8)
     stage = StageSpec(0, "host", "A", ("host",), "cuda", machine.stages[0].library, (), (spec,), (spec,))
-    executable = StageExecutable(stage, content, (), machine.folder, WeightCache())
+    executable = StageExecutable(stage, content, (), WeightCache())
     runnable, reason = as_graph(executable, machine.calls, machine.wait)
     assert runnable is executable
     assert reason == f"it calls {HOSTS_FUNCTION}, which cannot be recorded", reason

@@ -42,7 +42,7 @@ def test_other_content_is_refused_and_leaves_nothing(tmp_path: Path, content: by
     with pytest.raises(BlobError):
         store.write(spec(b"hello"), [content])
     assert store.pin("d", [spec(b"hello")])
-    assert not list(store.scratch.iterdir())
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_changed_blob_is_noticed_removed_and_asked_for_again(tmp_path: Path) -> None:
