@@ -13,6 +13,7 @@ from typing import IO
 from platformdirs import PlatformDirs
 
 from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.private_folder import tighten
 
 CACHE_VARIABLE = "TVM_SPLIT_CACHE"
 WRITING = ".writing-"
@@ -27,18 +28,32 @@ def cache_folder(subject: str) -> Path:
         InputError: the variable is not set, and the user has no home.
     """
     named = os.environ.get(CACHE_VARIABLE, "")
+    if named:
+        return Path(named) / subject
     try:
-        return (Path(named) if named else _OWN.user_cache_path) / subject
+        return _own(_OWN.user_cache_path, subject)
     except RuntimeError as error:
         raise InputError(f"this user has no home to keep a cache in: name a folder in ${CACHE_VARIABLE}") from error
 
 
-def state_folder() -> Path | None:
-    """``tvm-split`` in the user's folder for what programs keep; None for a user without a home."""
+def state_folder(subject: str) -> Path | None:
+    """``subject`` in ``tvm-split`` in the user's folder for what programs keep; None for a user without a home."""
     try:
-        return _OWN.user_state_path
+        return _own(_OWN.user_state_path, subject)
     except RuntimeError:
         return None
+
+
+def _own(folder: Path, subject: str) -> Path:
+    """``subject`` in a folder that only this project makes; both may be left from a version that let others write."""
+    for path in (folder, folder / subject):
+        tighten(path)
+    return folder / subject
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says of an error, and about which file."""
+    return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
 
 
 @contextlib.contextmanager

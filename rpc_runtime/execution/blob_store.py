@@ -22,7 +22,8 @@ from typing import IO
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import BlobError
-from tvm_split.rpc_runtime.files import is_kept, keep, locked, replacing
+from tvm_split.rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
+from tvm_split.rpc_runtime.private_folder import private_folder, tighten
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.program import BlobSpec
 
@@ -39,7 +40,7 @@ class BlobStore:
     that somebody removes is made again: its blobs are missing then, and are sent again.
 
     Every method raises:
-        BlobError: the folder cannot be used.
+        BlobError: the folder cannot be used, or another user may write to it.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
@@ -47,6 +48,7 @@ class BlobStore:
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
         self._temporary = folder / "temporary"
+        self._checked: os.stat_result | None = None
         self._pin_path = folder / "pins" / uuid.uuid4().hex
         self._pin_file: IO[bytes] | None = None
         self._arriving: Counter[str] = Counter()
@@ -99,7 +101,7 @@ class BlobStore:
             _check(blob, size, digest.hexdigest())
             until_it_is_there.enter_context(self._exclusively())
             self._evict(blob)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
         """The content.
@@ -143,8 +145,16 @@ class BlobStore:
         return True
 
     def _make_folders(self) -> None:
-        for name in ("blobs", "temporary", "pins"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        """Makes what is missing. A folder is checked before it is used, also one in the place of another."""
+        inner = [self.folder / name for name in ("blobs", "temporary", "pins")]
+        if self._checked is None or not _is_still(self.folder, self._checked):
+            private_folder(self.folder)
+            for path in inner:
+                tighten(path)
+                private_folder(path)
+            self._checked = self.folder.stat()
+        for path in inner:
+            path.mkdir(mode=0o700, exist_ok=True)
 
     @contextlib.contextmanager
     def _exclusively(self, *, makes_folder: bool = True) -> Iterator[None]:
@@ -164,10 +174,9 @@ class BlobStore:
         try:
             yield
         except OSError as error:
-            what = ": ".join(filter(None, (error.strerror, error.filename)))
             raise BlobError(
-                f"cannot keep blobs in {self.folder} ({what}): make room or repair its permissions, or give the worker "
-                "another --cache"
+                f"cannot keep blobs in {self.folder} ({reason_of(error)}): make room, repair owner and mode (chown, "
+                "chmod go-w), or give the worker another --cache"
             ) from error
 
     def _begin_pins(self) -> None:
@@ -266,6 +275,13 @@ class BlobStore:
                 else:
                     path.unlink(missing_ok=True)
         return pins
+
+
+def _is_still(folder: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), status)
+    except FileNotFoundError:
+        return False
 
 
 def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:

@@ -25,7 +25,7 @@ def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert {folder().parent for folder in folders.values()} == {tmp_path / "cache" / "tvm-split"}
-    assert state_folder() == tmp_path / "state" / "tvm-split"
+    assert state_folder("tokens") == tmp_path / "state" / "tvm-split" / "tokens"
 
 
 @pytest.mark.parametrize("variable", [CACHE_VARIABLE, "XDG_CACHE_HOME"])
@@ -52,7 +52,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it answers where there is none
     with pytest.raises(InputError, match="no home"):
         cache_folder("blobs")
-    assert state_folder() is None
+    assert state_folder("tokens") is None
 
 
 def test_what_is_not_finished_changes_nothing(tmp_path: Path) -> None:

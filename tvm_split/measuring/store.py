@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from tvm_split.rpc_runtime.files import cache_folder, locked, replacing
+from tvm_split.rpc_runtime.files import CACHE_VARIABLE, cache_folder, locked, reason_of, replacing
+from tvm_split.rpc_runtime.private_folder import private_folder
 
 FORMAT = "tvm-split measurements"
 VERSION = 2
+REMEDY = f"repair owner and mode (chown, chmod go-w), or name another folder in ${CACHE_VARIABLE}"
 
 Measurement = TypeVar("Measurement")
 
@@ -37,12 +39,19 @@ def entry_key(**parts: Any) -> str:
 class Store:
     """The measurements of ``subject``, which JSON can hold; with ``folder`` None only as long as this lives.
 
-    ``notes`` says what could not be read.
+    It is the same where ``folder`` cannot be made, or where another user may write to it. ``notes`` says so, and what
+    could not be read.
     """
 
     def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
-        self.path = None if folder is None else folder / f"{entry_key(**subject)[:32]}.json"
         self.notes: list[str] = []
+        self.path = None
+        if folder is not None:
+            try:
+                private_folder(folder)
+                self.path = folder / f"{entry_key(**subject)[:32]}.json"
+            except OSError as error:
+                self.notes.append(f"measurements are not kept in {folder} ({reason_of(error)}): {REMEDY}")
         self._subject = dict(subject)
         self._entries = self._read()
 
@@ -67,7 +76,7 @@ class Store:
         if self.path is None:
             return
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path.parent)
             with locked(self.path.parent), replacing(self.path) as file:
                 entries = dict(sorted({**self._read(), **added}.items()))
                 content = {"format": FORMAT, "version": VERSION, "subject": self._subject, "entries": entries}

@@ -96,6 +96,19 @@ def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None
         assert Store(folder, MACHINE).get("k", KIND) is None
 
 
+def test_what_others_may_have_written_is_not_believed(shared: Path) -> None:
+    folder = shared / "measurements"
+    Store(folder, MACHINE).put({"k": ENTRY})
+    shared.chmod(0o777)
+    store = Store(folder, MACHINE)
+    assert store.get("k", KIND) is None
+    assert [str(shared) in note for note in store.notes] == [True]
+    store.put({"k": ENTRY})
+    assert store.get("k", KIND) == ENTRY
+    shared.chmod(0o755)
+    assert Store(folder, MACHINE).get("k", KIND) == ENTRY
+
+
 def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path))
     assert default_folder() == tmp_path / "measurements"
