@@ -28,6 +28,8 @@ from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.program import BlobSpec
 
 SHARE_OF_FREE_DISK = 0.8
+LOCK_SECONDS = 60.0
+"""Longer than it takes to remove all blobs, on a slow disk."""
 STALE_SECONDS = 86_400.0
 """Nobody writes one blob for a day."""
 
@@ -40,11 +42,13 @@ class BlobStore:
     that somebody removes is made again: its blobs are missing then, and are sent again.
 
     Every method raises:
-        BlobError: the folder cannot be used, or another user may write to it.
+        BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
+            ``lock_seconds``.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None = None, lock_seconds: float = LOCK_SECONDS) -> None:
         self.folder = folder
+        self._lock_seconds = lock_seconds
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
         self._temporary = folder / "temporary"
@@ -164,7 +168,7 @@ class BlobStore:
                 yield
                 return
             self._make_folders()
-            with locked(self.folder / "lock"):
+            with locked(self.folder / "lock", self._lock_seconds):
                 if not self._closed and not self._pin_path.exists():
                     self._begin_pins()
                 yield
@@ -182,7 +186,7 @@ class BlobStore:
     def _begin_pins(self) -> None:
         if self._pin_file is not None:
             self._pin_file.close()
-        self._pin_file = self._pin_path.open("wb")
+        self._pin_file = os.fdopen(os.open(self._pin_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
         keep(self._pin_file)
         self._write_pins()
 

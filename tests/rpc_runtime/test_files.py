@@ -89,6 +89,26 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     assert most == 1
 
 
+def test_a_lock_is_waited_for_no_longer_than_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path), pytest.raises(TimeoutError, match=str(path)), locked(path, 0.1):
+        pass
+    with locked(path, 0.1):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_lock_that_others_could_take_is_made_this_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    path.chmod(0o644)
+    with locked(path):
+        assert path.stat().st_mode & 0o077 == 0
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        with pytest.raises(PermissionError, match=str(path)), locked(path):
+            pass
+
+
 def test_who_keeps_a_file_lives(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as mine, path.open("rb") as other:
