@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -13,10 +16,14 @@ from typing import IO
 from platformdirs import PlatformDirs
 
 from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.private_folder import tighten
 
 CACHE_VARIABLE = "TVM_SPLIT_CACHE"
 WRITING = ".writing-"
 """Begins the names of files that are being written."""
+LOCK_SECONDS = 10.0
+"""Longer than anybody who changes a file holds its lock."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.05
 _OWN = PlatformDirs("tvm-split", appauthor=False)
 
 
@@ -27,18 +34,32 @@ def cache_folder(subject: str) -> Path:
         InputError: the variable is not set, and the user has no home.
     """
     named = os.environ.get(CACHE_VARIABLE, "")
+    if named:
+        return Path(named) / subject
     try:
-        return (Path(named) if named else _OWN.user_cache_path) / subject
+        return _own(_OWN.user_cache_path, subject)
     except RuntimeError as error:
         raise InputError(f"this user has no home to keep a cache in: name a folder in ${CACHE_VARIABLE}") from error
 
 
-def state_folder() -> Path | None:
-    """``tvm-split`` in the user's folder for what programs keep; None for a user without a home."""
+def state_folder(subject: str) -> Path | None:
+    """``subject`` in ``tvm-split`` in the user's folder for what programs keep; None for a user without a home."""
     try:
-        return _OWN.user_state_path
+        return _own(_OWN.user_state_path, subject)
     except RuntimeError:
         return None
+
+
+def _own(folder: Path, subject: str) -> Path:
+    """``subject`` in a folder that only this project makes; both may be left from a version that let others write."""
+    for path in (folder, folder / subject):
+        tighten(path)
+    return folder / subject
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says of an error, and about which file."""
+    return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
 
 
 @contextlib.contextmanager
@@ -58,18 +79,50 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Alone in here, of all threads and processes that lock the same folder, or file; that is made if there is none."""
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o600)
+def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Alone in here, of all threads and processes that lock the same file, which no other user can open.
+
+    Raises:
+        TimeoutError: somebody else has held the lock for so long.
+        PermissionError: the file is another user's.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _require_own(descriptor, path)
+        deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE_SECONDS
+        while not _is_taken(descriptor):
+            if time.monotonic() >= deadline:
+                text = f"a process that `fuser` names has held this lock for {timeout_seconds:g} s, end it"
+                raise TimeoutError(errno.ETIMEDOUT, text, str(path))
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         yield
     finally:
         os.close(descriptor)
 
 
+def _require_own(descriptor: int, path: Path) -> None:
+    """Whoever can open a file can lock it: that is this user alone, also where the file is left from others' times."""
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"user {status.st_uid} owns it, and this is user {os.geteuid()}", str(path))
+    if stat.S_IMODE(status.st_mode) != 0o600:
+        os.fchmod(descriptor, 0o600)
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def keep(file: IO[bytes]) -> None:
-    """Shows others, by a lock, that a file's process lives: it ends with the process, or when the file is closed."""
+    """Shows others, by a lock, that a file's process lives: it ends with the process, or when the file is closed.
+
+    The file must be one that other users cannot open: they could lock it too.
+    """
     fcntl.flock(file, fcntl.LOCK_EX)
 
 

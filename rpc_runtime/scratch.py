@@ -46,7 +46,7 @@ def remove_orphans() -> None:
     """Remove this user's scratch folders whose owners are gone."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid():
+            if path.lstat().st_uid == os.getuid():  # a link may be anybody's
                 _remove_orphan(path)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -59,6 +61,15 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for variable in (CACHE_VARIABLE, STATE_VARIABLE):
             patch.setenv(variable, str(tmp_path_factory.mktemp("own")))
         yield
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder of this user's that other users can reach, unlike what is below pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tvm_split.compiler.build import link_command, unscheduled_stage
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiler.targets import runs_here
-from tvm_split.compiler.tuning_folder import default_folder
+from tvm_split.compiler.tuning_folder import usable_folder
 from tvm_split.compiling import cut_model
 from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
@@ -79,7 +79,7 @@ def tune(
         model: what `load_model` returned.
         where: a plan, or a cluster that is then planned for automatically. Its machines to be tuned must have one
             target; ``machine`` picks one where they have several.
-        database: the folder for records, shared with `compile`; by default `default_folder`.
+        database: the folder for records, shared with `compile`; by default that of `tuning_folder`.
         trials: how many candidates to measure over all kernels, those already in the database included; divided by
             the kernels' share of the time. 0 measures the defaults only.
         tracker: ``"host:port"`` of a TVM RPC tracker, to measure on all its devices of ``key``; without it kernels
@@ -103,7 +103,7 @@ def tune(
     with _errors():
         if where_measured is None:
             _require_measurable_here(target)
-        folder = Path(database) if database is not None else default_folder()
+        folder = usable_folder(database)
         linker = link_command(target, "a kernel")
         gpu = tuning_needs(target)
         with (

@@ -22,11 +22,14 @@ from typing import IO
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import BlobError
-from tvm_split.rpc_runtime.files import is_kept, keep, locked, replacing
+from tvm_split.rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
+from tvm_split.rpc_runtime.private_folder import private_folder, tighten
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.program import BlobSpec
 
 SHARE_OF_FREE_DISK = 0.8
+LOCK_SECONDS = 60.0
+"""Longer than it takes to remove all blobs, on a slow disk."""
 STALE_SECONDS = 86_400.0
 """Nobody writes one blob for a day."""
 
@@ -39,13 +42,17 @@ class BlobStore:
     that somebody removes is made again: its blobs are missing then, and are sent again.
 
     Every method raises:
-        BlobError: the folder cannot be used.
+        BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
+            ``lock_seconds``.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None = None, lock_seconds: float = LOCK_SECONDS) -> None:
         self.folder = folder
+        self._lock_seconds = lock_seconds
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
+        self._temporary = folder / "temporary"
+        self._checked: os.stat_result | None = None
         self._pin_path = folder / "pins" / uuid.uuid4().hex
         self._pin_file: IO[bytes] | None = None
         self._arriving: Counter[str] = Counter()
@@ -56,14 +63,6 @@ class BlobStore:
             self._say_held(held)
             free = shutil.disk_usage(folder).free + held
         self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
-
-    @property
-    def scratch(self) -> Path:
-        """A folder on the same file system for short-lived files."""
-        folder = self.folder / "temporary"
-        with self._explained():
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def path(self, blob: BlobSpec) -> Path:
         return self._path(blob.sha256)
@@ -88,13 +87,14 @@ class BlobStore:
             BlobError: the content has another size or digest, or there is no room for it.
         """
         with self._explained():
+            self._make_folders()
             self._require_room(blob, shutil.disk_usage(self.folder).free)
             self._write(blob, self._counted(blob, chunks, owner))
 
     def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
         path = self._path(blob.sha256)
-        with contextlib.ExitStack() as until_it_is_there, replacing(path, self.scratch) as file:
+        with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
             for chunk in chunks:
                 size += len(chunk)
                 if size > blob.size_bytes:
@@ -105,7 +105,7 @@ class BlobStore:
             _check(blob, size, digest.hexdigest())
             until_it_is_there.enter_context(self._exclusively())
             self._evict(blob)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
         """The content.
@@ -148,6 +148,18 @@ class BlobStore:
             return False
         return True
 
+    def _make_folders(self) -> None:
+        """Makes what is missing. A folder is checked before it is used, also one in the place of another."""
+        inner = [self.folder / name for name in ("blobs", "temporary", "pins")]
+        if self._checked is None or not _is_still(self.folder, self._checked):
+            private_folder(self.folder)
+            for path in inner:
+                tighten(path)
+                private_folder(path)
+            self._checked = self.folder.stat()
+        for path in inner:
+            path.mkdir(mode=0o700, exist_ok=True)
+
     @contextlib.contextmanager
     def _exclusively(self, *, makes_folder: bool = True) -> Iterator[None]:
         """A folder that somebody has removed is made again, but not by who only lets go: its owner may have died."""
@@ -155,9 +167,8 @@ class BlobStore:
             if not (makes_folder or self.folder.exists()):
                 yield
                 return
-            for name in ("blobs", "temporary", "pins"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / "lock"):
+            self._make_folders()
+            with locked(self.folder / "lock", self._lock_seconds):
                 if not self._closed and not self._pin_path.exists():
                     self._begin_pins()
                 yield
@@ -167,22 +178,21 @@ class BlobStore:
         try:
             yield
         except OSError as error:
-            what = ": ".join(filter(None, (error.strerror, error.filename)))
             raise BlobError(
-                f"cannot keep blobs in {self.folder} ({what}): make room or repair its permissions, or give the worker "
-                "another --cache"
+                f"cannot keep blobs in {self.folder} ({reason_of(error)}): make room, repair owner and mode (chown, "
+                "chmod go-w), or give the worker another --cache"
             ) from error
 
     def _begin_pins(self) -> None:
         if self._pin_file is not None:
             self._pin_file.close()
-        self._pin_file = self._pin_path.open("wb")
+        self._pin_file = os.fdopen(os.open(self._pin_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
         keep(self._pin_file)
         self._write_pins()
 
     def _sweep(self) -> None:
         """Removes what processes that were killed left half written."""
-        for path, status in _statuses(self.scratch.iterdir()):
+        for path, status in _statuses(self._temporary.iterdir()):
             if time.time() - status.st_mtime > STALE_SECONDS:
                 path.unlink(missing_ok=True)
         self._all_pins()
@@ -269,6 +279,13 @@ class BlobStore:
                 else:
                     path.unlink(missing_ok=True)
         return pins
+
+
+def _is_still(folder: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), status)
+    except FileNotFoundError:
+        return False
 
 
 def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:

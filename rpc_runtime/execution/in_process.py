@@ -30,7 +30,6 @@ from tvm_split.rpc_runtime.program.measurements import (
     now,
 )
 from tvm_split.rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec, weight_bytes
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 Crossing = Callable[[Route, Array], Array]
 
@@ -77,11 +76,10 @@ class InProcessPipeline(Closing):
         cache = WeightCache()
         self._stages: list[StageExecutable] = []
         self._closed = False
-        with ScratchFolder("in-process") as scratch:
-            for stage in program.stages:
-                library = read_blob(blob_path(stage.library.sha256), stage.library)
-                weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
-                self._stages.append(StageExecutable(stage, library, weights, scratch.path, cache))
+        for stage in program.stages:
+            library = read_blob(blob_path(stage.library.sha256), stage.library)
+            weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
+            self._stages.append(StageExecutable(stage, library, weights, cache))
         self._sequence = 0
 
     @property

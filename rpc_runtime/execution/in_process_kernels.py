@@ -10,7 +10,6 @@ from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import read_blob
 from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 
 class InProcessKernels(Closing):
@@ -28,8 +27,7 @@ class InProcessKernels(Closing):
         """
         self.close()
         library = read_blob(blob_path(kernels.library.sha256), kernels.library)
-        with ScratchFolder("kernels") as scratch:
-            self._timer = KernelTimer(kernels, library, scratch.path, self._threads)
+        self._timer = KernelTimer(kernels, library, self._threads)
         return self._timer.allocated_bytes
 
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:

@@ -13,7 +13,6 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,9 +49,7 @@ class KernelTimer:
         WorkerError: this machine lacks the device or the memory, or cannot load the library.
     """
 
-    def __init__(
-        self, kernels: KernelSet, library: Bytes, scratch: Path, threads: int, *, on_calling_thread: bool = True
-    ) -> None:
+    def __init__(self, kernels: KernelSet, library: Bytes, threads: int, *, on_calling_thread: bool = True) -> None:
         where = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}"
         self._device = find_device(kernels.device, where)
         self._launches = LAUNCHES if kernels.device == "cuda" else 1
@@ -69,7 +66,7 @@ class KernelTimer:
         self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
         self._closed = False
         try:
-            self._library: Any = load_library(library, scratch, where)
+            self._library: Any = load_library(library, where)
             has_network = any(kernel.function == NETWORK for kernel in self._kernels)
             self._network: Any = VirtualMachine(self._library, self._device)[NETWORK] if has_network else None
             self._rings: dict[str, _Ring | _DeviceCopies] = {

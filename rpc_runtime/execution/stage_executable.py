@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
@@ -17,6 +14,7 @@ from tvm.runtime.vm import VirtualMachine
 
 from tvm_split.rpc_runtime.errors import BlobError, StageError, WorkerError
 from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
+from tvm_split.rpc_runtime.execution.library import library_file, load
 from tvm_split.rpc_runtime.execution.safetensors_file import single_tensor
 from tvm_split.rpc_runtime.execution.shared_object import check_shared_object
 from tvm_split.rpc_runtime.program.interface import Bytes
@@ -96,7 +94,6 @@ class StageExecutable:
         stage: StageSpec,
         library: Bytes,
         weights: Iterable[Bytes],
-        scratch: Path,
         cache: WeightCache,
         finish: Callable[[], None] | None = None,
     ) -> None:
@@ -110,7 +107,7 @@ class StageExecutable:
         # the same each time, and to look takes as long as a small tensor's way from one machine to another.
         self._are_views: list[bool] | None = None
         try:
-            self._machine = VirtualMachine(load_library(library, scratch, where), self._device)
+            self._machine = VirtualMachine(load_library(library, where), self._device)
             self._main = self._machine["main"]
         except WorkerError:
             raise
@@ -218,17 +215,11 @@ def find_device(kind: str, where: str) -> Any:
     return device
 
 
-def load_library(content: Bytes, scratch: Path, where: str) -> Any:
-    """Loads a private copy: TVM keeps one context per loaded file, so two stages must never share one."""
+def load_library(content: Bytes, where: str) -> Any:
+    """TVM's module of a library, in a copy of its own; a `WorkerError` about ``where`` if it is none for here."""
     check_shared_object(content, where)
-    descriptor, name = tempfile.mkstemp(suffix=".so", dir=scratch)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.data)
-        # Not kept alive: TVM would never unload it, though the file and its deployment are long gone.
-        return tvm_ffi.load_module(name, keep_module_alive=False)
-    finally:
-        Path(name).unlink()
+    with library_file(content) as descriptor:
+        return load(descriptor)
 
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:

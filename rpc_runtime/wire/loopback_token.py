@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.files import WRITING, is_kept, keep, replacing, state_folder
+from tvm_split.rpc_runtime.files import WRITING, is_kept, keep, reason_of, replacing, state_folder
+from tvm_split.rpc_runtime.private_folder import private_folder, require_private
 from tvm_split.rpc_runtime.wire.security import Token, is_loopback, numeric_address, split_address, token_from
 
 
@@ -28,7 +29,7 @@ def find_token(address: str) -> Token | None:
     """The token of this user's worker at ``address``; None where there is no such file, as for other machines.
 
     Raises:
-        InputError: the file is there and cannot be read.
+        InputError: the file is there and cannot be read, or another user may have written it.
     """
     address = numeric_address(address)
     if not is_loopback(split_address(address)[0]):
@@ -39,11 +40,18 @@ def find_token(address: str) -> Token | None:
     path = folder / address
     _remove_if_stale(path)
     try:
-        return token_from(path)
+        token = token_from(path)
+        require_private(folder)
     except InputError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             return None
         raise
+    except OSError as error:
+        raise InputError(
+            f"cannot trust the token in {path} ({reason_of(error)}): repair owner and mode (chown, chmod go-w), "
+            "or give the token by --token-file"
+        ) from error
+    return token
 
 
 @contextlib.contextmanager
@@ -59,7 +67,7 @@ def published(token: Token, address: str) -> Iterator[Path]:
     path = folder / address
     with contextlib.ExitStack() as kept:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
             for other in folder.iterdir():
                 _remove_if_stale(other)
             with replacing(path) as file:
@@ -69,7 +77,7 @@ def published(token: Token, address: str) -> Iterator[Path]:
                 held = kept.enter_context(os.fdopen(os.dup(file.fileno()), "rb"))  # shares the lock
                 keep(held)
         except OSError as error:
-            raise _no_place(path, str(error.strerror)) from error
+            raise _no_place(path, reason_of(error)) from error
         try:
             yield path
         finally:
@@ -78,8 +86,8 @@ def published(token: Token, address: str) -> Iterator[Path]:
 
 def _folder() -> Path | None:
     """Of this host's workers, beside those of others: homes are shared by hosts. None for a user without a home."""
-    state = state_folder()
-    return None if state is None else state / "tokens" / socket.gethostname()
+    tokens = state_folder("tokens")
+    return None if tokens is None else tokens / socket.gethostname()
 
 
 def _remove_if_stale(path: Path) -> None:

@@ -158,7 +158,7 @@ class HeldProgram:
         self._trials.stage(stage, deadline, is_wanted)
         weights = (self.blobs.read(weight.blob) for weight in stage.weights)
         finish = None if transfers is None else transfers.end
-        return StageExecutable(stage, library, weights, self.blobs.scratch, cache, finish)
+        return StageExecutable(stage, library, weights, cache, finish)
 
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
@@ -171,10 +171,10 @@ class HeldProgram:
         """
         self._check_open()
         self._drop_timer(None)
-        library, scratch = self.blobs.read(kernels.library), self.blobs.scratch
+        library = self.blobs.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
         # A call's thread would keep TVM's pool of workers long after the call.
-        timer = KernelTimer(kernels, library, scratch, threads, on_calling_thread=False)
+        timer = KernelTimer(kernels, library, threads, on_calling_thread=False)
         self._drop_timer(timer)
         if self._closed:
             timer.close()

@@ -117,7 +117,7 @@ class LibraryTrials:
             raise WorkerError(f"{what}: the worker is still trying out other libraries: deploy again later")
         try:
             seconds = max(1.0, _half(deadline))
-            place = {"library": str(self._blobs.path(library)), "scratch": str(self._blobs.scratch)}
+            place = {"path": str(self._blobs.path(library)), "size_bytes": library.size_bytes}
             outcome = self._ask({**tried, **place, "seconds": seconds}, is_wanted)
         finally:
             self._lock.release()
@@ -181,7 +181,7 @@ class _TrialProcess:
             return b""
 
     def close(self, *, is_idle: bool = False) -> None:
-        """Ends the process; it first ends what it tries out, and removes its file. An idle one has neither."""
+        """Ends the process; it first ends what it tries out. An idle one has nothing to end."""
         if is_idle:
             self._process.kill()
         with contextlib.suppress(OSError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
@@ -30,11 +29,6 @@ class ProgramBlobs:
         self._wanted: set[str] = set()
         self._uploads = 0
         self._released = False
-
-    @property
-    def scratch(self) -> Path:
-        """A folder for short-lived files."""
-        return self._store.scratch
 
     def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Keeps blobs, present or to come; the missing ones."""

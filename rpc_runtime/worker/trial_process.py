@@ -13,14 +13,13 @@ import json
 import mmap
 import os
 import selectors
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.worker.forked_child import end, keep_small
 from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
 
@@ -52,21 +51,20 @@ def _read_line(selector: selectors.BaseSelector) -> bytes | None:
 
 def _trial(request: dict[str, Any], selector: selectors.BaseSelector) -> dict[str, Any]:
     """What became of a library: nothing if all went well, else a signal, an exit code, or that it did not end."""
-    descriptor, name = tempfile.mkstemp(suffix=".so", dir=request["scratch"])
-    os.close(descriptor)
-    try:
-        shutil.copyfile(request["library"], name)
+    from tvm_split.rpc_runtime.execution.blob_store import read_blob
+    from tvm_split.rpc_runtime.execution.library import library_file
+
+    content = read_blob(Path(request["path"]), BlobSpec(request["sha256"], request["size_bytes"]))
+    with library_file(content) as library:
         for fill in (0, 1):
-            outcome = _in_child(request, name, fill, selector)
+            outcome = _in_child(request, library, fill, selector)
             # Zeros fit every index, but no divisor.
             if outcome.get("signal") != signal.SIGFPE:
                 break
-        return outcome
-    finally:
-        Path(name).unlink(missing_ok=True)  # here, where nothing crashes
+    return outcome
 
 
-def _in_child(request: dict[str, Any], library: str, fill: int, selector: selectors.BaseSelector) -> dict[str, Any]:
+def _in_child(request: dict[str, Any], library: int, fill: int, selector: selectors.BaseSelector) -> dict[str, Any]:
     parent = os.getpid()
     receive, send = os.pipe()
     child = os.fork()
@@ -104,7 +102,7 @@ def _wait(receive: int, seconds: float, selector: selectors.BaseSelector, child:
         selector.unregister(receive)
 
 
-def _try_out(request: dict[str, Any], library: str, fill: int, send: int, parent: int) -> NoReturn:
+def _try_out(request: dict[str, Any], library: int, fill: int, send: int, parent: int) -> NoReturn:
     """The child's whole life."""
     try:
         keep_small(parent)
@@ -117,12 +115,13 @@ def _try_out(request: dict[str, Any], library: str, fill: int, send: int, parent
         os._exit(0)
 
 
-def _load_and_run(request: dict[str, Any], library: str, fill: int) -> None:
+def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
     import tvm
-    import tvm_ffi
     from tvm.runtime.vm import VirtualMachine
 
-    module = tvm_ffi.load_module(library, keep_module_alive=False)
+    from tvm_split.rpc_runtime.execution.library import load
+
+    module = load(library)
     functions = VirtualMachine(module, tvm.cpu()) if request["is_stage"] else module
     given: dict[tuple[int, str], Any] = {}
     for call in request["calls"]:

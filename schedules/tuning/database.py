@@ -117,7 +117,8 @@ class DatabaseWriter:
         self.folder = Path(folder)
         try:
             (self.folder / TRIALS).mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            os.fchmod(self._lock, 0o600)  # another user who can open it can lock it, and nobody could tune any more
         except OSError as error:
             raise DatabaseError(f"cannot write the tuning database {self.folder}: {error.strerror}") from error
         try:

@@ -10,5 +10,5 @@ def mappings(process_id: int) -> list[str]:
 
 
 def removed_libraries(process_id: int) -> list[str]:
-    """Mappings of libraries whose file is gone, as all that are loaded from scratch folders are."""
+    """Mappings of libraries whose file has no name, as of all that a worker or an in-process cluster loads."""
     return [line for line in mappings(process_id) if line.endswith(".so (deleted)")]

@@ -25,7 +25,7 @@ def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert {folder().parent for folder in folders.values()} == {tmp_path / "cache" / "tvm-split"}
-    assert state_folder() == tmp_path / "state" / "tvm-split"
+    assert state_folder("tokens") == tmp_path / "state" / "tvm-split" / "tokens"
 
 
 @pytest.mark.parametrize("variable", [CACHE_VARIABLE, "XDG_CACHE_HOME"])
@@ -52,7 +52,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it answers where there is none
     with pytest.raises(InputError, match="no home"):
         cache_folder("blobs")
-    assert state_folder() is None
+    assert state_folder("tokens") is None
 
 
 def test_what_is_not_finished_changes_nothing(tmp_path: Path) -> None:
@@ -87,6 +87,26 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+def test_a_lock_is_waited_for_no_longer_than_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path), pytest.raises(TimeoutError, match=str(path)), locked(path, 0.1):
+        pass
+    with locked(path, 0.1):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_lock_that_others_could_take_is_made_this_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    path.chmod(0o644)
+    with locked(path):
+        assert path.stat().st_mode & 0o077 == 0
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        with pytest.raises(PermissionError, match=str(path)), locked(path):
+            pass
 
 
 def test_who_keeps_a_file_lives(tmp_path: Path) -> None:

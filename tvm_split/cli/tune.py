@@ -120,10 +120,10 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> Clus
 
 
 def _merge(database: Path | None, other: Path, json: bool) -> None:
-    from tvm_split.compiler.tuning_folder import default_folder
+    from tvm_split.compiler.tuning_folder import usable_folder
     from tvm_split.tuning import merge_databases
 
-    folder = database or default_folder()
+    folder = usable_folder(database)
     taken = merge_databases(folder, other)
     if json:
         print_json({"database": str(folder), "merged": str(other), "records": taken})

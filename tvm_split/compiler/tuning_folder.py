@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from tvm_split.errors import TuningError
-from tvm_split.rpc_runtime.files import cache_folder
+from tvm_split.rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_of
+from tvm_split.rpc_runtime.private_folder import private_folder
 from tvm_split.schedules.tuning import DatabaseError, TuningDatabase
 
 DATABASE_VARIABLE = "TVM_SPLIT_DATABASE"
@@ -18,16 +19,37 @@ def default_folder() -> Path:
     return Path(named) if named else cache_folder("tuning")
 
 
+def usable_folder(folder: str | Path | None) -> Path:
+    """A named folder as it is, for its user trusts it; else the default one, which is made where it is missing.
+
+    Raises:
+        TuningError: the default folder cannot be made, or another user may write to it. What is tuned becomes code.
+    """
+    named = folder or os.environ.get(DATABASE_VARIABLE)
+    if named:
+        return Path(named)
+    path = default_folder()
+    try:
+        private_folder(path)
+    except OSError as error:
+        raise TuningError(
+            f"cannot keep tuned kernels in {path} ({reason_of(error)}): repair owner and mode (chown, chmod "
+            f"go-w), or name another folder with --database or in ${CACHE_VARIABLE}"
+        ) from error
+    return path
+
+
 def open_database(folder: str | Path | None) -> TuningDatabase | None:
     """What was tuned, from a named folder or the default one; None where nothing was named and nothing is there.
 
     Raises:
-        TuningError: the named folder does not exist, or a file in it is damaged.
+        TuningError: the named folder does not exist, another user may write to the one that was not named, or a file is
+            damaged.
     """
-    path = Path(folder) if folder is not None else default_folder()
+    if folder is None and not default_folder().is_dir():
+        return None
+    path = usable_folder(folder)
     if not path.is_dir():
-        if folder is None:
-            return None
         raise TuningError(f"there is no tuning database {path}; `tvm-split tune --database {path}` makes one")
     try:
         return TuningDatabase(path)

@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from tvm_split.rpc_runtime.files import cache_folder, locked, replacing
+from tvm_split.rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_of, replacing
+from tvm_split.rpc_runtime.private_folder import private_folder
 
 FORMAT = "tvm-split measurements"
 VERSION = 2
+REMEDY = f"repair owner and mode (chown, chmod go-w), or name another folder in ${CACHE_VARIABLE}"
 
 Measurement = TypeVar("Measurement")
 
@@ -37,12 +39,20 @@ def entry_key(**parts: Any) -> str:
 class Store:
     """The measurements of ``subject``, which JSON can hold; with ``folder`` None only as long as this lives.
 
-    ``notes`` says what could not be read.
+    It is the same where ``folder`` cannot be made or written, where another user may write to it, and where another
+    process has kept its lock for ``lock_seconds``. ``notes`` says so, and what could not be read.
     """
 
-    def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
-        self.path = None if folder is None else folder / f"{entry_key(**subject)[:32]}.json"
+    def __init__(self, folder: Path | None, subject: Mapping[str, Any], lock_seconds: float = LOCK_SECONDS) -> None:
+        self._lock_seconds = lock_seconds
         self.notes: list[str] = []
+        self.path = None
+        if folder is not None:
+            try:
+                private_folder(folder)
+                self.path = folder / f"{entry_key(**subject)[:32]}.json"
+            except OSError as error:
+                self._note_unkept(folder, error)
         self._subject = dict(subject)
         self._entries = self._read()
 
@@ -60,18 +70,22 @@ class Store:
     def put(self, entries: Mapping[str, Any]) -> None:
         """Keep dataclasses by key, beside what others have written in the meantime.
 
-        A folder that cannot be written to only costs time the next time.
+        A folder that cannot be used only costs time the next time, and is not tried again.
         """
         added = {key: asdict(entry) for key, entry in entries.items()}
         self._entries = {**self._entries, **added}
         if self.path is None:
             return
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path.parent), replacing(self.path) as file:
+        folder = self.path.parent
+        try:
+            private_folder(folder)
+            with locked(folder / "lock", self._lock_seconds), replacing(self.path) as file:
                 entries = dict(sorted({**self._read(), **added}.items()))
                 content = {"format": FORMAT, "version": VERSION, "subject": self._subject, "entries": entries}
                 file.write(json.dumps(content, indent=1).encode())
+        except OSError as error:
+            self._note_unkept(folder, error)
+            self.path = None
 
     def _read(self) -> dict[str, Any]:
         if self.path is None:
@@ -85,6 +99,9 @@ class Store:
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             self._note(str(error))
         return {}  # another version's is measured anew and written over
+
+    def _note_unkept(self, folder: Path, error: OSError) -> None:
+        self.notes.append(f"measurements are not kept in {folder} ({reason_of(error)}): {REMEDY}")
 
     def _note(self, problem: str) -> None:
         note = f"{self.path} is damaged ({problem}): it is measured again"

@@ -1,4 +1,5 @@
-"""The machine's side of `tvm-split up` and `down`: sent there as ``python -c``, so Python's own library is all it has.
+"""The machine's side of `tvm-split up` and `down`: sent there as ``python -c``, so Python's own library is all it has,
+and `rpc_runtime.private_folder`, which is sent along.
 
 A line of JSON on standard input says what is wanted; if the source is, it follows. Standard output has lines of JSON
 behind `MARK`, since login shells write there as well. Whatever is under way ends when standard input does, with what it
@@ -24,6 +25,8 @@ from collections import deque
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tvm_split.rpc_runtime.private_folder import private_folder
 
 MARK = "@tvm-split "
 OLDEST_PYTHON = (3, 11)
@@ -99,7 +102,13 @@ class Machine:
                 f"a worker needs Linux and Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer, and {sys.executable} "
                 f"is {sys.version.split()[0]} on {sys.platform}: name another one with python: in the cluster file"
             )
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            private_folder(self.folder)  # the worker's code is run from here
+        except PermissionError as error:
+            raise Refusal(
+                f"cannot keep a worker in {self.folder} ({error.strerror}: {error.filename}): repair owner and mode "
+                "(chown, chmod go-w), or name another folder with folder: in the cluster file"
+            ) from None
         lock = (self.folder / "lock").open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,6 +21,7 @@ from typing import Any
 
 from tvm_split.cluster.machine import Machine, SshAccess
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime import private_folder
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.wire.foreign_text import cleaned
@@ -136,8 +137,7 @@ class SshWorker(Closing):
 
     def _connect(self) -> None:
         command = ssh_command()
-        script = Path(remote_side.__file__).read_text(encoding="utf-8")
-        remote = shlex.join([self._access.python, "-c", script])
+        remote = shlex.join([self._access.python, "-c", _script()])
         settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=15")
         options = ["-T", *(f"-o{each}" for each in settings)]
         self._socket, other = socket.socketpair()
@@ -219,6 +219,16 @@ class SshWorker(Closing):
 
     def _quoted(self) -> str:
         return f": {' / '.join(self._said)}" if self._said else ""
+
+
+def _script() -> str:
+    """`remote_side` as a program, with the one module of this project that it imports."""
+    module = private_folder.__name__
+    sent, main = (Path(str(each.__file__)).read_text(encoding="utf-8") for each in (private_folder, remote_side))
+    return (
+        f"import sys, types\nmodule = sys.modules[{module!r}] = types.ModuleType({module!r})\n"
+        f"exec({sent!r}, vars(module))\nexec({main!r})\n"
+    )
 
 
 def ssh_command() -> list[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tvm_split.rpc_runtime.errors import BlobError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.program.program import BlobSpec
@@ -42,7 +47,7 @@ def test_other_content_is_refused_and_leaves_nothing(tmp_path: Path, content: by
     with pytest.raises(BlobError):
         store.write(spec(b"hello"), [content])
     assert store.pin("d", [spec(b"hello")])
-    assert not list(store.scratch.iterdir())
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_changed_blob_is_noticed_removed_and_asked_for_again(tmp_path: Path) -> None:
@@ -189,6 +194,42 @@ def test_pins_of_a_process_that_has_gone_count_no_more(tmp_path: Path) -> None:
     (tmp_path / "pins" / "dead").write_text(old.sha256)
     put(store, b"bbbbbbbb")
     assert store.pin("d", [old]) == (old,)
+
+
+def test_another_user_cannot_keep_the_pins_of_a_process_that_has_gone(tmp_path: Path) -> None:
+    """One who can read a file can lock it."""
+    code = (
+        "import sys; from pathlib import Path; from tvm_split.rpc_runtime.execution.blob_store import BlobStore\n"
+        "from tvm_split.rpc_runtime.program.program import BlobSpec\n"
+        "store = BlobStore(Path(sys.argv[1]), 10); store.pin('d', [BlobSpec(sys.argv[2], 4)]); "
+        "print(flush=True); input()"
+    )
+    blob = put(BlobStore(tmp_path, 10), b"aaaa")
+    with contextlib.ExitStack() as until_end:
+        command = [sys.executable, "-c", code, tmp_path, blob.sha256]
+        owner = until_end.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, umask=0o022, cwd=ROOT)
+        )
+        assert owner.stdout is not None
+        assert owner.stdout.readline()
+        readable = [path for path in (tmp_path / "pins").iterdir() if path.stat().st_mode & 0o004]
+        files = [until_end.enter_context(path.open("rb")) for path in readable]
+        owner.kill()
+        owner.wait()
+        for file in files:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        put(BlobStore(tmp_path, 10), b"bbbbbbbb")
+
+
+def test_a_lock_that_is_never_released_is_an_error(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, lock_seconds=0.1)
+    with (tmp_path / "lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BlobError, match=str(tmp_path)):
+            store.pin("d", [spec(b"hello")])
+        with pytest.raises(BlobError, match=str(tmp_path)):
+            BlobStore(tmp_path, lock_seconds=0.1)
+    assert store.pin("d", [spec(b"hello")])
 
 
 def _write_many(folder: Path) -> None:

@@ -145,7 +145,7 @@ def identity(folder: Path, finish: Callable[[], None]) -> tuple[StageExecutable,
     x = maker.input("x")
     (stage,) = maker.program([maker.stage("s", "A", [x], lambda v: [v])]).stages
     library = read_blob(maker.blob_path(stage.library.sha256), stage.library)
-    executable = StageExecutable(stage, library, (), folder, WeightCache(), finish)
+    executable = StageExecutable(stage, library, (), WeightCache(), finish)
     return executable, tvm.runtime.tensor(np.ones((2, 8), "float32"))
 
 

@@ -42,6 +42,17 @@ def test_a_token_of_somebody_else_is_no_token_of_ours(tmp_path: Path, monkeypatc
         file.rmdir()
 
 
+def test_a_folder_that_others_may_write_to_keeps_no_token(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE_VARIABLE, str(shared))
+    with published(new_token(), "127.0.0.1:7001"):
+        shared.chmod(0o777)
+        with pytest.raises(InputError, match=str(shared)):
+            find_token("127.0.0.1:7001")
+        assert find_token("127.0.0.1:7002") is None
+    with pytest.raises(InputError, match=str(shared)), published(new_token(), "127.0.0.1:7001"):
+        pass
+
+
 def test_a_user_without_a_home_gets_one_line() -> None:
     code = (
         "import os; from tvm_split.rpc_runtime.wire.loopback_token import find_token, published, new_token\n"

@@ -1,5 +1,7 @@
 """The database folder: what goes in comes out, for the same kernel and target only."""
 
+import contextlib
+import fcntl
 import logging
 
 import pytest
@@ -139,6 +141,17 @@ def test_a_record_that_no_longer_replays_is_logged_and_left_out(tmp_path, caplog
 def test_one_writer_at_a_time(tmp_path):
     with DatabaseWriter(tmp_path), pytest.raises(DatabaseError, match="another process writes"):
         DatabaseWriter(tmp_path)
+
+
+def test_another_user_who_can_read_the_folder_keeps_no_writer_away(tmp_path):
+    with DatabaseWriter(tmp_path):
+        pass
+    with contextlib.ExitStack() as until_end:
+        for path in tmp_path.rglob("*"):
+            if path.is_file() and path.stat().st_mode & 0o004:
+                fcntl.flock(until_end.enter_context(path.open("rb")), fcntl.LOCK_EX)
+        with DatabaseWriter(tmp_path):
+            pass
 
 
 def test_a_folder_that_does_not_exist_is_empty(tmp_path):

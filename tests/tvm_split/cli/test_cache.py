@@ -30,7 +30,7 @@ def test_what_is_kept_is_shown(invoke, invoke_json):
 def test_clearing_removes_measurements_only(invoke, tmp_path):
     (tmp_path / "mine").write_text("")
     assert "removed in" in invoke("cache", "clear").stdout
-    assert list(default_folder().iterdir()) == []
+    assert list(default_folder().glob("*.json")) == []
     assert (tmp_path / "mine").exists()
     assert "measurements: 0 B kept" in invoke("cache", "show").stdout
 

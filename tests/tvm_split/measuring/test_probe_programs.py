@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +12,11 @@ from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, We
 
 
 @pytest.mark.parametrize(("taken", "made"), [(64, 64), (256, 64), (64, 256)])
-def test_what_is_handed_on_is_computed_and_not_copied_by_the_runtime(taken: int, made: int, tmp_path: Path) -> None:
+def test_what_is_handed_on_is_computed_and_not_copied_by_the_runtime(taken: int, made: int) -> None:
     programs = ProbePrograms({"here": platform.machine()})
     (stage,) = programs.chain(["here"], [taken, made]).stages
     library = np.fromfile(programs.blob_path(stage.library.sha256), np.uint8)
-    executable = StageExecutable(stage, library, (), tmp_path, WeightCache())
+    executable = StageExecutable(stage, library, (), WeightCache())
     slot = tensor_slot(stage.inputs[0])
     given = np.arange(taken).astype(np.uint8)
     slot.data[:] = given

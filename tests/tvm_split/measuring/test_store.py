@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,7 +42,7 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
         list(threads.map(lambda number: caches[number].put({str(number): ENTRY}), range(len(caches))))
     found = Store(tmp_path, MACHINE)
     assert [found.get(str(number), KIND) for number in range(len(caches))] == [ENTRY] * len(caches)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+    assert len(list(tmp_path.glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> None:
     Store(tmp_path, MACHINE).put({"k": ENTRY})
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.json")
     path.write_bytes(content)
     damaged = Store(tmp_path, MACHINE)
     assert damaged.get("k", KIND) is None
@@ -73,7 +77,7 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> Non
 
 def test_another_versions_file_is_written_over(tmp_path: Path) -> None:
     Store(tmp_path, MACHINE).put({"k": ENTRY})
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 0}))
     old = Store(tmp_path, MACHINE)
     assert old.get("k", KIND) is None
@@ -94,6 +98,49 @@ def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None
         store.put({"k": ENTRY})
         assert store.get("k", KIND) == ENTRY
         assert Store(folder, MACHINE).get("k", KIND) is None
+
+
+def test_what_others_may_have_written_is_not_believed(shared: Path) -> None:
+    folder = shared / "measurements"
+    Store(folder, MACHINE).put({"k": ENTRY})
+    shared.chmod(0o777)
+    store = Store(folder, MACHINE)
+    assert store.get("k", KIND) is None
+    assert [str(shared) in note for note in store.notes] == [True]
+    store.put({"k": ENTRY})
+    assert store.get("k", KIND) == ENTRY
+    shared.chmod(0o755)
+    assert Store(folder, MACHINE).get("k", KIND) == ENTRY
+
+
+def test_another_user_who_can_read_the_folder_keeps_nobody_waiting(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    tmp_path.chmod(0o755)
+    readable = [path for path in (tmp_path, *tmp_path.iterdir()) if path.stat().st_mode & 0o004]
+    with ThreadPoolExecutor(1) as threads, held(readable):
+        put = threads.submit(Store(tmp_path, MACHINE).put, {"l": ENTRY})
+        assert not wait([put], 60).not_done
+    assert Store(tmp_path, MACHINE).get("l", KIND) == ENTRY
+
+
+def test_a_lock_that_is_never_released_is_told_and_costs_only_time(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    store = Store(tmp_path, MACHINE, lock_seconds=0.1)
+    with held([path for path in tmp_path.iterdir() if path.suffix != ".json"]):
+        store.put({"l": ENTRY})
+    assert [str(tmp_path) in note and "fuser" in note for note in store.notes] == [True]
+    assert store.get("l", KIND) == store.get("k", KIND) == ENTRY
+
+
+@contextmanager
+def held(paths: list[Path]) -> Iterator[None]:
+    """Inside, somebody else has locked these files and folders."""
+    with ExitStack() as until_end:
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY)
+            until_end.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -230,6 +230,18 @@ def test_what_the_machine_refuses(server, remote, tmp_path, ssh: dict[str, Any],
         SshCluster(cluster, require_fit, ignore)
 
 
+def test_a_folder_that_others_may_write_to(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user could have put code there that the worker would run."""
+    (tmp_path / "ssh").write_text('for command; do :; done; exec sh -c "$command"\n')  # on this host, without sshd
+    monkeypatch.setenv(SSH_VARIABLE, f"sh {tmp_path}/ssh")
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(shared / "ssh")))
+    with SshCluster(cluster, require_fit, ignore):
+        pass
+    shared.chmod(0o777)
+    with pytest.raises(WorkerError, match=f"machine 'box'.*{shared}"):
+        SshCluster(cluster, require_fit, ignore)
+
+
 @pytest.mark.parametrize(("option", "message"), [("--name=other", "is 'other'"), ("--threads=1", "2 threads")])
 def test_a_worker_that_is_not_the_one_that_is_meant(server, remote, tmp_path, option: str, message: str) -> None:
     """By the words of `status`; it has ended again."""

@@ -1,0 +1,40 @@
+"""Loads shared libraries from memory: what is loaded is what was verified, whoever may write to any folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tvm_ffi
+
+from tvm_split.rpc_runtime.program.interface import Bytes
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_loads = itertools.count(1)
+
+
+@contextlib.contextmanager
+def library_file(content: Bytes) -> Iterator[int]:
+    """A descriptor of a file in memory that has no name and that nobody can change; it is closed afterwards."""
+    descriptor = os.memfd_create("library.so", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content.data)
+        file.flush()
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        yield descriptor
+
+
+def load(descriptor: int) -> Any:
+    """TVM's module of the library in a file, which may be closed afterwards. It is unloaded with its last user.
+
+    Each file can be loaded once: TVM keeps one context per file, so two stages must never share one.
+    """
+    # For a path that it has loaded before, the C library returns that library, although the descriptor's number stands
+    # for another file by now. So the number of the load is in the path, in binary: "/." is 1 and "/" is 0.
+    number = f"{next(_loads):b}".replace("1", "/.").replace("0", "/")
+    # What `tvm_ffi.load_module` calls for a name that ends in .so.
+    return tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(f"/proc/self/fd{number}/{descriptor}", "so")
