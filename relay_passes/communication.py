@@ -22,9 +22,9 @@ from tvm import relax
 from tvm.ir import StringImm
 from tvm.relax.global_info import VDevice
 
-from tvm_split.relay_passes.contract import operations_of, returned_fields
-from tvm_split.relay_passes.partition import Computation, PlacedStage, Placement
-from tvm_split.relay_passes.rewrite import emit_operations, substitute
+from relay_passes.contract import operations_of, returned_fields
+from relay_passes.partition import Computation, PlacedStage, Placement
+from relay_passes.rewrite import emit_operations, substitute
 
 RECEIVE = "tvm_split.receive"
 SEND = "tvm_split.send"

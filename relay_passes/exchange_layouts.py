@@ -18,10 +18,10 @@ import tvm_ffi
 from tvm import relax
 from tvm.tirx import IndexMap
 
-from tvm_split.relay_passes.contract import bindings_of, names_of, operations_of, returned_fields
-from tvm_split.relay_passes.operands import shape_of
-from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.rewrite import emit_operations, operator_name, substitute
+from relay_passes.contract import bindings_of, names_of, operations_of, returned_fields
+from relay_passes.operands import shape_of
+from relay_passes.partition import Computation
+from relay_passes.rewrite import emit_operations, operator_name, substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
 

@@ -14,8 +14,8 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from tvm_split.relay_passes.operands import convolution_like
-from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
+from relay_passes.operands import convolution_like
+from relay_passes.rewrite import operator_name, rewrite_main
 
 _CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
 

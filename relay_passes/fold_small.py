@@ -19,8 +19,8 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from tvm_split.relay_passes.operands import shape_of
-from tvm_split.relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
+from relay_passes.operands import shape_of
+from relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
 
 Array = np.ndarray[Any, Any]
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import (
+from relay_passes.contract import (
     ContractError,
     main_function,
     operations_of,
@@ -21,8 +21,8 @@ from tvm_split.relay_passes.contract import (
     returned_fields,
     used_variables,
 )
-from tvm_split.relay_passes.rewrite import emit_operations, operator_name, substitute, with_main
-from tvm_split.relay_passes.shards.passing import slice_ranges
+from relay_passes.rewrite import emit_operations, operator_name, substitute, with_main
+from relay_passes.shards.passing import slice_ranges
 
 
 class InputRange(NamedTuple):

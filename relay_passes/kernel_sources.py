@@ -16,8 +16,8 @@ from itertools import chain
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import bindings_of, main_function, used_variables
-from tvm_split.relay_passes.rewrite import is_tensor_constant
+from relay_passes.contract import bindings_of, main_function, used_variables
+from relay_passes.rewrite import is_tensor_constant
 
 Key = tuple[object, ...]
 

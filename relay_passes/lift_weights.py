@@ -16,8 +16,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_split.relay_passes.contract import main_function
-from tvm_split.relay_passes.rewrite import with_main
+from relay_passes.contract import main_function
+from relay_passes.rewrite import with_main
 
 LARGEST_EMBEDDED_BYTES = 64
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.rewrite import is_tensor_constant, operator_name
 
 CONVOLUTIONS = {
     f"relax.nn.{name}": getattr(relax.op.nn, name)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import (
+from relay_passes.contract import (
     ContractError,
     SelfWaitError,
     dependent_names,
@@ -26,7 +26,7 @@ from tvm_split.relay_passes.contract import (
     returned_fields,
     used_variables,
 )
-from tvm_split.relay_passes.rewrite import emit_operations, substitute
+from relay_passes.rewrite import emit_operations, substitute
 
 
 @dataclass(frozen=True)

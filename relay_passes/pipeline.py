@@ -17,14 +17,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.bound_indices import BoundIndices
-from tvm_split.relay_passes.fold_affine import FoldAffine
-from tvm_split.relay_passes.fold_padding import FoldPadding
-from tvm_split.relay_passes.fold_small import FoldSmall
-from tvm_split.relay_passes.partition import Computation, Placement, partition
-from tvm_split.relay_passes.remove_identities import RemoveIdentities
-from tvm_split.relay_passes.unique_names import UniqueNames
-from tvm_split.relay_passes.verify_partition import verify_partition
+from relay_passes.bound_indices import BoundIndices
+from relay_passes.fold_affine import FoldAffine
+from relay_passes.fold_padding import FoldPadding
+from relay_passes.fold_small import FoldSmall
+from relay_passes.partition import Computation, Placement, partition
+from relay_passes.remove_identities import RemoveIdentities
+from relay_passes.unique_names import UniqueNames
+from relay_passes.verify_partition import verify_partition
 
 ModulePass = Any
 """A callable from module to module. TVM's pass objects are such, but have no types to say so."""

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields
+from relay_passes.contract import bindings_of, main_function, returned_fields
 
 Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
 """From a variable's name and what it would be bound to, with earlier replacements made, to what replaces the variable

@@ -15,8 +15,8 @@ from typing import IO
 
 from platformdirs import PlatformDirs
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.private_folder import tighten
+from rpc_runtime.errors import InputError
+from rpc_runtime.private_folder import tighten
 
 CACHE_VARIABLE = "TVM_SPLIT_CACHE"
 WRITING = ".writing-"

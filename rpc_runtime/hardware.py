@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tvm_split.rpc_runtime.control_groups import core_quota, memory_limits
+from rpc_runtime.control_groups import core_quota, memory_limits
 
 DISABLED_FEATURES_VARIABLE = "TVM_SPLIT_DISABLE_CPU_FEATURES"
 """Environment variable: instruction sets, by Linux's names and separated by spaces, that this host must not use."""

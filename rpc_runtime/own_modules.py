@@ -6,16 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-import tvm_split
-
 
 def command(module: str) -> list[str]:
-    """``module`` as in ``python -m tvm_split.rpc_runtime.MODULE``."""
-    return [sys.executable, "-m", f"{tvm_split.__name__}.rpc_runtime.{module}"]
+    """``module`` as in ``python -m rpc_runtime.MODULE``."""
+    return [sys.executable, "-m", f"rpc_runtime.{module}"]
 
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's own, with ``variables``; the new process finds the package where this one did."""
-    root = str(Path(tvm_split.__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, "PYTHONPATH": path, **variables}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tvm_split.rpc_runtime.errors import WorkerError
+from rpc_runtime.errors import WorkerError
 
 
 class OwnProcess:

@@ -17,9 +17,9 @@ import time
 import weakref
 from pathlib import Path
 
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.endings import before_end, cleared
-from tvm_split.rpc_runtime.own_process import OwnProcess
+from rpc_runtime.closing import Closing
+from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.own_process import OwnProcess
 
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"

@@ -16,12 +16,12 @@ from collections.abc import Callable
 import tvm
 from tvm.target import Target
 
-from tvm_split.schedules import cpu, gpu
-from tvm_split.schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
-from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.module_mutator import origins_of
-from tvm_split.schedules.template import CHOICES_ATTRIBUTE
-from tvm_split.schedules.traits import is_cpu
+from schedules import cpu, gpu
+from schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
+from schedules.expressions import Legalization
+from schedules.module_mutator import origins_of
+from schedules.template import CHOICES_ATTRIBUTE
+from schedules.traits import is_cpu
 
 __all__ = [
     "CHOICES_ATTRIBUTE",

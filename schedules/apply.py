@@ -11,10 +11,10 @@ from tvm import tirx
 from tvm.target import Target
 from tvm_ffi.structural import StructuralKey
 
-from tvm_split.schedules import cpu, gpu
-from tvm_split.schedules.blocks import has_static_shapes, last_line, without_symbol
-from tvm_split.schedules.template import CHOICES_ATTRIBUTE
-from tvm_split.schedules.traits import is_cpu
+from schedules import cpu, gpu
+from schedules.blocks import has_static_shapes, last_line, without_symbol
+from schedules.template import CHOICES_ATTRIBUTE
+from schedules.traits import is_cpu
 
 SCHEDULE_ATTRIBUTE = "tvm_split.schedule"
 """PrimFunc attribute: the name of the rule that scheduled it; `chosen_rules` lists them."""

@@ -13,9 +13,9 @@ from math import prod
 from tvm import te, tirx
 from tvm.target import Target
 
-from tvm_split.schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
-from tvm_split.schedules.blocks import new_schedule
-from tvm_split.schedules.traits import traits_of
+from schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
+from schedules.blocks import new_schedule
+from schedules.traits import traits_of
 
 RULE = "ceiling"
 # Two multiply-adds start per cycle and take four: 12 independent sums hide that, and fit 16 registers.

@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 from tvm import s_tir, tirx
 
-from tvm_split.schedules.blocks import new_schedule
-from tvm_split.schedules.prefetch import prefetch_weights
+from schedules.blocks import new_schedule
+from schedules.prefetch import prefetch_weights
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
 """PrimFunc attribute, and annotation in a schedule's trace: the choices a template was scheduled by, as text."""

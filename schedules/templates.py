@@ -6,11 +6,11 @@ from typing import Any
 
 from tvm.target import Target
 
-from tvm_split.schedules import cpu, gpu
-from tvm_split.schedules.gpu.fragments import DTYPES, fragments_of
-from tvm_split.schedules.gpu.tile import Gpu, gpu_of
-from tvm_split.schedules.template import Template
-from tvm_split.schedules.traits import Traits, is_cpu, traits_of
+from schedules import cpu, gpu
+from schedules.gpu.fragments import DTYPES, fragments_of
+from schedules.gpu.tile import Gpu, gpu_of
+from schedules.template import Template
+from schedules.traits import Traits, is_cpu, traits_of
 
 
 def templates_of(target: Target) -> tuple[Template[Any], ...]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from tvm_split.schedules.blocks import INLINE
-from tvm_split.schedules.expressions import broadcast_index, operator_of, ravel, static_shape, unravel
+from schedules.blocks import INLINE
+from schedules.expressions import broadcast_index, operator_of, ravel, static_shape, unravel
 
 Indices = list[Any]
 Step = Callable[[Indices], Indices]

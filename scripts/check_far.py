@@ -23,9 +23,9 @@ from rich.table import Table
 from torch import nn
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
 from scripts.rounds import Figures, in_turns, medians, ratio, written
 from tests.helpers.relay import Relay
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 
 LATENCIES_SECONDS = (0.001, 0.005, 0.02)
 STAGES = (2, 6)

@@ -25,6 +25,9 @@ from rich.table import Table
 from torch import nn
 
 import tvm_split
+from rpc_runtime.program.codec import Codec, fits
+from rpc_runtime.program.program import CLIENT, RouteCodec
+from rpc_runtime.scratch import ScratchFolder
 from scripts.bench_shards import HALVES, predicted_seconds, told_stage
 from scripts.rounds import Figures, in_turns, medians, written
 from scripts.streamed import median_run
@@ -33,9 +36,6 @@ from tests.helpers.smooth_network import CUT, smooth_network
 from tests.models import torch_models
 from tvm_split import Shard
 from tvm_split.progress import step_progress
-from tvm_split.rpc_runtime.program.codec import Codec, fits
-from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 NAMES = tuple(HALVES)
 MEGABIT = 1e6

@@ -28,6 +28,7 @@ from rich.table import Table
 from torch import nn
 
 import tvm_split
+from rpc_runtime.scratch import ScratchFolder
 from scripts.rounds import written
 from tests.models import torch_models
 from tvm_split.demo.demonstration import MICRO_BATCH
@@ -35,7 +36,6 @@ from tvm_split.demo.network import CHANNELS as IMAGE_CHANNELS, IMAGE_SIZE, Digit
 from tvm_split.deployment.benchmark import bench
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.progress import step_progress
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.simulation.of_plans import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 

@@ -25,6 +25,8 @@ from rich.table import Table
 from torch import nn
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.scratch import ScratchFolder
 from scripts.bench_shards import SHARDS
 from scripts.rounds import in_turns, medians, ratio, written
 from scripts.streamed import median_run
@@ -34,8 +36,6 @@ from tests.models import torch_models
 from tvm_split.deployment.benchmark import bench
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.progress import step_progress
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 NAMES = ("machine-a", "machine-b")
 SLOW_CORE = 1

@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 
 import tvm_split
+from rpc_runtime.client.client import describe
 from tests.helpers.mappings import mappings, removed_libraries
-from tvm_split.rpc_runtime.client.client import describe
 
 MAPPINGS, MEMORY_BYTES, FILES = 50, 16 << 20, 20
 

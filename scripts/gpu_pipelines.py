@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.nccl_calls import nccl_library
+from rpc_runtime.wire.channels import WorkerEndpoint
 from scripts.streamed import median_run
 from tvm_split.deployment.benchmark import bench
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.nccl_calls import nccl_library
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 GPUS = ("gpu-0", "gpu-1")
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from scripts.device_limits import Limits
 from scripts.gpu_pipelines import GPUS, difference_of, one_gpu_each, outputs_of, piped
 from scripts.rounds import Figures, in_turns, medians
@@ -22,9 +25,6 @@ from tests.models import torch_models
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.deployment.benchmark import bench
 from tvm_split.measuring.target_code import target_code
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 
 LARGEST_DIFFERENCE = {"float32": 1e-3, "float16": 1e-2}
 HOST, DEVICE = "host", "device"

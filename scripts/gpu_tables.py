@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rpc_runtime.client.client import WorkerDescription
 from scripts.device_limits import Limits
 from scripts.torch_ways import WAYS
-from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.units import bytes_text, seconds_text
 
 SHOWN_KERNELS = 12

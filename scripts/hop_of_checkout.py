@@ -20,16 +20,16 @@ import tvm
 from tvm import relax
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_module
 from tvm_split.measuring.probe_programs import BUSY_INPUT, ProbePrograms
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 try:
-    from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
+    from rpc_runtime.program.link_setting import LinkSetting, Transport
 except ImportError:  # a state that has gRPC only
     Transport = None
 

@@ -28,6 +28,10 @@ from typing import Any
 
 from rich.console import Console
 
+from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.execution.nvcc import toolkit_version
 from scripts.device_limits import limits_of
 from scripts.gpu_pipelines import transports_between_gpus
 from scripts.gpu_proof import CPU, DEVICE, HOST, LARGEST_DIFFERENCE, TIMEOUT_SECONDS, Prover
@@ -37,10 +41,6 @@ from scripts.timed_parts import TimedParts
 from scripts.torch_ways import WAYS
 from tests.models import torch_models
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
-from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
 
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
 """The quickest to compile first: what is not reached is then as little as can be."""

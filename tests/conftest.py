@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 import tvm_split
+from rpc_runtime.files import CACHE_VARIABLE
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
-from tvm_split.rpc_runtime.files import CACHE_VARIABLE
 
 # Examples are the same in every run, or a fault that was always there fails whoever runs the tests next;
 # `make test-properties` looks for such faults. How long an example takes says more about who else computes.

@@ -19,15 +19,15 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.worker.config import config_from_arguments
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.rpc_runtime.certificates import make_authority
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.pods import PORT_NAME
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.worker.config import config_from_arguments
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

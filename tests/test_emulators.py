@@ -16,13 +16,13 @@ import psutil
 import pytest
 from tvm.relax import op
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.program.link_setting import LinkSetting
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.slow_machine import half_speed
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting
 
 BYTES_PER_SECOND = 50e6 / 8
 LATENCY_SECONDS = 0.01

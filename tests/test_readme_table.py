@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers import readme_table
 from tests.helpers.kubernetes_api import KubernetesApi, pod
 from tests.helpers.readme_table import lines, run
@@ -21,7 +22,6 @@ from tests.helpers.rpc_lab import RpcLab, free_port
 from tests.helpers.ssh_server import SshServer
 from tests.models.small_onnx_model import small_model
 from tvm_split.cli.application import app
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.ssh.ssh_worker import SSH_VARIABLE
 
 ROOT = Path(__file__).parent

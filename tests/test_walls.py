@@ -36,7 +36,6 @@ FRAMEWORKS = (
 
 
 PACKAGE = "tvm_split"
-OUTER = {f"{PACKAGE}.{room}" for room in ROOMS}
 NO_TVM = ("program", "wire", "transports", "client")
 """Of the runtime: a client needs no TVM at all."""
 
@@ -58,26 +57,11 @@ def files_of(room: str) -> list[Path]:
     return files
 
 
-def room_of(name: str) -> str:
-    """The room that a module of ours is in; empty for others'."""
-    first, _, rest = name.partition(".")
-    inner = rest.partition(".")[0]
-    return "" if first != PACKAGE else inner if inner in ROOMS else PACKAGE
-
-
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_it_may(room: str) -> None:
     forbidden = set(ROOMS) - MAY_IMPORT[room] - {room}
     for path in files_of(room):
-        names = {name for name in imports_of(path) if name != PACKAGE or room == PACKAGE}
-        wrong = {name for name in names if room_of(name) in forbidden}
-        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
-
-
-def test_rooms_are_imported_by_their_one_name() -> None:
-    """As ``tvm_split.schedules``, where they are installed; as ``schedules`` they would be loaded a second time."""
-    for path in (path for folder in (*ROOMS, "tests", "scripts") for path in files_of(folder)):
-        wrong = {name for name in imports_of(path) if name.partition(".")[0] in set(ROOMS) - {PACKAGE}}
+        wrong = {name for name in imports_of(path) if name.partition(".")[0] in forbidden}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
@@ -131,8 +115,7 @@ def modules() -> dict[str, Path]:
     """Every module of ours, by the name it is imported as."""
     found = {}
     for path in (path for room in ROOMS for path in files_of(room)):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        found[name if name.partition(".")[0] == PACKAGE else f"{PACKAGE}.{name}"] = path
+        found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
     return found
 
 
@@ -151,7 +134,7 @@ def test_there_are_no_circles_between_modules() -> None:
             name: {
                 each
                 for each in imports_of(path, ast.parse(path.read_text()).body) & set(ours)
-                if each not in (name, PACKAGE) and not name.startswith(f"{each}.") and not each.startswith(f"{name}.")
+                if each not in (name, *ROOMS) and not name.startswith(f"{each}.") and not each.startswith(f"{name}.")
             }
             for name, path in ours.items()
         }
@@ -160,7 +143,7 @@ def test_there_are_no_circles_between_modules() -> None:
 
 def test_there_are_no_circles_between_packages() -> None:
     ours = modules()
-    packages = {name for name, path in ours.items() if path.name == "__init__.py"} - {PACKAGE, *OUTER}
+    packages = {name for name, path in ours.items() if path.name == "__init__.py"} - set(ROOMS)
     needs: dict[str, set[str]] = {}
     for name, path in ours.items():
         if (home := package_of(name, packages)) is not None:

@@ -14,6 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rpc_runtime.errors import (
+        BlobError as BlobError,
+        DeadlineError as DeadlineError,
+        InputError as InputError,
+        ProtocolError as ProtocolError,
+        StageError as StageError,
+        TvmSplitError as TvmSplitError,
+        WorkerError as WorkerError,
+        WorkerUnavailableError as WorkerUnavailableError,
+    )
     from tvm_split.api import compile_and_deploy as compile_and_deploy
     from tvm_split.cluster.cluster import Cluster as Cluster
     from tvm_split.cluster.machine import Link as Link, Machine as Machine
@@ -39,22 +49,12 @@ if TYPE_CHECKING:
     from tvm_split.planner.plan import Plan as Plan
     from tvm_split.planner.shard import Shard as Shard
     from tvm_split.planning import plan as plan
-    from tvm_split.rpc_runtime.errors import (
-        BlobError as BlobError,
-        DeadlineError as DeadlineError,
-        InputError as InputError,
-        ProtocolError as ProtocolError,
-        StageError as StageError,
-        TvmSplitError as TvmSplitError,
-        WorkerError as WorkerError,
-        WorkerUnavailableError as WorkerUnavailableError,
-    )
     from tvm_split.tuning import TuningReport as TuningReport, merge_databases as merge_databases, tune as tune
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "tvm_split.rpc_runtime.errors": (
+    "rpc_runtime.errors": (
         "BlobError", "DeadlineError", "InputError", "ProtocolError", "StageError", "TvmSplitError", "WorkerError",
         "WorkerUnavailableError",
     ),

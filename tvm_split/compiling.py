@@ -13,6 +13,13 @@ from urllib.parse import quote
 import tvm
 from tvm import relax
 
+from relay_passes.communication import annotated_module, machine_modules
+from relay_passes.contract import main_function
+from relay_passes.input_cuts import range_of
+from relay_passes.partition import Computation, output_names
+from relay_passes.pipeline import Observer, cut
+from rpc_runtime.program.program import InputCut, Program, RouteCodec, StageSpec, TensorSpec
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import BuiltStage, build_stage
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
@@ -29,13 +36,6 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 from tvm_split.progress import says_progress
-from tvm_split.relay_passes.communication import annotated_module, machine_modules
-from tvm_split.relay_passes.contract import main_function
-from tvm_split.relay_passes.input_cuts import range_of
-from tvm_split.relay_passes.partition import Computation, output_names
-from tvm_split.relay_passes.pipeline import Observer, cut
-from tvm_split.rpc_runtime.program.program import InputCut, Program, RouteCodec, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.steps import StepProgress
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tvm_split.rpc_runtime.errors import TvmSplitError
+from rpc_runtime.errors import TvmSplitError
 
 
 class ModelImportError(TvmSplitError):

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.hardware import memory_domain
+from rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
+from rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport
+from rpc_runtime.program.program import CLIENT, Route
+from rpc_runtime.transports.codecs import is_available
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC, Link
 from tvm_split.compiler.targets import host_target, reached_workers, runs_here
@@ -23,12 +29,6 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import CodedLink, Prediction
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.rpc_runtime.client.client import WorkerDescription
-from tvm_split.rpc_runtime.hardware import memory_domain
-from tvm_split.rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
-from tvm_split.rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport
-from tvm_split.rpc_runtime.program.program import CLIENT, Route
-from tvm_split.rpc_runtime.transports.codecs import is_available
 from tvm_split.steps import StepProgress
 from tvm_split.units import short_list
 

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 import tvm
 
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.rpc_runtime.program.program import TensorSpec
 
 
 class Reference(Protocol):

@@ -12,6 +12,13 @@ import tvm
 from tvm import relax, tirx
 from tvm_ffi.structural import StructuralKey
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.hardware import own_cores
+from rpc_runtime.wire.tracker import TrackerAddress
+from schedules import tuning
+from schedules.blocks import without_symbol
+from schedules.templates import machine_of, templates_of
+from schedules.tuning import KernelResult, TunableKernel, TuningProgress
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.build import link_command, unscheduled_stage
 from tvm_split.compiler.cuda_code import tuning_needs
@@ -23,13 +30,6 @@ from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.hardware import own_cores
-from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
-from tvm_split.schedules import tuning
-from tvm_split.schedules.blocks import without_symbol
-from tvm_split.schedules.templates import machine_of, templates_of
-from tvm_split.schedules.tuning import KernelResult, TunableKernel, TuningProgress
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import main_function, names_of
-from tvm_split.relay_passes.operands import leaves_of, shape_of, with_leaves
-from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.dealt_axes import Axis
-from tvm_split.relay_passes.shards.decisions import Decisions, Step
-from tvm_split.relay_passes.shards.region import (
+from relay_passes.contract import main_function, names_of
+from relay_passes.operands import leaves_of, shape_of, with_leaves
+from relay_passes.rewrite import constant
+from relay_passes.shards.dealt_axes import Axis
+from relay_passes.shards.decisions import Decisions, Step
+from relay_passes.shards.region import (
     Region,
     RegionWriter,
     Sharded,
@@ -42,7 +42,7 @@ from tvm_split.relay_passes.shards.region import (
     region_reader,
     split_region,
 )
-from tvm_split.relay_passes.shards.summands import Use
+from relay_passes.shards.summands import Use
 
 
 def split_channels(

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.shards.region import bounds, has_empty
+from relay_passes.shards.region import bounds, has_empty
 
 Array = np.ndarray[Any, Any]
 

@@ -19,14 +19,14 @@ from typing import Literal
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.contract import ContractError
-from tvm_split.relay_passes.fold_small import folded
-from tvm_split.relay_passes.operands import leaves_of, shape_of, with_leaves
-from tvm_split.relay_passes.rewrite import constant, is_tensor_constant, operator_name
-from tvm_split.relay_passes.shards.dealt_axes import Axis, Dealing, Passage, is_dealable
-from tvm_split.relay_passes.shards.look_ahead import Dealt, LookAhead
-from tvm_split.relay_passes.shards.region import Region, ShardError
-from tvm_split.relay_passes.shards.summands import Others, Use, linear_passage
+from relay_passes.contract import ContractError
+from relay_passes.fold_small import folded
+from relay_passes.operands import leaves_of, shape_of, with_leaves
+from relay_passes.rewrite import constant, is_tensor_constant, operator_name
+from relay_passes.shards.dealt_axes import Axis, Dealing, Passage, is_dealable
+from relay_passes.shards.look_ahead import Dealt, LookAhead
+from relay_passes.shards.region import Region, ShardError
+from relay_passes.shards.summands import Others, Use, linear_passage
 
 Form = Literal["whole", "part", "summand"]
 _NO_PASSAGE = Passage((), ())

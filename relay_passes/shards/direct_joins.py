@@ -16,12 +16,12 @@ from itertools import count
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import main_function, names_of, operations_of, returned_fields, used_variables
-from tvm_split.relay_passes.input_cuts import InputRange, range_of
-from tvm_split.relay_passes.operands import shape_of
-from tvm_split.relay_passes.rewrite import operator_name, substitute, with_main
-from tvm_split.relay_passes.shards.along.rule import sliced
-from tvm_split.relay_passes.shards.region import part_name
+from relay_passes.contract import main_function, names_of, operations_of, returned_fields, used_variables
+from relay_passes.input_cuts import InputRange, range_of
+from relay_passes.operands import shape_of
+from relay_passes.rewrite import operator_name, substitute, with_main
+from relay_passes.shards.along.rule import sliced
+from relay_passes.shards.region import part_name
 
 
 @dataclass(frozen=True)

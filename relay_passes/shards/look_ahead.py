@@ -15,10 +15,10 @@ from math import prod
 
 from tvm import relax
 
-from tvm_split.relay_passes.operands import leaves_of, shape_of
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.dealt_axes import Axis, Dealing, Passage
-from tvm_split.relay_passes.shards.passing import RULES, section_ends, slice_ranges
+from relay_passes.operands import leaves_of, shape_of
+from relay_passes.rewrite import operator_name
+from relay_passes.shards.dealt_axes import Axis, Dealing, Passage
+from relay_passes.shards.passing import RULES, section_ends, slice_ranges
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from math import prod
 
 from tvm import relax
 
-from tvm_split.relay_passes.operands import convolution_like, leaves_of, shape_of
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.dealt_axes import Adapt, Axis, Emit, Operands, Passage, Scaled
+from relay_passes.operands import convolution_like, leaves_of, shape_of
+from relay_passes.rewrite import operator_name
+from relay_passes.shards.dealt_axes import Adapt, Axis, Emit, Operands, Passage, Scaled
 
 Axes = Sequence[Axis | None]
 Rule = Callable[[relax.Call, Axes], Passage | None]

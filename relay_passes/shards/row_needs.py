@@ -14,11 +14,11 @@ from itertools import accumulate, pairwise
 
 from tvm import relax
 
-from tvm_split.relay_passes.contract import used_variables
-from tvm_split.relay_passes.operands import leaves_of, shape_of
-from tvm_split.relay_passes.shards.along.rule import Along, Operand, Operation, Range, Total
-from tvm_split.relay_passes.shards.along.table import rule_of
-from tvm_split.relay_passes.shards.region import RegionWriter, ShardError, bounds, has_empty
+from relay_passes.contract import used_variables
+from relay_passes.operands import leaves_of, shape_of
+from relay_passes.shards.along.rule import Along, Operand, Operation, Range, Total
+from relay_passes.shards.along.table import rule_of
+from relay_passes.shards.region import RegionWriter, ShardError, bounds, has_empty
 
 SHARE_TOLERANCE = 0.02
 """Of an axis: to keep to the places of what follows spares an exchange, and makes a machine late by as much."""

@@ -25,11 +25,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import dependent_names, main_function
-from tvm_split.relay_passes.operands import shape_of
-from tvm_split.relay_passes.rewrite import constant, substitute
-from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operand, Range, Total, sliced
-from tvm_split.relay_passes.shards.region import (
+from relay_passes.contract import dependent_names, main_function
+from relay_passes.operands import shape_of
+from relay_passes.rewrite import constant, substitute
+from relay_passes.shards.along.rule import Along, Emit, Operand, Range, Total, sliced
+from relay_passes.shards.region import (
     Region,
     RegionWriter,
     Sharded,
@@ -37,7 +37,7 @@ from tvm_split.relay_passes.shards.region import (
     region_reader,
     split_region,
 )
-from tvm_split.relay_passes.shards.row_needs import (
+from relay_passes.shards.row_needs import (
     Needs,
     Value,
     exchanged_values,

@@ -15,8 +15,8 @@ from enum import Enum
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.operands import leaves_of, shape_of, with_leaves
-from tvm_split.relay_passes.rewrite import constant, is_tensor_constant, operator_name
+from relay_passes.operands import leaves_of, shape_of, with_leaves
+from relay_passes.rewrite import constant, is_tensor_constant, operator_name
 
 
 class Use(Enum):

@@ -10,19 +10,19 @@ from typing import Any
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
-from tvm_split.rpc_runtime.hardware import HostCores, boot_id
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now, shift_clock
-from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from tvm_split.rpc_runtime.wire.control_methods import METHODS
-from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
-from tvm_split.rpc_runtime.wire.loopback_token import find_token
-from tvm_split.rpc_runtime.wire.messages import load_request, message_of, value_of
-from tvm_split.rpc_runtime.wire.security import Token
+from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.hardware import HostCores, boot_id
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
+from rpc_runtime.program.machine_plan import MachinePlan
+from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now, shift_clock
+from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
+from rpc_runtime.wire.control_methods import METHODS
+from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
+from rpc_runtime.wire.loopback_token import find_token
+from rpc_runtime.wire.messages import load_request, message_of, value_of
+from rpc_runtime.wire.security import Token
 
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024

@@ -12,15 +12,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from tvm_split.rpc_runtime.client.client import MEASUREMENT_SECONDS, WorkerConnection
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError
-from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSettings
-from tvm_split.rpc_runtime.program.machine_plan import machine_plan
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import Program
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.foreign_text import cleaned
-from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES
+from rpc_runtime.client.client import MEASUREMENT_SECONDS, WorkerConnection
+from rpc_runtime.errors import ProtocolError, TvmSplitError
+from rpc_runtime.program.link_setting import DEFAULT, LinkSettings
+from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.program.program import Program
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.messages import LINK_SECRET_BYTES
 
 TransferProgress = Callable[[str, int, int], None]
 """Called while blobs are sent: machine, bytes sent, of bytes."""

@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tvm_split.rpc_runtime import own_modules
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.endings import before_end, cleared
-from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
-from tvm_split.rpc_runtime.hardware import own_cores
-from tvm_split.rpc_runtime.own_process import OwnProcess
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.scratch import ScratchFolder
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE, is_loopback
-from tvm_split.rpc_runtime.wire.tracker import joined
+from rpc_runtime import own_modules
+from rpc_runtime.closing import Closing
+from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
+from rpc_runtime.hardware import own_cores
+from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import TOKEN_VARIABLE, is_loopback
+from rpc_runtime.wire.tracker import joined
 
 logger = logging.getLogger(__name__)
 

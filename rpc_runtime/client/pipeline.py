@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tvm_split.rpc_runtime.client.deployed_workers import DeployedWorkers, TransferProgress
-from tvm_split.rpc_runtime.client.streams import Streams
-from tvm_split.rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.interface import Array
-from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.transports.link_call import LinkCall
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.foreign_text import cleaned
-from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES
-from tvm_split.rpc_runtime.wire.messages import hello_of
+from rpc_runtime.client.deployed_workers import DeployedWorkers, TransferProgress
+from rpc_runtime.client.streams import Streams
+from rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
+from rpc_runtime.closing import Closing
+from rpc_runtime.errors import InputError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.interface import Array
+from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
+from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.transports.link_call import LinkCall
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.framing import CHUNK_BYTES
+from rpc_runtime.wire.messages import hello_of
 
 logger = logging.getLogger(__name__)
 

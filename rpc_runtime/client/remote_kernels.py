@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tvm_split.rpc_runtime.client.client import WorkerConnection
-from tvm_split.rpc_runtime.client.watch import WorkerWatch
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.client.client import WorkerConnection
+from rpc_runtime.client.watch import WorkerWatch
+from rpc_runtime.closing import Closing
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
+from rpc_runtime.wire.channels import WorkerEndpoint
 
 CAUSE_SECONDS = 0.5
 

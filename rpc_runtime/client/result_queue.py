@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_split.rpc_runtime.program.interface import Array, Bytes
-from tvm_split.rpc_runtime.program.program import Program, TensorSpec
-from tvm_split.rpc_runtime.transports.slots import Slot
+from rpc_runtime.program.interface import Array, Bytes
+from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.transports.slots import Slot
 
 
 def array_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot
-from tvm_split.rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.own_process import OwnProcess
-from tvm_split.rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
-from tvm_split.rpc_runtime.program.interface import Array
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.client.result_queue import ResultQueue, array_slot
+from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
+from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
+from rpc_runtime.program.interface import Array
+from rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.transports.credit_window import MOST_MORE
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 
-from tvm_split.rpc_runtime.client.client import WorkerConnection
-from tvm_split.rpc_runtime.errors import (
+from rpc_runtime.client.client import WorkerConnection
+from rpc_runtime.errors import (
     DeadlineError,
     ProtocolError,
     StageError,
@@ -25,9 +25,9 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import details_of, error_of
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import details_of, error_of
 
 SILENCE_SECONDS = 5.0
 """Workers speak every second; one that has said nothing for so long is taken for dead."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.cuda_calls import CudaCalls
 
 SMALL_BYTES, LARGE_BYTES = 4096, 32 << 20
 ROUNDS = 5

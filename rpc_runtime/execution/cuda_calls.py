@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.program.interface import Bytes
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.program.interface import Bytes
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 """``cudaMemcpyKind``."""

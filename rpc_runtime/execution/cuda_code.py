@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
+from rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
 
 PACKED, SOURCE = "// tvm-split: fatbin ", "// tvm-split: source "
 """How the string begins; the architecture follows, to the end of the line."""

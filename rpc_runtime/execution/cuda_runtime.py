@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tvm_split.rpc_runtime.execution.cuda_code import register_loader
-from tvm_split.rpc_runtime.execution.nvcc import installed_folders
+from rpc_runtime.execution.cuda_code import register_loader
+from rpc_runtime.execution.nvcc import installed_folders
 
 CUDA_LIBRARY = "tvm_runtime_cuda"
 DRIVER = "libcuda.so.1"

@@ -27,21 +27,21 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_split.rpc_runtime.closing import do_all
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
-from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
-from tvm_split.rpc_runtime.execution.executor import RunnableStage
-from tvm_split.rpc_runtime.execution.stage_executable import (
+from rpc_runtime.closing import do_all
+from rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
+from rpc_runtime.execution.cuda_runtime import runtime_library
+from rpc_runtime.execution.executor import RunnableStage
+from rpc_runtime.execution.stage_executable import (
     TensorSlot,
     find_device,
     size_of,
     tensor_slot,
 )
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
-from tvm_split.rpc_runtime.transports.link_end import Station
-from tvm_split.rpc_runtime.transports.slots import Slot
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import StageSpec, TensorSpec
+from rpc_runtime.transports.link_end import Station
+from rpc_runtime.transports.slots import Slot
 
 Tensor = Any
 

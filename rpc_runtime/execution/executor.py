@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from tvm_split.rpc_runtime.execution.stage_order import Wait
-from tvm_split.rpc_runtime.execution.stations import Station, Stations
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
-from tvm_split.rpc_runtime.program.program import StageSpec
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.links import OutgoingLink
+from rpc_runtime.execution.stage_order import Wait
+from rpc_runtime.execution.stations import Station, Stations
+from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
+from rpc_runtime.program.program import StageSpec
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.links import OutgoingLink
 
 
 class RunnableStage(Protocol):

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.blob_store import read_blob
-from tvm_split.rpc_runtime.execution.stage_executable import (
+from rpc_runtime.closing import Closing
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.blob_store import read_blob
+from rpc_runtime.execution.stage_executable import (
     StageExecutable,
     WeightCache,
     array_from_tensor,
     on_host,
     tensor_from_array,
 )
-from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
-from tvm_split.rpc_runtime.own_process import OwnProcess
-from tvm_split.rpc_runtime.program.inputs import checked_inputs, given_arrays
-from tvm_split.rpc_runtime.program.interface import Array
-from tvm_split.rpc_runtime.program.measurements import (
+from rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
+from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.program.inputs import checked_inputs, given_arrays
+from rpc_runtime.program.interface import Array
+from rpc_runtime.program.measurements import (
     COMPUTE,
     LinkStatistics,
     Recorder,
@@ -29,7 +29,7 @@ from tvm_split.rpc_runtime.program.measurements import (
     TraceEvent,
     now,
 )
-from tvm_split.rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec, weight_bytes
+from rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec, weight_bytes
 
 Crossing = Callable[[Route, Array], Array]
 

@@ -19,14 +19,14 @@ import numpy as np
 import tvm
 from tvm.runtime.vm import VirtualMachine
 
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.stage_executable import Tensor, find_device, first_line, load_library
-from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread
-from tvm_split.rpc_runtime.hardware import available_memory_bytes
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
-from tvm_split.rpc_runtime.program.measurements import now
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.stage_executable import Tensor, find_device, first_line, load_library
+from rpc_runtime.execution.thread_pool import ComputingThread
+from rpc_runtime.hardware import available_memory_bytes
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.measurements import now
+from rpc_runtime.program.program import TensorSpec
 
 ALIGNMENT_BYTES = 256
 PATTERN_VALUES = 1 << 18

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
-from tvm_split.rpc_runtime.execution.device_transfers import Tensor, Uploaded
-from tvm_split.rpc_runtime.execution.nvcc import installed_folders
-from tvm_split.rpc_runtime.execution.stage_executable import first_line
-from tvm_split.rpc_runtime.hardware import boot_id
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, version_text
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.device_transfers import Tensor, Uploaded
+from rpc_runtime.execution.nvcc import installed_folders
+from rpc_runtime.execution.stage_executable import first_line
+from rpc_runtime.hardware import boot_id
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, version_text
 
 LIBRARY = "libnccl.so.2"
 OLDEST = 21800

@@ -12,8 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.scratch import ScratchFolder
 
 COMPILE_SECONDS = 1800.0
 _ANSWER_SECONDS = 30.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import operator
 
-from tvm_split.rpc_runtime.errors import BlobError
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.errors import BlobError
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.program import TensorSpec
 
 WEIGHT_KEY = "weight"
 _DTYPES = {

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.program.interface import Bytes
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.program.interface import Bytes
 
 MACHINES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
 LARGEST_BYTES = 1 << 36

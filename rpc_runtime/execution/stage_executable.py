@@ -12,14 +12,14 @@ import tvm
 import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
-from tvm_split.rpc_runtime.errors import BlobError, StageError, WorkerError
-from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
-from tvm_split.rpc_runtime.execution.library import library_file, load
-from tvm_split.rpc_runtime.execution.safetensors_file import single_tensor
-from tvm_split.rpc_runtime.execution.shared_object import check_shared_object
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
-from tvm_split.rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
+from rpc_runtime.errors import BlobError, StageError, WorkerError
+from rpc_runtime.execution.cuda_runtime import load_cuda
+from rpc_runtime.execution.library import library_file, load
+from rpc_runtime.execution.safetensors_file import single_tensor
+from rpc_runtime.execution.shared_object import check_shared_object
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM carries no types."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tvm_split.rpc_runtime.execution.stage_order import Action, StageState, Wait, next_action
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
-from tvm_split.rpc_runtime.program.program import StageSpec
-from tvm_split.rpc_runtime.transports.credits import depths
+from rpc_runtime.execution.stage_order import Action, StageState, Wait, next_action
+from rpc_runtime.program.machine_plan import MachinePlan
+from rpc_runtime.program.program import StageSpec
+from rpc_runtime.transports.credits import depths
 
 
 class Leaving(Protocol):

@@ -9,9 +9,9 @@ from typing import Any, cast
 import ml_dtypes
 import numpy as np
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.interface import Array, Bytes
-from tvm_split.rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.errors import InputError
+from rpc_runtime.program.interface import Array, Bytes
+from rpc_runtime.program.program import Program, TensorSpec
 
 
 def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:

@@ -7,8 +7,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import Program
+from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.program.program import Program
 
 Array = np.ndarray[Any, Any]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec
+from rpc_runtime.program.program import BlobSpec, TensorSpec
 
 MAXIMUM_LIMIT_SECONDS = 600.0
 NETWORK = "main"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, cycle_of
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.program import CLIENT, Program, StageSpec, TensorSpec
+from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from functools import cached_property
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
-from tvm_split.rpc_runtime.program.codec import Codec, fits
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
+from rpc_runtime.program.codec import Codec, fits
+from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
 CLIENT = "client"
 """The name that stands for the client wherever a machine's name could stand; no machine may take it."""

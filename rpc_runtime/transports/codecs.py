@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
-from tvm_split.rpc_runtime.program.codec import SCALE_BYTES, Codec, by_channel, encoded_bytes
-from tvm_split.rpc_runtime.program.interface import Array, Bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.program.codec import SCALE_BYTES, Codec, by_channel, encoded_bytes
+from rpc_runtime.program.interface import Array, Bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
 
 LIBRARIES = {Codec.LZ4: ("lz4.block", "lz4"), Codec.ZSTD: ("zstandard", "zstandard")}
 """Of each codec that needs one: the module, and the package that has it."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
 
 OUTBOX = 2
 """Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
-from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
-from tvm_split.rpc_runtime.transports.nccl_device import nccl_of
-from tvm_split.rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, host_proof
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, parsed
+from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.mpi import MpiStream, World
+from rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
+from rpc_runtime.transports.nccl_device import nccl_of
+from rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, host_proof
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, parsed
 
 CHOICE_SECONDS = 10.0
 

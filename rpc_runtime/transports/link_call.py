@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import (
+from rpc_runtime.errors import (
     DeadlineError,
     ProtocolError,
     TvmSplitError,
     WorkerError,
     WorkerUnavailableError,
 )
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics
-from tvm_split.rpc_runtime.transports import shared_memory
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.link_memory import own_memory
-from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
-from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
-from tvm_split.rpc_runtime.transports.nccl_device import Nccl, nccl_of
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_text, parsed
-from tvm_split.rpc_runtime.wire.security import Token
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.measurements import LinkStatistics
+from rpc_runtime.transports import shared_memory
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.link_memory import own_memory
+from rpc_runtime.transports.mpi import MpiStream, World
+from rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
+from rpc_runtime.transports.nccl_device import Nccl, nccl_of
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
+from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_text, parsed
+from rpc_runtime.wire.security import Token
 
 STREAMED = frozenset([Transport.GRPC, Transport.NCCL])
 """By these, what an end says goes over the stream that was opened."""

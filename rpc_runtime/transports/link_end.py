@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.transports.nccl_device import MakeNccl
-from tvm_split.rpc_runtime.transports.slots import Slot
-from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame
+from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.slots import Slot
+from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 4.0

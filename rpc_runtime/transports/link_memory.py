@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.links import IncomingLink
-from tvm_split.rpc_runtime.transports.slots import ALIGNMENT_BYTES
+from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.links import IncomingLink
+from rpc_runtime.transports.slots import ALIGNMENT_BYTES
 
 MESSAGE = b"memory"
 """What the descriptor is sent with."""

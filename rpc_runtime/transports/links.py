@@ -21,18 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
-from tvm_split.rpc_runtime.program.program import CLIENT, TensorSpec
-from tvm_split.rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
-from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
-from tvm_split.rpc_runtime.transports.credits import Grants, Outbox
-from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
-from tvm_split.rpc_runtime.transports.nccl_device import MakeNccl
-from tvm_split.rpc_runtime.transports.slots import MakeSlot, Slot
-from tvm_split.rpc_runtime.wire.framing import (
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.measurements import RECEIVE, SEND, now
+from rpc_runtime.program.program import CLIENT, TensorSpec
+from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
+from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
+from rpc_runtime.transports.credits import Grants, Outbox
+from rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
+from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.slots import MakeSlot, Slot
+from rpc_runtime.wire.framing import (
     Frame,
     FrameFlag,
     FrameKind,

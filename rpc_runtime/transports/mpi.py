@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvm_split.rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS, LinkEnd
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
+from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS, LinkEnd
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 JOIN_SECONDS = 60.0
 """So long may the slowest rank of a world take to start."""

@@ -31,14 +31,14 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
-from tvm_split.rpc_runtime.transports.links import IncomingLink
-from tvm_split.rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, Nccl, version_text
-from tvm_split.rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_frame
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
+from rpc_runtime.transports.links import IncomingLink
+from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, Nccl, version_text
+from rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_frame
 
 logger = logging.getLogger(__name__)
 

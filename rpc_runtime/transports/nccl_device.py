@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.program.program import TensorSpec
 
 UNIQUE_ID_BYTES = 128
 """``NCCL_UNIQUE_ID_BYTES``."""

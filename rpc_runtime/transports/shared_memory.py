@@ -20,11 +20,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.hardware import boot_id, memory_domain
-from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
-from tvm_split.rpc_runtime.transports.link_memory import OwnMemory, others_memory, own_memory
-from tvm_split.rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.hardware import boot_id, memory_domain
+from rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
+from rpc_runtime.transports.link_memory import OwnMemory, others_memory, own_memory
+from rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
 WAITING = 128

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.inputs import flat_bytes
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.program import TensorSpec
 
 ALIGNMENT_BYTES = 64
 """Where TVM takes memory as it is."""

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.security import TlsFiles, pem_content, split_address
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.security import TlsFiles, pem_content, split_address
 
 WARNING_DAYS = 14
 PROBE_SECONDS = 2.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import (
+from rpc_runtime.errors import (
     BlobError,
     DeadlineError,
     ProtocolError,
@@ -16,9 +16,9 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
-from tvm_split.rpc_runtime.wire.security import TlsFiles, numeric_address
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
+from rpc_runtime.wire.security import TlsFiles, numeric_address
 
 MAXIMUM_MESSAGE_BYTES = 32 << 20
 """Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
@@ -125,7 +125,7 @@ def error_of(status: Any, where: str) -> TvmSplitError:
 
 def explained(error: WorkerUnavailableError, endpoint: WorkerEndpoint) -> WorkerUnavailableError:
     """The error of a connection that never came about, with what TLS has to say to it; asks the worker once more."""
-    from tvm_split.rpc_runtime.wire.certificates import tls_refusal
+    from rpc_runtime.wire.certificates import tls_refusal
 
     reason = tls_refusal(endpoint.address, endpoint.tls)
     return error if reason is None else WorkerUnavailableError(f"{endpoint} cannot be reached: {reason}")

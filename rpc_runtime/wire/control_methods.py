@@ -14,9 +14,9 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.foreign_text import clean_message
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.foreign_text import clean_message
 
 _CONTROL = pb.DESCRIPTOR.services_by_name["Control"]
 CONTROL_SERVICE = _CONTROL.full_name

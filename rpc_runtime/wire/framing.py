@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
 
 PROTOCOL_VERSION = 9
 MAGIC = b"TVMS"

@@ -15,10 +15,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.files import WRITING, is_kept, keep, reason_of, replacing, state_folder
-from tvm_split.rpc_runtime.private_folder import private_folder, require_private
-from tvm_split.rpc_runtime.wire.security import Token, is_loopback, numeric_address, split_address, token_from
+from rpc_runtime.errors import InputError
+from rpc_runtime.files import WRITING, is_kept, keep, reason_of, replacing, state_folder
+from rpc_runtime.private_folder import private_folder, require_private
+from rpc_runtime.wire.security import Token, is_loopback, numeric_address, split_address, token_from
 
 
 def new_token() -> Token:

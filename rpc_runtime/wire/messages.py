@@ -17,9 +17,9 @@ import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.program.codec import Codec, fits
-from tvm_split.rpc_runtime.program.kernel_times import (
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.codec import Codec, fits
+from rpc_runtime.program.kernel_times import (
     MAXIMUM_LIMIT_SECONDS,
     NETWORK,
     KernelSet,
@@ -27,12 +27,12 @@ from tvm_split.rpc_runtime.program.kernel_times import (
     TimedKernel,
     TimingEffort,
 )
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
-from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.program.turns import LONGEST_CYCLE, Recurrence
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
+from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
+from rpc_runtime.program.turns import LONGEST_CYCLE, Recurrence
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.foreign_text import AnyMessage
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16

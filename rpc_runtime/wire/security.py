@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.control_methods import LINK_PATH
-from tvm_split.rpc_runtime.wire.refusal import refusal
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.control_methods import LINK_PATH
+from rpc_runtime.wire.refusal import refusal
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
 _METADATA_KEY = "authorization"

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Literal, get_args
 
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.foreign_text import cleaned
-from tvm_split.rpc_runtime.wire.security import split_address
+from rpc_runtime.closing import Closing
+from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.security import split_address
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from urllib.parse import unquote
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
-from tvm_split.rpc_runtime.wire.channels import status_of
-from tvm_split.rpc_runtime.wire.refusal import refusal
-from tvm_split.rpc_runtime.wire.security import is_loopback
+from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.wire.channels import status_of
+from rpc_runtime.wire.refusal import refusal
+from rpc_runtime.wire.security import is_loopback
 
 GREETING_SECONDS = 10.0
 """The first message of a call follows its headers; a caller who says nothing holds a thread."""

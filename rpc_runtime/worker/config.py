@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_address, token_from
-from tvm_split.rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_address, token_from
+from rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -88,7 +88,7 @@ def require_options(arguments: Sequence[str]) -> None:
 
 
 def config_from_arguments(
-    arguments: Sequence[str] | None = None, program: str = "python -m tvm_split.rpc_runtime.worker"
+    arguments: Sequence[str] | None = None, program: str = "python -m rpc_runtime.worker"
 ) -> WorkerConfig:
     """The configuration that a command line asks for.
 

@@ -11,22 +11,22 @@ from typing import Any
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.rpc_runtime.transports.mpi import World
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, status_of
-from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DEFAULT_REQUEST_BYTES, METHODS, Method
-from tvm_split.rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, plan_from_request, value_of
-from tvm_split.rpc_runtime.wire.security import TlsFiles
-from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, next_message
-from tvm_split.rpc_runtime.worker.description import describe
-from tvm_split.rpc_runtime.worker.held_program import HeldProgram
-from tvm_split.rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
-from tvm_split.rpc_runtime.worker.program_blobs import ProgramBlobs
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.program.kernel_times import TimingEffort
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.transports.mpi import World
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint, status_of
+from rpc_runtime.wire.control_methods import CONTROL_SERVICE, DEFAULT_REQUEST_BYTES, METHODS, Method
+from rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, plan_from_request, value_of
+from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, next_message
+from rpc_runtime.worker.description import describe
+from rpc_runtime.worker.held_program import HeldProgram
+from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
+from rpc_runtime.worker.program_blobs import ProgramBlobs
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import status_of
-from tvm_split.rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
-from tvm_split.rpc_runtime.wire.security import Metadata
-from tvm_split.rpc_runtime.worker.call_limits import Places
-from tvm_split.rpc_runtime.worker.control_service import HeldPrograms
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.transports.link_answer import LinkAnswer
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import status_of
+from rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.wire.security import Metadata
+from rpc_runtime.worker.call_limits import Places
+from rpc_runtime.worker.control_service import HeldPrograms
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import socket
 from functools import cache
 from importlib import metadata
 
-from tvm_split.rpc_runtime.execution.cuda_runtime import (
+from rpc_runtime.execution.cuda_runtime import (
     NO_DEVICE,
     device_arch,
     driver_version,
@@ -17,8 +17,8 @@ from tvm_split.rpc_runtime.execution.cuda_runtime import (
     load_cuda,
     runtime_library,
 )
-from tvm_split.rpc_runtime.execution.nvcc import toolkit_text
-from tvm_split.rpc_runtime.hardware import (
+from rpc_runtime.execution.nvcc import toolkit_text
+from rpc_runtime.hardware import (
     available_memory_bytes,
     boot_id,
     cpu_features,
@@ -26,9 +26,9 @@ from tvm_split.rpc_runtime.hardware import (
     own_cores,
     total_memory_bytes,
 )
-from tvm_split.rpc_runtime.program.measurements import now
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.program.measurements import now
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ def _add_bus(device: pb.CudaDevice) -> None:
     """Where the first one is, and how fast tensors get there and back; left out where that cannot be found out."""
     import tvm
 
-    from tvm_split.rpc_runtime.execution.bus_speed import bus_speed
-    from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+    from rpc_runtime.execution.bus_speed import bus_speed
+    from rpc_runtime.execution.cuda_calls import CudaCalls
 
     def memory(size_bytes: int) -> tuple[object, int]:
         tensor = tvm.runtime.empty((size_bytes,), "uint8", tvm.cuda(0))

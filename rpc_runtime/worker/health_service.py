@@ -15,10 +15,10 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2 as pb
 
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS, status_of
-from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE
-from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, CallLimits, Places, next_message
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.wire.channels import SERVER_OPTIONS, status_of
+from rpc_runtime.wire.control_methods import CONTROL_SERVICE
+from rpc_runtime.worker.call_limits import GREETING_SECONDS, CallLimits, Places, next_message
 
 HEALTH_SERVICE: str = pb.DESCRIPTOR.services_by_name["Health"].full_name
 CHECK_PATH, WATCH_PATH = f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"

@@ -9,46 +9,46 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from tvm_split.rpc_runtime.closing import do_all
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
-from tvm_split.rpc_runtime.execution.device_transfers import (
+from rpc_runtime.closing import do_all
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
+from rpc_runtime.execution.device_transfers import (
     DeviceTransfers,
     OverlappedStage,
     UploadingStation,
     overlapping_transfers,
 )
-from tvm_split.rpc_runtime.execution.executor import RunnableStage, StageExecutor
-from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
-from tvm_split.rpc_runtime.execution.nccl_calls import own_nccl
-from tvm_split.rpc_runtime.execution.stage_executable import (
+from rpc_runtime.execution.executor import RunnableStage, StageExecutor
+from rpc_runtime.execution.kernel_timer import KernelTimer
+from rpc_runtime.execution.nccl_calls import own_nccl
+from rpc_runtime.execution.stage_executable import (
     StageExecutable,
     Tensor,
     WeightCache,
     tensor_bytes,
     tensor_slot,
 )
-from tvm_split.rpc_runtime.hardware import available_memory_bytes
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics, Recorder
-from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec
-from tvm_split.rpc_runtime.transports.link_call import LinkCall
-from tvm_split.rpc_runtime.transports.link_end import Station
-from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from tvm_split.rpc_runtime.transports.mpi import World
-from tvm_split.rpc_runtime.transports.nccl_device import MakeNccl
-from tvm_split.rpc_runtime.transports.slots import MakeSlot
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
-from tvm_split.rpc_runtime.wire.messages import hello_of
-from tvm_split.rpc_runtime.worker.heap import trim_heap
-from tvm_split.rpc_runtime.worker.library_trials import LibraryTrials
-from tvm_split.rpc_runtime.worker.program_blobs import ProgramBlobs
-from tvm_split.rpc_runtime.worker.weight_room import require_room
+from rpc_runtime.hardware import available_memory_bytes
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.kernel_times import KernelSet
+from rpc_runtime.program.machine_plan import MachinePlan
+from rpc_runtime.program.measurements import LinkStatistics, Recorder
+from rpc_runtime.program.program import CLIENT, StageSpec
+from rpc_runtime.transports.link_call import LinkCall
+from rpc_runtime.transports.link_end import Station
+from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.transports.mpi import World
+from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.slots import MakeSlot
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
+from rpc_runtime.wire.messages import hello_of
+from rpc_runtime.worker.heap import trim_heap
+from rpc_runtime.worker.library_trials import LibraryTrials
+from rpc_runtime.worker.program_blobs import ProgramBlobs
+from rpc_runtime.worker.weight_room import require_room
 
 logger = logging.getLogger(__name__)
 

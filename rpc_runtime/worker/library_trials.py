@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_split.rpc_runtime import own_modules
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet
-from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
+from rpc_runtime import own_modules
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.program.kernel_times import KernelSet
+from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
 
 DEFAULT_SECONDS = 60.0
 END_SECONDS = 2.0

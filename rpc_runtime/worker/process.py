@@ -1,4 +1,4 @@
-"""The worker process of one machine: ``python -m tvm_split.rpc_runtime.worker --listen HOST:PORT --threads N``.
+"""The worker process of one machine: ``python -m rpc_runtime.worker --listen HOST:PORT --threads N``.
 
 It runs the machine code that a client sends, so whoever may call it controls it: callers have to prove who they are, by
 a token (one that the worker makes itself, on loopback) or a certificate, unless ``--insecure`` trusts all who reach it.
@@ -22,14 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
-from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.files import cache_folder
-from tvm_split.rpc_runtime.hardware import own_cores
-from tvm_split.rpc_runtime.result_stream import take_stdout
-from tvm_split.rpc_runtime.wire.foreign_text import CleanFormatter
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
-from tvm_split.rpc_runtime.wire.loopback_token import new_token, published
-from tvm_split.rpc_runtime.wire.security import (
+from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from rpc_runtime.files import cache_folder
+from rpc_runtime.hardware import own_cores
+from rpc_runtime.result_stream import take_stdout
+from rpc_runtime.wire.foreign_text import CleanFormatter
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.wire.loopback_token import new_token, published
+from rpc_runtime.wire.security import (
     TOKEN_VARIABLE,
     Token,
     TokenInterceptor,
@@ -37,15 +37,15 @@ from tvm_split.rpc_runtime.wire.security import (
     numeric_address,
     split_address,
 )
-from tvm_split.rpc_runtime.wire.tracker import Registration
-from tvm_split.rpc_runtime.worker.config import LOG_LEVELS, WorkerConfig, config_from_arguments
-from tvm_split.rpc_runtime.worker.heap import keep_heap
-from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
-from tvm_split.rpc_runtime.worker.tracker_registration import TrackerRegistration
+from rpc_runtime.wire.tracker import Registration
+from rpc_runtime.worker.config import LOG_LEVELS, WorkerConfig, config_from_arguments
+from rpc_runtime.worker.heap import keep_heap
+from rpc_runtime.worker.runtime_alone import load_runtime
+from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
-    from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-    from tvm_split.rpc_runtime.worker.control_service import HeldPrograms
+    from rpc_runtime.execution.blob_store import BlobStore
+    from rpc_runtime.worker.control_service import HeldPrograms
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     if config.tracker is not None:
         config.tracker.plan(config.listen)
     if config.tls is not None:
-        from tvm_split.rpc_runtime.wire.certificates import check_worker_files
+        from rpc_runtime.wire.certificates import check_worker_files
 
         for text in check_worker_files(config.tls):
             logger.warning("%s", text)
@@ -158,13 +158,13 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     load_runtime()
     import grpc
 
-    from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-    from tvm_split.rpc_runtime.transports import mpi
-    from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS
-    from tvm_split.rpc_runtime.worker.call_limits import CallLimits
-    from tvm_split.rpc_runtime.worker.control_service import ControlService, HeldPrograms
-    from tvm_split.rpc_runtime.worker.data_service import DataService
-    from tvm_split.rpc_runtime.worker.health_service import PATHS, HealthService, health_server
+    from rpc_runtime.execution.blob_store import BlobStore
+    from rpc_runtime.transports import mpi
+    from rpc_runtime.wire.channels import SERVER_OPTIONS
+    from rpc_runtime.worker.call_limits import CallLimits
+    from rpc_runtime.worker.control_service import ControlService, HeldPrograms
+    from rpc_runtime.worker.data_service import DataService
+    from rpc_runtime.worker.health_service import PATHS, HealthService, health_server
 
     keep_heap()
     name = config.name or socket.gethostname()

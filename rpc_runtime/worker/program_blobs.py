@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
-from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.program import BlobSpec
+from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.program import BlobSpec
 
 MAXIMUM_UPLOADS = 4
 """Blobs that may arrive at a time; a client sends one."""

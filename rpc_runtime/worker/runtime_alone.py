@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
-from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
+from rpc_runtime.execution.cuda_runtime import load_cuda
 
 NOT_RUN = ("tvm", "tvm.rpc")
 EXTRA_LIBRARY = "tvm_runtime_extra"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.security import is_loopback, split_address
-from tvm_split.rpc_runtime.wire.tracker import TrackerAddress, require_key
-from tvm_split.rpc_runtime.worker.tracker_registration import RegistrationPlan
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.security import is_loopback, split_address
+from rpc_runtime.wire.tracker import TrackerAddress, require_key
+from rpc_runtime.worker.tracker_registration import RegistrationPlan
 
 ANY_HOST = ("0.0.0.0", "[::]")  # noqa: S104 (a name for it)
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tvm_split.rpc_runtime import own_modules
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.wire.tracker import (
+from rpc_runtime import own_modules
+from rpc_runtime.closing import Closing
+from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.wire.tracker import (
     Code,
     Registration,
     State,

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.rpc_runtime.worker.forked_child import end, keep_small
-from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.worker.forked_child import end, keep_small
+from rpc_runtime.worker.runtime_alone import load_runtime
 
 IDLE_SECONDS = 60.0
 """After this long its memory is worth more than the second that the next one takes to start."""
@@ -51,8 +51,8 @@ def _read_line(selector: selectors.BaseSelector) -> bytes | None:
 
 def _trial(request: dict[str, Any], selector: selectors.BaseSelector) -> dict[str, Any]:
     """What became of a library: nothing if all went well, else a signal, an exit code, or that it did not end."""
-    from tvm_split.rpc_runtime.execution.blob_store import read_blob
-    from tvm_split.rpc_runtime.execution.library import library_file
+    from rpc_runtime.execution.blob_store import read_blob
+    from rpc_runtime.execution.library import library_file
 
     content = read_blob(Path(request["path"]), BlobSpec(request["sha256"], request["size_bytes"]))
     with library_file(content) as library:
@@ -119,7 +119,7 @@ def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
     import tvm
     from tvm.runtime.vm import VirtualMachine
 
-    from tvm_split.rpc_runtime.execution.library import load
+    from rpc_runtime.execution.library import load
 
     module = load(library)
     functions = VirtualMachine(module, tvm.cpu()) if request["is_stage"] else module

@@ -7,8 +7,8 @@ import socket
 from functools import cache
 from typing import Any
 
-from tvm_split.rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
-from tvm_split.rpc_runtime.execution.nvcc import toolkit_text
+from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
+from rpc_runtime.execution.nvcc import toolkit_text
 
 UNKNOWN_CACHE_BYTES = 128 << 20
 """Of a GPU that does not say how large its second-level cache is: more than any had when this was written."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NoReturn
 
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.wire.tracker import (
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.wire.tracker import (
     MAXIMUM_KEY_LETTERS,
     RPC_MAGIC,
     RPC_MISMATCH,
@@ -30,9 +30,9 @@ from tvm_split.rpc_runtime.wire.tracker import (
     TrackerAddress,
     TrackerConnection,
 )
-from tvm_split.rpc_runtime.worker.forked_child import end, keep_small
-from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
-from tvm_split.rpc_runtime.worker.tuning_gpu import register_tuning_functions
+from rpc_runtime.worker.forked_child import end, keep_small
+from rpc_runtime.worker.runtime_alone import load_runtime
+from rpc_runtime.worker.tuning_gpu import register_tuning_functions
 
 LOOK_SECONDS = 2.0
 """TVM's own servers look at the tracker as often."""

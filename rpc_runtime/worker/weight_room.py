@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
-from tvm_split.rpc_runtime.program.program import StageSpec, weight_bytes
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.program.machine_plan import MachinePlan
+from rpc_runtime.program.program import StageSpec, weight_bytes
 
 ON_THE_WAY = 2
 """Weights of a GPU's stage that the host holds at a time: the one that was brought there, and the next one."""

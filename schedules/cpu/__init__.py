@@ -9,23 +9,23 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
-from tvm_split.schedules.cpu.blocked_channels import carry_blocked_channels
-from tvm_split.schedules.cpu.convolution import CONV2D, DEPTHWISE_CONV2D, legalize_conv2d
-from tvm_split.schedules.cpu.elementary import ELEMENTARY, legalize_elementary
-from tvm_split.schedules.cpu.elementwise import schedule_elementwise
-from tvm_split.schedules.cpu.fallback import schedule_fallback
-from tvm_split.schedules.cpu.matmul import MATMUL, PackMatmul, legalize_matmul
-from tvm_split.schedules.cpu.narrow_groups import WidenGroups
-from tvm_split.schedules.cpu.normalization import legalize_groups, legalize_rows
-from tvm_split.schedules.cpu.one_dimensional import raise_to_two_dimensions
-from tvm_split.schedules.cpu.reduction import schedule_pooling, schedule_reduction
-from tvm_split.schedules.cpu.softmax import legalize_softmax, schedule_columns
-from tvm_split.schedules.cpu.winograd.layout import UseWinograd
-from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd
-from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
-from tvm_split.schedules.template import Template, default_rule
-from tvm_split.schedules.traits import Traits, threads_of, traits_of
+from schedules.cpu.blocked_channels import carry_blocked_channels
+from schedules.cpu.convolution import CONV2D, DEPTHWISE_CONV2D, legalize_conv2d
+from schedules.cpu.elementary import ELEMENTARY, legalize_elementary
+from schedules.cpu.elementwise import schedule_elementwise
+from schedules.cpu.fallback import schedule_fallback
+from schedules.cpu.matmul import MATMUL, PackMatmul, legalize_matmul
+from schedules.cpu.narrow_groups import WidenGroups
+from schedules.cpu.normalization import legalize_groups, legalize_rows
+from schedules.cpu.one_dimensional import raise_to_two_dimensions
+from schedules.cpu.reduction import schedule_pooling, schedule_reduction
+from schedules.cpu.softmax import legalize_softmax, schedule_columns
+from schedules.cpu.winograd.layout import UseWinograd
+from schedules.cpu.winograd.schedule import schedule_winograd
+from schedules.expressions import Legalization
+from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
+from schedules.template import Template, default_rule
+from schedules.traits import Traits, threads_of, traits_of
 
 TEMPLATES: tuple[Template[Traits], ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
 """Rules whose schedules have choices; tuning looks here for what it can tune."""

@@ -20,7 +20,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
-from tvm_split.schedules.expressions import (
+from schedules.expressions import (
     CONV2D,
     array_of,
     constant,
@@ -30,8 +30,8 @@ from tvm_split.schedules.expressions import (
     static_shape,
     window_of,
 )
-from tvm_split.schedules.module_mutator import ORIGINS_ATTRIBUTE, origins_of
-from tvm_split.schedules.traits import Traits, channel_block
+from schedules.module_mutator import ORIGINS_ATTRIBUTE, origins_of
+from schedules.traits import Traits, channel_block
 
 UNARY = frozenset(
     f"relax.{name}"

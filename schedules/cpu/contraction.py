@@ -13,11 +13,11 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_split.schedules.blocks import Block, Parts, inline_tail
-from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
-from tvm_split.schedules.cpu.register_tile import RegisterTile, divisors
-from tvm_split.schedules.prefetch import Region, mark_for_prefetch
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import Block, Parts, inline_tail
+from schedules.cpu.elementwise import schedule_spatial_block
+from schedules.cpu.register_tile import RegisterTile, divisors
+from schedules.prefetch import Region, mark_for_prefetch
+from schedules.traits import Traits
 
 # LLVM takes a prefetch for a use of all memory, so the sums leave their registers before it and come back after it.
 STEPS_BETWEEN_PREFETCHES = 64

@@ -13,12 +13,12 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.blocks import ANCHOR
-from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
-from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
-from tvm_split.schedules.cpu.tiling_space import contraction_template
-from tvm_split.schedules.expressions import FUSABLE, accumulator_dtype, default_legalization, window_of
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import ANCHOR
+from schedules.cpu.contraction import LoopRoles, Tiling
+from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
+from schedules.cpu.tiling_space import contraction_template
+from schedules.expressions import FUSABLE, accumulator_dtype, default_legalization, window_of
+from schedules.traits import Traits
 
 DENSE, DEPTHWISE = "conv2d_blocked", "depthwise_conv2d_blocked"
 # Weights below this stay in the second-level cache of one core next to a few rows of the image: then threads share rows

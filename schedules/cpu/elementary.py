@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.expressions import default_legalization
+from schedules.expressions import default_legalization
 
 # Beyond these, the exponent of the result leaves the range of float32.
 EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283

@@ -8,8 +8,8 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV
 
-from tvm_split.schedules.blocks import Block, inline_into_outputs, new_schedule
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import Block, inline_into_outputs, new_schedule
+from schedules.traits import Traits
 
 # Mapping this many elements takes 3 microseconds on one core: less than waking the threads.
 SMALLEST_PARALLEL = 16384

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from tvm_split.schedules.blocks import new_schedule
-from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import new_schedule
+from schedules.cpu.elementwise import SMALLEST_PARALLEL
+from schedules.traits import Traits
 
 
 def schedule_fallback(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:

@@ -12,11 +12,11 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import mutator
 
-from tvm_split.schedules.blocks import ANCHOR
-from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
-from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
-from tvm_split.schedules.cpu.tiling_space import contraction_template
-from tvm_split.schedules.expressions import (
+from schedules.blocks import ANCHOR
+from schedules.cpu.contraction import LoopRoles, Tiling
+from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
+from schedules.cpu.tiling_space import contraction_template
+from schedules.expressions import (
     FUSABLE,
     accumulator_dtype,
     array_of,
@@ -26,9 +26,9 @@ from tvm_split.schedules.expressions import (
     operator_of,
     static_shape,
 )
-from tvm_split.schedules.module_mutator import ModuleMutator
-from tvm_split.schedules.traits import Traits
-from tvm_split.schedules.views import view_of
+from schedules.module_mutator import ModuleMutator
+from schedules.traits import Traits
+from schedules.views import view_of
 
 FAMILY = "matmul_packed"
 VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")

@@ -20,10 +20,10 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_split.schedules.cpu.elementwise import vector_width
-from tvm_split.schedules.expressions import CONV2D, array_of, constant, is_plain, operator_of, static_shape, window_of
-from tvm_split.schedules.module_mutator import ModuleMutator
-from tvm_split.schedules.traits import Traits, channel_block
+from schedules.cpu.elementwise import vector_width
+from schedules.expressions import CONV2D, array_of, constant, is_plain, operator_of, static_shape, window_of
+from schedules.module_mutator import ModuleMutator
+from schedules.traits import Traits, channel_block
 
 # What plain loops need for the work that a blocked template does in a unit of time. Measured on one core with AVX-512:
 # 15 GFLOP/s for 3 x 3 with 4 channels a group, 2.4 for 1 x 1 with 80, where the peak is 200.

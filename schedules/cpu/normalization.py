@@ -17,8 +17,8 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.expressions import accumulator_dtype, default_legalization, static_shape
-from tvm_split.schedules.traits import Traits
+from schedules.expressions import accumulator_dtype, default_legalization, static_shape
+from schedules.traits import Traits
 
 Reducer = Callable[..., Any]
 Element = Callable[[tuple[Any, ...], Any], Any]

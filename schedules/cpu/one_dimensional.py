@@ -14,8 +14,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_split.schedules.cpu.blocked_channels import BINARY, UNARY
-from tvm_split.schedules.expressions import (
+from schedules.cpu.blocked_channels import BINARY, UNARY
+from schedules.expressions import (
     CONV1D,
     array_of,
     constant,
@@ -25,7 +25,7 @@ from tvm_split.schedules.expressions import (
     static_shape,
     window_of,
 )
-from tvm_split.schedules.module_mutator import ModuleMutator
+from schedules.module_mutator import ModuleMutator
 
 POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
 

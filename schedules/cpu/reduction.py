@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from tvm_split.schedules.blocks import Block, blocks_of, finished_block, new_schedule
-from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, split_vector
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import Block, blocks_of, finished_block, new_schedule
+from schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, split_vector
+from schedules.traits import Traits
 
 
 def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:

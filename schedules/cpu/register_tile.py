@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tvm_split.schedules.traits import Traits
+from schedules.traits import Traits
 
 # Two multiply-adds start per cycle and take four cycles: fewer independent accumulators than this wait for each other.
 ACCUMULATORS_TO_HIDE_LATENCY = 8

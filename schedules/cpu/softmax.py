@@ -13,13 +13,13 @@ from typing import Any
 from tvm import relax, s_tir, te, tirx
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.blocks import ANCHOR, blocks_of, new_schedule
-from tvm_split.schedules.cpu.elementary import exp
-from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
-from tvm_split.schedules.cpu.normalization import fits, reduce_rows, reshaped
-from tvm_split.schedules.cpu.register_tile import divisors
-from tvm_split.schedules.expressions import default_legalization, static_shape
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import ANCHOR, blocks_of, new_schedule
+from schedules.cpu.elementary import exp
+from schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
+from schedules.cpu.normalization import fits, reduce_rows, reshaped
+from schedules.cpu.register_tile import divisors
+from schedules.expressions import default_legalization, static_shape
+from schedules.traits import Traits
 
 COLUMNS = "columns"
 KEPT_BYTES = 16 * 1024

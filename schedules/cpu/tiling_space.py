@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from tvm import s_tir, tirx
 
-from tvm_split.schedules.blocks import find_parts, new_schedule
-from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling, schedule_contraction
-from tvm_split.schedules.cpu.register_tile import RegisterTile, divisors, tiles_to_try
-from tvm_split.schedules.template import Choices, Space, Template, Value
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import find_parts, new_schedule
+from schedules.cpu.contraction import LoopRoles, Tiling, schedule_contraction
+from schedules.cpu.register_tile import RegisterTile, divisors, tiles_to_try
+from schedules.template import Choices, Space, Template, Value
+from schedules.traits import Traits
 
 ALL_AT_ONCE = "all"
 BLOCKS_OUTSIDE = "blocks_outside"

@@ -14,21 +14,21 @@ from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import reduced_types
-from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
-from tvm_split.schedules.gpu.attention import FuseAttention
-from tvm_split.schedules.gpu.contraction import schedule_few_rows
-from tvm_split.schedules.gpu.default_rules import apply_default, apply_reduction
-from tvm_split.schedules.gpu.elementwise import schedule_elementwise
-from tvm_split.schedules.gpu.lowering.convolution import CONVOLUTIONS, legalize_convolution
-from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
-from tvm_split.schedules.gpu.lowering.scan import SCANS, legalize_scan
-from tvm_split.schedules.gpu.tile import Gpu, gpu_of
-from tvm_split.schedules.gpu.tiling_space import TEMPLATES
-from tvm_split.schedules.gpu.whole_reduction import LONG, schedule_whole_reduction
-from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
-from tvm_split.schedules.template import Template, default_rule
+from schedules.blocks import reduced_types
+from schedules.expressions import Legalization
+from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
+from schedules.gpu.attention import FuseAttention
+from schedules.gpu.contraction import schedule_few_rows
+from schedules.gpu.default_rules import apply_default, apply_reduction
+from schedules.gpu.elementwise import schedule_elementwise
+from schedules.gpu.lowering.convolution import CONVOLUTIONS, legalize_convolution
+from schedules.gpu.lowering.matmul import legalize_matmul
+from schedules.gpu.lowering.scan import SCANS, legalize_scan
+from schedules.gpu.tile import Gpu, gpu_of
+from schedules.gpu.tiling_space import TEMPLATES
+from schedules.gpu.whole_reduction import LONG, schedule_whole_reduction
+from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
+from schedules.template import Template, default_rule
 
 __all__ = ["TEMPLATES", "layout_passes", "legalizations", "rules"]
 

@@ -24,14 +24,14 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_split.schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
-from tvm_split.schedules.expressions import broadcast_index, constant, operator_of, static_shape, widened_array_of
-from tvm_split.schedules.gpu.attention_fragments import FragmentKernel
-from tvm_split.schedules.gpu.attention_kernel import Kernel, Operands, Read, attention
-from tvm_split.schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
-from tvm_split.schedules.gpu.tile import Gpu
-from tvm_split.schedules.module_mutator import ModuleMutator
-from tvm_split.schedules.views import Step, element_of, view_of
+from schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
+from schedules.expressions import broadcast_index, constant, operator_of, static_shape, widened_array_of
+from schedules.gpu.attention_fragments import FragmentKernel
+from schedules.gpu.attention_kernel import Kernel, Operands, Read, attention
+from schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
+from schedules.gpu.tile import Gpu
+from schedules.module_mutator import ModuleMutator
+from schedules.views import Step, element_of, view_of
 
 OPAQUE = {"op_pattern": 8, SCHEDULE_ATTRIBUTE: "attention", IS_SCHEDULED: True}
 """PrimFunc attributes: a kernel that nothing is fused into, and that comes scheduled."""

@@ -22,9 +22,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_split.schedules.gpu.attention_kernel import LOWEST, AnyKernel, number, of_row, side_by_side
-from tvm_split.schedules.gpu.attention_tile import FRAGMENT_SHIFT, AttentionFragments, whole_fragments
-from tvm_split.schedules.gpu.tile import FRAGMENT, WARP
+from schedules.gpu.attention_kernel import LOWEST, AnyKernel, number, of_row, side_by_side
+from schedules.gpu.attention_tile import FRAGMENT_SHIFT, AttentionFragments, whole_fragments
+from schedules.gpu.tile import FRAGMENT, WARP
 
 LANES_OF_ROW = 2
 RUN = 4

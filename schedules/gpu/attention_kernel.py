@@ -27,9 +27,9 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder, tirx as T
 from tvm.sym.analyzer import Analyzer
 
-from tvm_split.schedules.expressions import ravel, unravel
-from tvm_split.schedules.gpu.attention_tile import ROW_THREADS, SHIFT, AnyAttentionTile, Attention, AttentionTile
-from tvm_split.schedules.gpu.tile import VECTORS, WARP
+from schedules.expressions import ravel, unravel
+from schedules.gpu.attention_tile import ROW_THREADS, SHIFT, AnyAttentionTile, Attention, AttentionTile
+from schedules.gpu.tile import VECTORS, WARP
 
 LOWEST = -3.4028234663852886e38
 """The lowest of float32, as the maximum of no scores: -inf less itself would be NaN."""

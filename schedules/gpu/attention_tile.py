@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm_split.schedules.gpu.tile import (
+from schedules.gpu.tile import (
     BYTES_PER_CYCLE,
     FRAGMENT,
     LATENCY_CYCLES,

@@ -21,9 +21,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
-from tvm_split.schedules.gpu.elementwise import bind_elements
-from tvm_split.schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STORE, AnyTile, Tile, Tiling
+from schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
+from schedules.gpu.elementwise import bind_elements
+from schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STORE, AnyTile, Tile, Tiling
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import new_schedule
+from schedules.blocks import new_schedule
 
 
 def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:

@@ -7,8 +7,8 @@ from math import prod
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import inline_into_outputs, new_schedule
-from tvm_split.schedules.gpu.default_rules import in_loops
+from schedules.blocks import inline_into_outputs, new_schedule
+from schedules.gpu.default_rules import in_loops
 
 THREADS = 256
 LANES = 4

@@ -14,10 +14,10 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_split.schedules.blocks import Block, Parts
-from tvm_split.schedules.gpu.contraction import cut, finish, share_among_threads
-from tvm_split.schedules.gpu.fragments import fragments_of
-from tvm_split.schedules.gpu.tile import FETCH, FRAGMENT, STORE, WARP, FragmentTile, Tiling
+from schedules.blocks import Block, Parts
+from schedules.gpu.contraction import cut, finish, share_among_threads
+from schedules.gpu.fragments import fragments_of
+from schedules.gpu.tile import FETCH, FRAGMENT, STORE, WARP, FragmentTile, Tiling
 
 # Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
 SHIFT_OF_HALVES = 8

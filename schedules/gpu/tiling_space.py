@@ -14,10 +14,10 @@ from typing import Generic
 from tvm import s_tir, tirx
 from tvm.runtime import DataType
 
-from tvm_split.schedules.blocks import Parts, find_parts, new_schedule
-from tvm_split.schedules.gpu.contraction import SHIFT_OF_COLUMNS, schedule_tiled
-from tvm_split.schedules.gpu.tensor_core import SHIFT_OF_HALVES, schedule_tensor_core
-from tvm_split.schedules.gpu.tile import (
+from schedules.blocks import Parts, find_parts, new_schedule
+from schedules.gpu.contraction import SHIFT_OF_COLUMNS, schedule_tiled
+from schedules.gpu.tensor_core import SHIFT_OF_HALVES, schedule_tensor_core
+from schedules.gpu.tile import (
     DEPTH_FIRST,
     FETCH,
     FRAGMENT,
@@ -38,7 +38,7 @@ from tvm_split.schedules.gpu.tile import (
     choose_tile,
     slices_to_try,
 )
-from tvm_split.schedules.template import Choices, Space, Template, Value
+from schedules.template import Choices, Space, Template, Value
 
 # CUDA C++ Programming Guide, technical specifications per compute capability: the same from sm_50 on.
 REGISTERS_OF_A_THREAD = 255

@@ -14,10 +14,10 @@ from math import prod
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import Block, inline_between, new_schedule
-from tvm_split.schedules.gpu.default_rules import in_loops
-from tvm_split.schedules.gpu.elementwise import bind_elements
-from tvm_split.schedules.gpu.tile import MOST_THREADS, gpu_of
+from schedules.blocks import Block, inline_between, new_schedule
+from schedules.gpu.default_rules import in_loops
+from schedules.gpu.elementwise import bind_elements
+from schedules.gpu.tile import MOST_THREADS, gpu_of
 
 THREADS = 256
 LONG = 1 << 14

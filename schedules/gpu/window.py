@@ -11,9 +11,9 @@ from math import prod
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import Block, blocks_of, finished_block, new_schedule
-from tvm_split.schedules.gpu.elementwise import bind_elements, uses
-from tvm_split.schedules.gpu.tile import DEPTHWISE
+from schedules.blocks import Block, blocks_of, finished_block, new_schedule
+from schedules.gpu.elementwise import bind_elements, uses
+from schedules.gpu.tile import DEPTHWISE
 
 LARGEST_WINDOW = 64
 """Elements of a window that one thread adds up alone; longer sums are reductions, which threads share."""

@@ -7,11 +7,11 @@ database.py   what was measured, as a folder             record_file.py reading 
 
 from __future__ import annotations
 
-from tvm_split.schedules.tuning.database import DatabaseWriter, Decision, TuningDatabase
-from tvm_split.schedules.tuning.devices import GpuNeeds, Tracker
-from tvm_split.schedules.tuning.errors import DatabaseError, DeviceError, TuningError
-from tvm_split.schedules.tuning.measuring import Effort, Measurer
-from tvm_split.schedules.tuning.tuner import KernelResult, TunableKernel, Tuner, TuningProgress
+from schedules.tuning.database import DatabaseWriter, Decision, TuningDatabase
+from schedules.tuning.devices import GpuNeeds, Tracker
+from schedules.tuning.errors import DatabaseError, DeviceError, TuningError
+from schedules.tuning.measuring import Effort, Measurer
+from schedules.tuning.tuner import KernelResult, TunableKernel, Tuner, TuningProgress
 
 __all__ = [
     "DatabaseError",

@@ -22,11 +22,11 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import last_line, new_schedule
-from tvm_split.schedules.template import scheduled_function
-from tvm_split.schedules.templates import make_instructions_known
-from tvm_split.schedules.tuning.errors import DatabaseError
-from tvm_split.schedules.tuning.record_file import (
+from schedules.blocks import last_line, new_schedule
+from schedules.template import scheduled_function
+from schedules.templates import make_instructions_known
+from schedules.tuning.errors import DatabaseError
+from schedules.tuning.record_file import (
     RECORDS,
     WORKLOADS,
     RecordFolder,

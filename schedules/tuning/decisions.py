@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tvm_split.schedules.template import Choices, Space, choices_from, text_of
+from schedules.template import Choices, Space, choices_from, text_of
 
 # Half of a batch changes one choice of the best so far; most of what a kernel gains comes from there. A quarter joins
 # two good ones, since choices that help apart often help together; the rest looks elsewhere.

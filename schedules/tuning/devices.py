@@ -13,7 +13,7 @@ from typing import Any
 from tvm.rpc import base
 from tvm.s_tir import meta_schedule
 
-from tvm_split.schedules.tuning.errors import DeviceError
+from schedules.tuning.errors import DeviceError
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 5.0

@@ -16,9 +16,9 @@ from tvm.s_tir import meta_schedule
 from tvm.support.popen_pool import PopenPoolExecutor, StatusKind, kill_child_processes
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import without_symbol
-from tvm_split.schedules.traits import threads_of
-from tvm_split.schedules.tuning.devices import (
+from schedules.blocks import without_symbol
+from schedules.traits import threads_of
+from schedules.tuning.devices import (
     CPU_EVICTION,
     GPU_EVICTION,
     GpuNeeds,
@@ -32,7 +32,7 @@ from tvm_split.schedules.tuning.devices import (
     session_with_gpu,
     session_with_threads,
 )
-from tvm_split.schedules.tuning.errors import DeviceError
+from schedules.tuning.errors import DeviceError
 
 MAIN = "main"
 POLL_SECONDS = 0.05

@@ -18,9 +18,9 @@ from tvm.s_tir import meta_schedule
 from tvm.target import Target
 from tvm_ffi.structural import StructuralKey
 
-from tvm_split.schedules.blocks import without_symbol
-from tvm_split.schedules.template import CHOICES_ATTRIBUTE
-from tvm_split.schedules.tuning.errors import DatabaseError
+from schedules.blocks import without_symbol
+from schedules.template import CHOICES_ATTRIBUTE
+from schedules.tuning.errors import DatabaseError
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"

@@ -14,8 +14,8 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import last_line
-from tvm_split.schedules.template import (
+from schedules.blocks import last_line
+from schedules.template import (
     Choices,
     Space,
     Template,
@@ -26,10 +26,10 @@ from tvm_split.schedules.template import (
     scheduled_function,
     text_of,
 )
-from tvm_split.schedules.templates import machine_of
-from tvm_split.schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
-from tvm_split.schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
-from tvm_split.schedules.tuning.measuring import MAIN, Built, Measurer, Timing
+from schedules.templates import machine_of
+from schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
+from schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
+from schedules.tuning.measuring import MAIN, Built, Measurer, Timing
 
 BATCH = 12
 CONTENDERS = 3

@@ -13,14 +13,14 @@ import torch
 import yaml
 
 import tvm_split
+from rpc_runtime.client.client import describe
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.readme_table import run
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 from tests.models.small_onnx_model import small_model
 from tests.models.torch_models import resnet18
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.bundle import Verified
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 PYTHON = os.environ["AARCH64_PYTHON"]
 RASPBERRY = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}

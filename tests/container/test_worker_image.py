@@ -20,10 +20,10 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tvm_split
+from rpc_runtime.client.client import describe
 from scripts.worker_image import IMAGE, LIMITS, podman
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.waiting import wait_while_running
-from tvm_split.rpc_runtime.client.client import describe
 
 FOLDER = Path(os.environ["CONTAINER_FOLDER"])
 COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "deploy/compose/compose.yaml").read_text())

@@ -19,14 +19,14 @@ import pytest
 from keras import layers
 
 import tvm_split
+from relay_passes.contract import bindings_of
+from relay_passes.rewrite import operator_name
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.keras_networks import assert_same, random_inputs, with_random_statistics
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.targets import host_target
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.relay_passes.contract import bindings_of
-from tvm_split.relay_passes.rewrite import operator_name
 
 
 def convolutions() -> Any:

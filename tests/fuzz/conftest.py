@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
 from tests.helpers.rpc_runtime.pipelines import same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
 from tests.helpers.trials import SEED, Standing, Trials
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 MORE_FILES = 24
 

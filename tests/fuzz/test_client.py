@@ -10,21 +10,15 @@ from typing import Any
 import grpc
 import numpy as np
 
-from tests.helpers.mutations import mutated, random_message
-from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
-from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
-from tests.helpers.rpc_runtime.timed_kernels import KERNELS
-from tests.helpers.trials import Trials
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
-from tvm_split.rpc_runtime.program.program import Program
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import LINK_PATH, METHODS, Method
-from tvm_split.rpc_runtime.wire.framing import (
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
+from rpc_runtime.program.program import Program
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.control_methods import LINK_PATH, METHODS, Method
+from rpc_runtime.wire.framing import (
     HEADER,
     MAGIC,
     PROTOCOL_VERSION,
@@ -32,6 +26,12 @@ from tvm_split.rpc_runtime.wire.framing import (
     control_frame,
     tensor_frames,
 )
+from tests.helpers.mutations import mutated, random_message
+from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
+from tests.helpers.rpc_runtime.timed_kernels import KERNELS
+from tests.helpers.trials import Trials
 
 TIMEOUT_SECONDS = 0.5
 ANSWERED = tuple(method for method in METHODS.values() if method is not METHODS["Watch"])

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from rich.console import Console
 
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.program import CLIENT
 from tests.helpers.mutations import changed
 from tests.helpers.planner.parts import part
 from tests.helpers.planner.problems import GOOD, random_problem
@@ -31,8 +33,6 @@ from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, r
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import calibrated, corrections_of
 from tvm_split.planner.search import solve
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.simulation.of_plans import scenario_of_plan, scenario_of_problem, with_measured_compute
 from tvm_split.simulation.simulate import simulate
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from tests.helpers.rpc_runtime.pipelines import same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.trials import Memory, Standing, Trials
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
 
 
 def truncated(library: bytes, source: random.Random) -> bytes:

@@ -15,18 +15,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from tests.helpers.mutations import mutated
-from tests.helpers.rpc_runtime.joined_links import DEPLOYMENT, Answering, Receiver, Sender
-from tests.helpers.rpc_runtime.link_peer import one_route
-from tests.helpers.rpc_runtime.raw_calls import RawCaller
-from tests.helpers.trials import Trials
-from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.transports import shared_memory
-from tvm_split.rpc_runtime.transports.link_memory import MESSAGE, SharedMemory
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import (
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.transports import shared_memory
+from rpc_runtime.transports.link_memory import MESSAGE, SharedMemory
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.framing import (
     HEADER,
     MAGIC,
     PROTOCOL_VERSION,
@@ -37,6 +31,12 @@ from tvm_split.rpc_runtime.wire.framing import (
     parsed,
     shared_tensor_frame,
 )
+from tests.helpers.mutations import mutated
+from tests.helpers.rpc_runtime.joined_links import DEPLOYMENT, Answering, Receiver, Sender
+from tests.helpers.rpc_runtime.link_peer import one_route
+from tests.helpers.rpc_runtime.raw_calls import RawCaller
+from tests.helpers.trials import Trials
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 ROUTE = one_route(1000)
 

@@ -9,6 +9,18 @@ from typing import Any
 import grpc
 import pytest
 
+from rpc_runtime.client.client import WorkerConnection
+from rpc_runtime.program.kernel_times import KernelSet
+from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS, Method
+from rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame
+from rpc_runtime.wire.messages import (
+    LINK_SECRET_BYTES,
+    load_request,
+    message_of,
+)
 from tests.helpers.mutations import mutated, random_message
 from tests.helpers.rpc_runtime.pipelines import send_blobs
 from tests.helpers.rpc_runtime.programs import A, B
@@ -16,18 +28,6 @@ from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS
 from tests.helpers.trials import Memory, Standing, Trials
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.client import WorkerConnection
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS, Method
-from tvm_split.rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame
-from tvm_split.rpc_runtime.wire.messages import (
-    LINK_SECRET_BYTES,
-    load_request,
-    message_of,
-)
 
 MADE_ERRORS = {
     "INVALID_ARGUMENT",

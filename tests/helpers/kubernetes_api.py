@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from rpc_runtime.closing import Closing
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.closing import Closing
 
 
 class KubernetesApi(Closing):

@@ -7,8 +7,8 @@ import tvm
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
+from relay_passes.partition import PlacedStage, Placement
 from tvm_split.compiler.build import code_of
-from tvm_split.relay_passes.partition import PlacedStage, Placement
 
 LLVM = tvm.target.Target({"kind": "llvm"})
 QUICKLY = tvm.target.Target({"kind": "llvm", "opt-level": 0})

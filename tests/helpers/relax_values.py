@@ -15,8 +15,8 @@ import tvm
 from torch.nn import functional
 from tvm import relax
 
-from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields
-from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.contract import bindings_of, main_function, returned_fields
+from relay_passes.rewrite import is_tensor_constant, operator_name
 
 
 def values_of(module: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from rpc_runtime.closing import Closing
+from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
+from schedules.tuning import DeviceError, Tracker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
-from tvm_split.schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
 NO_TORCH = 'raise ModuleNotFoundError("machines of a lab have none", name="torch")'
@@ -69,7 +69,7 @@ class RpcLab(Closing):
     def start_worker(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """A worker of key `KEY` that trusts all who reach it, unless ``options`` say otherwise."""
         where = ("--tracker", self.address, "--key", KEY, f"--name={name}", "--cache", str(self._folder / name))
-        return self._run("tvm_split.rpc_runtime.worker", *where, *(options or ("--insecure",)))
+        return self._run("rpc_runtime.worker", *where, *(options or ("--insecure",)))
 
     def listed(self) -> list[ListedServer]:
         return list(listed_servers(TrackerAddress("127.0.0.1", self.port)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tvm_split.rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.program import CLIENT
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 
 

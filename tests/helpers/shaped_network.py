@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 END_SECONDS = 20.0
 SUBNET = "10.213.77"

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 import tvm
 
+from relay_passes.contract import main_function, operations_of
+from relay_passes.shards.region import Region, Sharded
+from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import assert_same_values, random_inputs
-from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.shards.region import Region, Sharded
-from tvm_split.relay_passes.shards.rows import split_rows
 
 MACHINES = tuple(f"machine-{letter}" for letter in "abcdef")
 BOTH = ("fused", "each")

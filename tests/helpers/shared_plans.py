@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from tvm import relax
 
+from relay_passes.contract import main_function, operations_of
 from tvm_split.compiler.sharding import PlacedModel
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
-from tvm_split.relay_passes.contract import main_function, operations_of
 
 MACHINES = tuple(PlannedMachine(f"machine-{letter}", {"kind": "llvm"}, 1) for letter in "abc")
 A, B, C = (each.name for each in MACHINES)

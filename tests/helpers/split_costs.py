@@ -9,15 +9,15 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import (
+from relay_passes.contract import (
     bindings_of,
     main_function,
     operations_of,
     returned_fields,
     used_variables,
 )
-from tvm_split.relay_passes.rewrite import is_tensor_constant
-from tvm_split.relay_passes.shards.region import Region, Sharded, part_name
+from relay_passes.rewrite import is_tensor_constant
+from relay_passes.shards.region import Region, Sharded, part_name
 
 
 def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.closing import Closing
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.closing import Closing
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 

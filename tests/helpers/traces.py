@@ -1,11 +1,11 @@
 """Traces and what was planned, written by hand."""
 
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction
 from tvm_split.planner.problem import Stage
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 
 MILLISECOND = 1_000_000
 A, B, C = "machine-a", "machine-b", "machine-c"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import eventually
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "1"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.program import CLIENT
 from tests.helpers.relay import Relay
 from tests.helpers.shaped_network import can_shape, shaped_workers
 from tests.helpers.smooth_network import CROSSING_BYTES, CUT, smooth_network
@@ -20,9 +23,6 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError, PlanError
 from tvm_split.planner.plan import Plan
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B = "left", "right"
 SLOW_BYTES_PER_SECOND = 100e6 / 8

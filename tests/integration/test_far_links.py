@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers.relay import Relay
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 
 A, B, C = "left", "middle", "right"
 FAR_SECONDS = 0.02

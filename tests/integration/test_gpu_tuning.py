@@ -12,17 +12,17 @@ import pytest
 import torch
 
 import tvm_split
+from rpc_runtime.execution.cuda_code import PACKED, SOURCE
+from schedules.template import choices_from, schedule_by, scheduled_function, text_of
+from schedules.templates import machine_of
+from schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
+from schedules.tuning.record_file import RECORDS
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.placement import tvm_target
-from tvm_split.rpc_runtime.execution.cuda_code import PACKED, SOURCE
-from tvm_split.schedules.template import choices_from, schedule_by, scheduled_function, text_of
-from tvm_split.schedules.templates import machine_of
-from tvm_split.schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
-from tvm_split.schedules.tuning.record_file import RECORDS
 from tvm_split.tuning import tunable_kernels
 
 TARGET = {"kind": "cuda", "arch": "sm_90"}
@@ -184,7 +184,7 @@ def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path
     import tvm
     from tvm import te
 
-    from tvm_split.schedules.tuning.devices import GPU_EVICTION, evaluate_in_turn
+    from schedules.tuning.devices import GPU_EVICTION, evaluate_in_turn
 
     x = te.placeholder((64,), name="x")
     function = te.create_prim_func([x, te.compute((64,), lambda i: x[i] + 1, name="y")])

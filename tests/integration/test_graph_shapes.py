@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime.transports.credit_window import MOST_MORE
 from tests.models.torch_graphs import (
     Constants,
     OnlyConstants,
@@ -22,7 +23,6 @@ from tests.models.torch_graphs import (
     TwoConsumers,
     TwoInputs,
 )
-from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
 
 Case = tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...], dict[str, list[str]], list[str]]
 GENERATOR = torch.Generator().manual_seed(0)

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.mpi_workers import mpi_workers
 from tests.helpers.waiting import eventually
 from tests.models.torch_models import published_models
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import TvmSplitError
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 NAMES = ("machine-a", "machine-b", "machine-c")
 LAYERS = ("0", "1", "2")

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import tvm_split
+from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from tests.helpers.waiting import eventually
 from tvm_split.cluster.ray_workers import worker_resources
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 
 MODULE = "rpc_runtime.worker"
 
@@ -118,7 +118,7 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     address = own_ray.get_runtime_context().gcs_address
     code = (
         "import tvm_split, sys\n"
-        "from tvm_split.rpc_runtime.client.client import describe\n"
+        "from rpc_runtime.client.client import describe\n"
         "cluster = tvm_split.Cluster.from_ray(sys.argv[1], workers=2, strategy='PACK')\n"
         "print(*(describe(each, 30).machine for each in cluster.endpoints().values()))\n"
     )  # it closes nothing, and ends

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import tvm_split
+from rpc_runtime.program.machine_plan import planned_routes
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.program import Program
 from tests.models.torch_models import bert, vgg
-from tvm_split.rpc_runtime.program.machine_plan import planned_routes
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
-from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.simulation.of_plans import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 

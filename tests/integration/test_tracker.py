@@ -19,14 +19,14 @@ import torch
 from typer.testing import CliRunner
 
 import tvm_split
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.tracker import RPC_MAGIC, RPC_MISMATCH
+from schedules.tuning import DeviceError, Effort
 from tests.helpers.rpc_lab import KEY, RpcLab, kill_group
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cli.application import app
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.security import TlsFiles
-from tvm_split.rpc_runtime.wire.tracker import RPC_MAGIC, RPC_MISMATCH
-from tvm_split.schedules.tuning import DeviceError, Effort
 
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
 

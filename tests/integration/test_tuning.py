@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import tvm_split
+from schedules.tuning import DatabaseWriter, Effort, TuningDatabase
+from schedules.tuning.record_file import RECORDS
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.schedule_harness import normal
 from tvm_split.compiler.placement import tvm_target
-from tvm_split.schedules.tuning import DatabaseWriter, Effort, TuningDatabase
-from tvm_split.schedules.tuning.record_file import RECORDS
 from tvm_split.tuning import tunable_kernels
 
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
@@ -131,8 +131,8 @@ def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatc
 
 
 def decide_otherwise(kernel, target):
-    from tvm_split.schedules.template import schedule_by, text_of
-    from tvm_split.schedules.traits import traits_of
+    from schedules.template import schedule_by, text_of
+    from schedules.traits import traits_of
 
     space = kernel.template.space(kernel.function, traits_of(target))
     choices = next(each for each in space.all_choices() if each != space.default)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.program.program import StageSpec
 from tvm_split.cluster.machine import Machine
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.program.program import StageSpec
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.machine import Machine
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 class Network(nn.Module):

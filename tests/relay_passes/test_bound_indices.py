@@ -8,9 +8,9 @@ import tvm
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
+from relay_passes.bound_indices import BoundIndices
 from tests.helpers.placements import QUICKLY
 from tvm_split.compiler.build import code_of
-from tvm_split.relay_passes.bound_indices import BoundIndices
 
 
 def test_rows_that_are_not_there_are_not_numbers() -> None:

@@ -7,10 +7,10 @@ import tvm
 from tvm.script import ir as I, relax as R
 from tvm.tirx import IndexMap
 
+from relay_passes.communication import annotated_module, machine_modules
+from relay_passes.exchange_layouts import Layout, with_layouts
+from relay_passes.partition import PlacedStage, Placement, partition
 from tests.helpers.placements import LLVM, STAGE_OF, placement
-from tvm_split.relay_passes.communication import annotated_module, machine_modules
-from tvm_split.relay_passes.exchange_layouts import Layout, with_layouts
-from tvm_split.relay_passes.partition import PlacedStage, Placement, partition
 
 OUTPUTS = ("skip", "x", "other", "y", "other")
 

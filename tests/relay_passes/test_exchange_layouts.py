@@ -9,16 +9,16 @@ from tvm.ir import assert_structural_equal
 from tvm.script import ir as I, relax as R, tirx as T
 from tvm.tirx import IndexMap
 
-from tests.helpers.placements import run
-from tvm_split.relay_passes.contract import bindings_of
-from tvm_split.relay_passes.exchange_layouts import (
+from relay_passes.contract import bindings_of
+from relay_passes.exchange_layouts import (
     Layout,
     changed_parameters,
     count_changes,
     layouts_made,
     with_layouts,
 )
-from tvm_split.relay_passes.partition import Computation
+from relay_passes.partition import Computation
+from tests.helpers.placements import run
 
 BLOCKED = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
 

@@ -5,8 +5,8 @@ import pytest
 import tvm
 from tvm import relax
 
+from relay_passes.fold_affine import FoldAffine
 from tests.helpers.placements import run
-from tvm_split.relay_passes.fold_affine import FoldAffine
 
 GENERATOR = np.random.default_rng(0)
 

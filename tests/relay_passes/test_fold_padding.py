@@ -5,9 +5,9 @@ import pytest
 import tvm
 from tvm import relax
 
+from relay_passes.fold_padding import FoldPadding
+from relay_passes.rewrite import operator_name
 from tests.helpers.placements import run
-from tvm_split.relay_passes.fold_padding import FoldPadding
-from tvm_split.relay_passes.rewrite import operator_name
 
 SPACE = [0, 0, 0, 0, 0, 1, 2, 1]
 """Nothing above, one row below, two columns before and one behind."""

@@ -5,8 +5,8 @@ import pytest
 import tvm
 from tvm import relax
 
+from relay_passes.fold_small import FoldSmall
 from tests.helpers.placements import run
-from tvm_split.relay_passes.fold_small import FoldSmall
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype("float32")
 B = np.random.default_rng(1).uniform(0.5, 2.0, (3,)).astype("float32")

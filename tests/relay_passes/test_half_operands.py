@@ -9,10 +9,10 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from relay_passes.contract import bindings_of, main_function
+from relay_passes.half_operands import HalfOperands
+from relay_passes.rewrite import operator_name
 from tests.helpers.relax_graphs import graph, random_inputs, run_together, weights
-from tvm_split.relay_passes.contract import bindings_of, main_function
-from tvm_split.relay_passes.half_operands import HalfOperands
-from tvm_split.relay_passes.rewrite import operator_name
 
 HALVES = ("float16", "bfloat16")
 

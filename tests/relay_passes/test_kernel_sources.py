@@ -6,8 +6,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.kernel_sources import kernel_sources
-from tvm_split.relay_passes.unique_names import UniqueNames
+from relay_passes.kernel_sources import kernel_sources
+from relay_passes.unique_names import UniqueNames
 
 
 def lowered_and_fused(build) -> tuple[tvm.IRModule, tvm.IRModule]:

@@ -4,8 +4,8 @@ import numpy as np
 import tvm
 from tvm.script import ir as I, relax as R
 
+from relay_passes.lift_weights import lift_weights
 from tests.helpers.placements import run
-from tvm_split.relay_passes.lift_weights import lift_weights
 
 LARGE = tvm.runtime.tensor(np.arange(64, dtype="float32").reshape(8, 8))
 SMALL = np.ones((1, 8), "float32")

@@ -5,9 +5,9 @@ import pytest
 import tvm
 from tvm.script import ir as I, relax as R
 
+from relay_passes.contract import ContractError, SelfWaitError
+from relay_passes.partition import partition
 from tests.helpers.placements import STAGE_OF, placement, run
-from tvm_split.relay_passes.contract import ContractError, SelfWaitError
-from tvm_split.relay_passes.partition import partition
 
 
 def test_stage_holds_what_it_needs_and_returns_what_others_need(whole: tvm.IRModule) -> None:

@@ -8,14 +8,14 @@ import pytest
 import tvm
 from tvm import relax
 
+import schedules
 import tvm_split
+from relay_passes import bound_indices, fold_affine, fold_padding, fold_small, lift_weights, remove_identities
+from relay_passes.contract import bindings_of, main_function, require_whole_graph
+from relay_passes.pipeline import Schedules, stage_phases
+from relay_passes.rewrite import is_tensor_constant, operator_name
 from tests.models import torch_models
-from tvm_split import schedules
 from tvm_split.compiler.targets import host_target
-from tvm_split.relay_passes import bound_indices, fold_affine, fold_padding, fold_small, lift_weights, remove_identities
-from tvm_split.relay_passes.contract import bindings_of, main_function, require_whole_graph
-from tvm_split.relay_passes.pipeline import Schedules, stage_phases
-from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
 
 Check = Callable[[relax.Function], None]
 

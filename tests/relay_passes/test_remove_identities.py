@@ -3,7 +3,7 @@ from __future__ import annotations
 import tvm
 from tvm.script import ir as I, relax as R
 
-from tvm_split.relay_passes.remove_identities import RemoveIdentities
+from relay_passes.remove_identities import RemoveIdentities
 
 
 def test_what_computes_nothing_goes() -> None:

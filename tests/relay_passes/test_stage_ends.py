@@ -8,8 +8,8 @@ from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I, relax as R
 
-from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.stage_ends import has_convolution, receiving_end, sending_end
+from relay_passes.partition import Computation
+from relay_passes.stage_ends import has_convolution, receiving_end, sending_end
 
 WEIGHT = relax.const(np.zeros((8, 8, 1, 1), np.float32))
 

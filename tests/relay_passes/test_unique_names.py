@@ -4,9 +4,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relay_passes.contract import bindings_of
+from relay_passes.unique_names import UniqueNames
 from tests.helpers.placements import run
-from tvm_split.relay_passes.contract import bindings_of
-from tvm_split.relay_passes.unique_names import UniqueNames
 
 
 def doubled_names() -> tvm.IRModule:

@@ -6,11 +6,11 @@ import pytest
 import tvm
 from hypothesis import given, settings, strategies as st
 
+from relay_passes.contract import ContractError, SelfWaitError
+from relay_passes.partition import Computation, partition
+from relay_passes.pipeline import cut
+from relay_passes.verify_partition import verify_partition
 from tests.helpers.placements import STAGE_OF, Whole, placement
-from tvm_split.relay_passes.contract import ContractError, SelfWaitError
-from tvm_split.relay_passes.partition import Computation, partition
-from tvm_split.relay_passes.pipeline import cut
-from tvm_split.relay_passes.verify_partition import verify_partition
 
 
 def rewritten(stage: Computation, right: str, wrong: str) -> Computation:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.worker_process import Start, start_worker
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 

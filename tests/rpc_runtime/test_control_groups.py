@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.control_groups import MemoryLimit, core_quota, memory_limits
+from rpc_runtime.hardware import HostCores, usable_together
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.control_groups import MemoryLimit, core_quota, memory_limits
-from tvm_split.rpc_runtime.hardware import HostCores, usable_together
 
 VERSION_2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 VERSION_1 = (
@@ -188,7 +188,7 @@ import json, pathlib, sys
 pathlib.Path(sys.argv[1]).write_text("0")
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import cores_by_address, shared_cores
-from tvm_split.rpc_runtime.hardware import own_cores
+from rpc_runtime.hardware import own_cores
 cluster = Cluster.local(workers=2)
 (shared,) = shared_cores(cluster, cores_by_address(cluster))
 (machine,) = Cluster.in_process().machines

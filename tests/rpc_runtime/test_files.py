@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.files import CACHE_VARIABLE, cache_folder, is_kept, keep, locked, replacing, state_folder
 from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
 from tvm_split.measuring.store import default_folder as measurements_folder
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.files import CACHE_VARIABLE, cache_folder, is_kept, keep, locked, replacing, state_folder
 
 
 def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_worker_keeps_blobs_there(tmp_path: Path, variable: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--ready-json", "--exit-with-parent"],
+        [sys.executable, "-m", "rpc_runtime.worker", "--ready-json", "--exit-with-parent"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

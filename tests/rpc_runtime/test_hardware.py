@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from rpc_runtime.hardware import cpu_features, features_in, memory_domain
 from tests.helpers.recorded_processors import recorded
-from tvm_split.rpc_runtime.hardware import cpu_features, features_in, memory_domain
 
 
 def test_features_are_those_that_all_processors_have() -> None:
@@ -32,7 +32,7 @@ def test_this_machine_has_features() -> None:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> None:
-    code = "from tvm_split.rpc_runtime.hardware import memory_domain; print(memory_domain())"
+    code = "from rpc_runtime.hardware import memory_domain; print(memory_domain())"
     told = {
         name: subprocess.run([*before, sys.executable, "-c", code], capture_output=True, text=True, check=False)
         for name, before in (("here", []), ("namespace", ["unshare", "--net"]), ("user", ["setpriv", "--reuid=65534"]))
@@ -48,7 +48,7 @@ def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> No
 @pytest.mark.parametrize(("option", "is_same"), [("--map-user=1000", True), ("--map-current-user", True), ("", False)])
 def test_a_user_is_who_it_is_outside_of_its_namespace(option: str, is_same: bool) -> None:
     """One that its namespace does not map looks to it like all strangers do, so that it shares with nobody."""
-    code = "from tvm_split.rpc_runtime.hardware import memory_domain; print(memory_domain())"
+    code = "from rpc_runtime.hardware import memory_domain; print(memory_domain())"
     command = ["unshare", "--user", *filter(None, [option]), sys.executable, "-c", code]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     if told.returncode:

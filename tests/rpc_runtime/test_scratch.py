@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tvm_split.rpc_runtime.scratch import PREFIX, ScratchFolder, remove_orphans
+from rpc_runtime.scratch import PREFIX, ScratchFolder, remove_orphans
 
 OWNER = """
-from tvm_split.rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.scratch import ScratchFolder
 folder = ScratchFolder('test')
 print(folder.path, flush=True)
 input()
 """
 SWEEPER = """
-from tvm_split.rpc_runtime.scratch import remove_orphans
+from rpc_runtime.scratch import remove_orphans
 print(flush=True)
 while True:
     remove_orphans()

@@ -4,10 +4,10 @@ import numpy as np
 import tvm_ffi
 from tvm import relax, tirx
 
+import schedules
+from schedules import cpu
+from schedules.blocks import new_schedule
 from tests.helpers.schedules.schedule_harness import HOST, evaluate, graph_of, lower, normal, rules, run
-from tvm_split import schedules
-from tvm_split.schedules import cpu
-from tvm_split.schedules.blocks import new_schedule
 
 
 def small_network(builder, x):
@@ -69,7 +69,7 @@ def test_a_rule_that_fails_falls_to_the_next_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(cpu, "RULES", tuple((name, fails if name != "fallback" else rule) for name, rule in cpu.RULES))
     actual, chosen = evaluate(small_network, [x])
     assert chosen == {"fallback"}
-    warned = [each.getMessage() for each in caplog.records if each.name == "tvm_split.schedules.apply"]
+    warned = [each.getMessage() for each in caplog.records if each.name == "schedules.apply"]
     reason = "since the rule conv2d failed: ScheduleError: Cannot find a block with the specified name"
     assert any("conv2d" in each and each.endswith(reason) for each in warned)
     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-3)

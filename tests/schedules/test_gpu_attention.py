@@ -9,6 +9,9 @@ import tvm
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tvm import relax
 
+import schedules
+from schedules.gpu import attention_tile
+from schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
 from tests.helpers.schedules.emulated_gpu import SM_90, evaluate, run_emulated
 from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
@@ -20,9 +23,6 @@ from tests.helpers.schedules.gpu_kernels import (
     nvcc,
 )
 from tests.helpers.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules
-from tvm_split import schedules
-from tvm_split.schedules.gpu import attention_tile
-from tvm_split.schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
 
 HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
 """Tolerances where operands and weights are rounded, and sums are not."""

@@ -12,6 +12,7 @@ import torch
 import tvm
 from tvm import relax, te, tirx
 
+import schedules
 import tvm_split
 from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
@@ -27,7 +28,6 @@ from tests.helpers.schedules.gpu_kernels import (
 )
 from tests.helpers.schedules.schedule_harness import graph_of, lower, normal
 from tests.models import torch_models
-from tvm_split import schedules
 from tvm_split.compiler.build import build_stage
 from tvm_split.compiling import cut_model
 

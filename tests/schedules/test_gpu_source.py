@@ -7,11 +7,11 @@ from hypothesis import example, given, settings, strategies as st
 from tvm import relax
 from tvm.script import ir as I, relax as R, tirx as T
 
+from schedules.gpu.whole_reduction import LONG
 from tests.helpers.schedules.convolutions import expected
 from tests.helpers.schedules.emulated_gpu import SM_90, evaluate, kernels, run_emulated
 from tests.helpers.schedules.gpu_kernels import nvcc
 from tests.helpers.schedules.schedule_harness import assert_close, normal
-from tvm_split.schedules.gpu.whole_reduction import LONG
 
 pytestmark = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
 

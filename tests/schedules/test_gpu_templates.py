@@ -7,6 +7,9 @@ import pytest
 import tvm
 from tvm import relax
 
+from schedules.template import schedule_by, scheduled_function, text_of
+from schedules.templates import machine_of, templates_of
+from schedules.tuning import DatabaseWriter, TuningDatabase
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.emulated_gpu import emulated, run_emulated
 from tests.helpers.schedules.gpu_kernels import (
@@ -19,9 +22,6 @@ from tests.helpers.schedules.gpu_kernels import (
     nvcc,
 )
 from tests.helpers.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, unscheduled
-from tvm_split.schedules.template import schedule_by, scheduled_function, text_of
-from tvm_split.schedules.templates import machine_of, templates_of
-from tvm_split.schedules.tuning import DatabaseWriter, TuningDatabase
 
 SM_90 = cuda("sm_90")
 GPU = machine_of(SM_90)

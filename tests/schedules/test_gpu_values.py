@@ -7,15 +7,15 @@ import tvm
 from hypothesis import given, settings, strategies as st
 from tvm import relax, tirx
 
+import schedules
+from schedules.blocks import find_parts, new_schedule
+from schedules.gpu.tensor_core import schedule_tensor_core
+from schedules.gpu.tile import TENSOR_CORE, gpu_of
+from schedules.gpu.tiling_space import FRAGMENTS
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.gpu_kernels import cuda
 from tests.helpers.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, run
 from tests.helpers.schedules.serial_threads import without_threads
-from tvm_split import schedules
-from tvm_split.schedules.blocks import find_parts, new_schedule
-from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
-from tvm_split.schedules.gpu.tile import TENSOR_CORE, gpu_of
-from tvm_split.schedules.gpu.tiling_space import FRAGMENTS
 
 SM_90 = cuda("sm_90")
 

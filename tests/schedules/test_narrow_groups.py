@@ -3,10 +3,10 @@
 import pytest
 from tvm import relax
 
+from schedules.cpu.narrow_groups import Widening, choose_widening
+from schedules.traits import Traits
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
-from tvm_split.schedules.cpu.narrow_groups import Widening, choose_widening
-from tvm_split.schedules.traits import Traits
 
 AVX512 = Traits(lanes=16, registers=32)
 

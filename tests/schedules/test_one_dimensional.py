@@ -5,8 +5,8 @@ import pytest
 import torch
 from tvm import relax
 
+import schedules
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, run
-from tvm_split import schedules
 
 
 def two_layers(first, second, bias):

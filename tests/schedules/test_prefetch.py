@@ -8,10 +8,10 @@ import pytest
 from tvm import te, tirx
 from tvm.target import Target
 
-from tvm_split.schedules.cpu.matmul import MATMUL, matmul_packed
-from tvm_split.schedules.prefetch import MARK, prefetch_weights
-from tvm_split.schedules.template import default_rule
-from tvm_split.schedules.traits import Traits, traits_of
+from schedules.cpu.matmul import MATMUL, matmul_packed
+from schedules.prefetch import MARK, prefetch_weights
+from schedules.template import default_rule
+from schedules.traits import Traits, traits_of
 
 AVX512 = traits_of(Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}))
 

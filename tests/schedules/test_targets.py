@@ -9,9 +9,9 @@ from tvm import relax, tirx
 from tvm.target import Target
 from tvm.target.codegen import target_has_features
 
+import schedules
 from tests.helpers.schedules.gpu_kernels import cuda, unbound_blocks
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, graph_of, lower, normal, run
-from tvm_split import schedules
 
 X86_V3 = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2})
 AARCH64 = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"], "num-cores": 2})

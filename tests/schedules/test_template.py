@@ -7,10 +7,8 @@ import pytest
 import tvm
 from hypothesis import given, strategies as st
 
-from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, normal
-from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function
-from tvm_split import schedules
-from tvm_split.schedules.template import (
+import schedules
+from schedules.template import (
     CHOICES_ATTRIBUTE,
     Space,
     choices_from,
@@ -19,6 +17,8 @@ from tvm_split.schedules.template import (
     scheduled_function,
     text_of,
 )
+from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, normal
+from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function
 
 
 def outputs_of(function):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tvm import relax, tirx
 
+import schedules
+from schedules.views import view_of
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal
-from tvm_split import schedules
-from tvm_split.schedules.views import view_of
 
 
 def attention(builder, x, heads, width):

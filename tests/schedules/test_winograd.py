@@ -6,6 +6,23 @@ import tvm
 from hypothesis import given, settings, strategies as st
 from tvm import relax, te, tirx
 
+import schedules
+from schedules.cpu.winograd.layout import (
+    Winograd,
+    Workload,
+    choose_winograd,
+    direct_nanoseconds,
+    winograd_nanoseconds,
+)
+from schedules.cpu.winograd.lowering import winograd_conv2d
+from schedules.cpu.winograd.schedule import schedule_winograd
+from schedules.cpu.winograd.transform import (
+    input_matrix,
+    output_matrix,
+    transformed_kernel,
+    weight_matrix,
+)
+from schedules.traits import Traits, traits_of
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.schedule_harness import (
     HOST,
@@ -18,23 +35,6 @@ from tests.helpers.schedules.schedule_harness import (
     rules,
     run,
 )
-from tvm_split import schedules
-from tvm_split.schedules.cpu.winograd.layout import (
-    Winograd,
-    Workload,
-    choose_winograd,
-    direct_nanoseconds,
-    winograd_nanoseconds,
-)
-from tvm_split.schedules.cpu.winograd.lowering import winograd_conv2d
-from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd
-from tvm_split.schedules.cpu.winograd.transform import (
-    input_matrix,
-    output_matrix,
-    transformed_kernel,
-    weight_matrix,
-)
-from tvm_split.schedules.traits import Traits, traits_of
 
 AVX512 = Traits(lanes=16, registers=32)
 TOLERANCE = 1e-5

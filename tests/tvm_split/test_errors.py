@@ -1,7 +1,7 @@
 import pytest
 
+from schedules import blocks
 from tvm_split.errors import last_line
-from tvm_split.schedules import blocks
 
 
 @pytest.mark.parametrize("of", [last_line, blocks.last_line])

@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_split
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.models.small_onnx_model import small_model
 from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
 from tvm_split.cluster.machine import Link, Machine
@@ -20,7 +21,6 @@ from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again, plan_as_requested
 from tvm_split.posing import pose, predict_stages
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.simulation.of_plans import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 

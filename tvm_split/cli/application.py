@@ -18,6 +18,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import tvm_split
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.result_stream import take_stdout
 from tvm_split.cli import (
     bench,
     cache,
@@ -41,8 +43,6 @@ from tvm_split.cli.console import STDOUT, print_error, print_note
 from tvm_split.cli.hidden_torch import hide_torch_from_tvm
 from tvm_split.cli.interrupts import ended_by_signals
 from tvm_split.errors import UntriedVersionWarning
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.result_stream import take_stdout
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1

@@ -25,9 +25,9 @@ def cache(
     Tuned kernels and what workers on this host were sent are shown as well, and stay: tuning takes hours, and workers
     keep to their own limit.
     """
+    from rpc_runtime.files import cache_folder
     from tvm_split.compiler import tuning_folder
     from tvm_split.measuring import store
-    from tvm_split.rpc_runtime.files import cache_folder
 
     measured = store.kept(store.default_folder())
     others = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}

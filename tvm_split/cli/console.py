@@ -18,7 +18,7 @@ from rich.text import Text
 from tvm_split.progress import STDERR, progress_bars
 
 if TYPE_CHECKING:
-    from tvm_split.schedules.tuning import TuningProgress
+    from schedules.tuning import TuningProgress
 
 STDOUT = Console()
 """The only way to standard output: in the process of a command, ``sys.stdout`` leads to standard error."""

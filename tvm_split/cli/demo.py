@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
 from tvm_split.cli.console import print_json
 from tvm_split.progress import step_progress
-from tvm_split.rpc_runtime.errors import TvmSplitError
 
 NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")
 

@@ -13,6 +13,8 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
 
+from rpc_runtime.hardware import own_cores
+from rpc_runtime.program.measurements import COMPUTE
 from tvm_split.cli.compile import description, print_bundle
 from tvm_split.cli.console import STDOUT
 from tvm_split.cli.report_table import statistics_table
@@ -29,8 +31,6 @@ from tvm_split.deployment.timeline import (
     timeline,
 )
 from tvm_split.pictures.timeline_picture import draw_picture
-from tvm_split.rpc_runtime.hardware import own_cores
-from tvm_split.rpc_runtime.program.measurements import COMPUTE
 from tvm_split.units import seconds_text
 
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")

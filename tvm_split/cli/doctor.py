@@ -13,9 +13,9 @@ import typer
 from packaging.requirements import Requirement
 from rich.text import Text
 
+from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_json
-from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.units import bytes_text
 
 DISTRIBUTION = "tvm-split"
@@ -147,9 +147,9 @@ def _linker() -> Check:
 
 def _processor() -> Check:
     """The target that deployments on this host are compiled for."""
+    from rpc_runtime.hardware import cpu_features
     from tvm_split.compiler.instruction_sets import target_text
     from tvm_split.compiler.targets import host_target
-    from tvm_split.rpc_runtime.hardware import cpu_features
 
     found, features = target_text(host_target(1)), cpu_features()
     if not features:
@@ -161,7 +161,7 @@ def _processor() -> Check:
 
 
 def _cores() -> Check:
-    from tvm_split.rpc_runtime.hardware import own_cores
+    from rpc_runtime.hardware import own_cores
 
     cores = own_cores()
     if cores.count == 1:
@@ -171,7 +171,7 @@ def _cores() -> Check:
 
 
 def _memory() -> Check:
-    from tvm_split.rpc_runtime.hardware import available_memory_bytes, total_memory_bytes
+    from rpc_runtime.hardware import available_memory_bytes, total_memory_bytes
 
     free, total = available_memory_bytes(), total_memory_bytes()
     return Check("memory", Verdict.OK, f"{bytes_text(free)} free of the {bytes_text(total)} that this process may use")
@@ -183,7 +183,7 @@ def _deployment() -> Check:
     from tvm import relax
 
     import tvm_split
-    from tvm_split.rpc_runtime.program.program import TensorSpec
+    from rpc_runtime.program.program import TensorSpec
 
     weights = [np.random.default_rng(seed).standard_normal((16, 16), dtype="float32") for seed in (0, 1)]
     builder = relax.BlockBuilder()

@@ -10,10 +10,10 @@ from tvm_split.cli.console import print_note
 from tvm_split.cli.options import WrongUseError
 
 if TYPE_CHECKING:
+    from rpc_runtime.wire.security import TlsFiles
     from tvm_split.cluster.asked import AskedMachine
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.cluster.tracked import TrackedMachine
-    from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 OF_A_FILE = ("cluster",)
 
@@ -70,7 +70,7 @@ class FoundMachines:
         if self.kubernetes is not None:
             found = Cluster.from_kubernetes(self.kubernetes, namespace=self.namespace, token=self.token, tls=self.tls)
         elif self.tracker is not None:
-            from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
+            from rpc_runtime.wire.tracker import TrackerAddress
 
             address = TrackerAddress.parse(self.tracker)
             found = Cluster.from_tracker(address.host, address.port, self.key, token=self.token, tls=self.tls)
@@ -88,22 +88,22 @@ class FoundMachines:
 
     def tracked(self, timeout_seconds: float) -> tuple[TrackedMachine, ...]:
         """Everything that the tracker lists, also what cannot be deployed to."""
+        from rpc_runtime.wire.tracker import TrackerAddress
         from tvm_split.cluster.tracked import tracked_machines
-        from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
 
         address = TrackerAddress.parse(self.tracker or "")
         return tracked_machines(address, self.key, self.token, self.tls, timeout_seconds)
 
     @property
     def token(self) -> str | None:
-        from tvm_split.rpc_runtime.wire.security import token_from
+        from rpc_runtime.wire.security import token_from
 
         found = token_from(self.token_file)
         return None if found is None else found.text
 
     @property
     def tls(self) -> TlsFiles | None:
-        from tvm_split.rpc_runtime.wire.security import TlsFiles
+        from rpc_runtime.wire.security import TlsFiles
 
         if not (self.tls_ca or self.tls_certificate or self.tls_key):
             return None

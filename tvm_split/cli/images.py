@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rpc_runtime.errors import InputError, TvmSplitError
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.cli.inputs import Arrays, MicroBatches
-from tvm_split.rpc_runtime.errors import InputError, TvmSplitError
-from tvm_split.rpc_runtime.program.program import TensorSpec
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -11,8 +11,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.errors import InputError
+from rpc_runtime.program.program import TensorSpec
 
 Arrays = tuple[np.ndarray, ...]
 

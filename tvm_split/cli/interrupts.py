@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from rpc_runtime.endings import clear_away
 from tvm_split.cli.console import STDOUT
-from tvm_split.rpc_runtime.endings import clear_away
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 END_SECONDS = 20.0

@@ -13,8 +13,8 @@ from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 
 if TYPE_CHECKING:
+    from rpc_runtime.program.program import TensorSpec
     from tvm_split.model import Model
-    from tvm_split.rpc_runtime.program.program import TensorSpec
 
 FILE_SUFFIXES = (".onnx", ".pt2", ".mlir", ".mlirbc", ".stablehlo", ".jax", ".keras", ".tflite")
 
@@ -131,7 +131,7 @@ def _dimension(text: str) -> tuple[str, int]:
 def _tensor(text: str) -> TensorSpec:
     import numpy as np
 
-    from tvm_split.rpc_runtime.program.program import TensorSpec
+    from rpc_runtime.program.program import TensorSpec
 
     sizes, _, dtype = text.partition(":")
     if not all(size.strip().isdigit() for size in sizes.split(",")):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tvm_split.rpc_runtime.errors import TvmSplitError
+from rpc_runtime.errors import TvmSplitError
 
 MODEL_HELP = (
     "A file (.onnx, .pt2 as torch.export.save writes it, .keras, .mlir, or .jax as jax.export serialises it), the "

@@ -20,9 +20,9 @@ from tvm_split.cli.planning import ClusterOrProcessOptions, PlanOptions
 from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
+    from rpc_runtime.program.program import TensorSpec
     from tvm_split.cli.inputs import Arrays, MicroBatches
     from tvm_split.deployment.deployment import Deployment
-    from tvm_split.rpc_runtime.program.program import TensorSpec
 
 
 def run(

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 
+from rpc_runtime.execution.cuda_runtime import version_text
+from rpc_runtime.hardware import HostCores, memory_domain
+from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
 from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.options import WrongUseError
-from tvm_split.rpc_runtime.execution.cuda_runtime import version_text
-from tvm_split.rpc_runtime.hardware import HostCores, memory_domain
-from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
+    from rpc_runtime.wire.channels import WorkerEndpoint
     from tvm_split.cluster.asked import AskedMachine
     from tvm_split.cluster.machine import Machine
     from tvm_split.cluster.tracked import TrackedMachine
-    from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 class ExpectedLink(NamedTuple):
@@ -84,8 +84,8 @@ def _finish(answers: list[dict[str, Any]], settings: LinkSettings, json: bool) -
 
 
 def _endpoints(addresses: list[str], found: FoundMachines) -> list[WorkerEndpoint]:
-    from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-    from tvm_split.rpc_runtime.wire.security import split_address
+    from rpc_runtime.wire.channels import WorkerEndpoint
+    from rpc_runtime.wire.security import split_address
 
     for address in addresses:
         split_address(address)
@@ -108,8 +108,8 @@ def _asked(found: AskedMachine) -> dict[str, Any]:
 
 def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
     """What a worker says, or why it says nothing; also where it does not fit the machine that a cluster file names."""
-    from tvm_split.rpc_runtime.client.client import describe
-    from tvm_split.rpc_runtime.errors import TvmSplitError
+    from rpc_runtime.client.client import describe
+    from rpc_runtime.errors import TvmSplitError
 
     asked = {"machine": endpoint.machine, "address": endpoint.address}
     try:
@@ -127,7 +127,7 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
 
 def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[ExpectedLink]:
     """What will carry links, between the client and the workers that have answered, each way."""
-    from tvm_split.rpc_runtime.program.program import CLIENT
+    from rpc_runtime.program.program import CLIENT
 
     domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
     domains = {CLIENT: memory_domain()} | domains

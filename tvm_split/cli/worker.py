@@ -17,8 +17,8 @@ def worker(context: typer.Context) -> None:
     A worker runs the machine code that it is sent. So it listens on this host only, for its own user, unless it gets
     TLS and a way to know its callers (--tls-ca or a token), or --insecure.
     """
-    from tvm_split.rpc_runtime.worker.config import config_from_arguments
-    from tvm_split.rpc_runtime.worker.process import serve
+    from rpc_runtime.worker.config import config_from_arguments
+    from rpc_runtime.worker.process import serve
 
     with redirect_stdout(STDOUT.file):  # for --help
         config = config_from_arguments(context.args, "tvm-split worker")

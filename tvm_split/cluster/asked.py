@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ASKED_AT_ONCE = 256
 """Workers; of hundreds that cannot be reached nothing else waits."""

@@ -12,6 +12,13 @@ from string import ascii_lowercase
 from types import TracebackType
 from typing import Literal
 
+from rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
+from rpc_runtime.hardware import own_cores
+from rpc_runtime.program.link_setting import LinkSetting, Transport
+from rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.tracker import TrackerAddress
 from tvm_split.cluster.asked import planned_machines
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.machine import Link, Machine, faults
@@ -20,13 +27,6 @@ from tvm_split.cluster.ray_workers import RayWorkers
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
-from tvm_split.rpc_runtime.hardware import own_cores
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
-from tvm_split.rpc_runtime.scratch import ScratchFolder
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TlsFiles
-from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
 from tvm_split.units import short_list
 
 ClusterKind = Literal["local", "remote", "in_process"]

@@ -37,17 +37,17 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import TlsFiles, split_address, token_from
 from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
 from tvm_split.cluster.machine import LINK_CODECS, TRANSPORTS, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address, token_from
 from tvm_split.units import MOST_AMOUNT, few_lines
 
 LONGEST_SHOWN = 80

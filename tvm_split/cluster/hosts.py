@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rpc_runtime.hardware import HostCores, own_cores, usable_together
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.rpc_runtime.hardware import HostCores, own_cores, usable_together
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.wire.security import is_loopback, split_address
 
 
 def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:

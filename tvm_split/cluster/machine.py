@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.worker.config import require_options
 from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
 
 

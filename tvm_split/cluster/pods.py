@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.tracker import joined
 from tvm_split.cluster.asked import ASKED_AT_ONCE, AskedMachine, ask
-from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.foreign_text import cleaned
-from tvm_split.rpc_runtime.wire.security import TlsFiles
-from tvm_split.rpc_runtime.wire.tracker import joined
 
 PORT_NAME = "worker"
 """Of the container's port, as in ``deploy/kubernetes``."""

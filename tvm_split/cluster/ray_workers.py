@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.closing import Closing
+from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import split_address
 from tvm_split.errors import ClusterError, last_line
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.endings import before_end, cleared
-from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import split_address
 
 CONNECT_SECONDS = 5.0
 STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")

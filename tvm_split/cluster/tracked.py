@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 from tvm_split.cluster.asked import ASKED_AT_ONCE, AskedMachine, ask
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TlsFiles
-from tvm_split.rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 
 NO_WORKER = (
     "a server of TVM's RPC: kernels can be tuned on it, but nothing can be deployed to it, which needs "

@@ -11,8 +11,8 @@ import numpy as np
 import tvm
 from safetensors import TensorSpec as SafeTensor, serialize
 
-from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
+from rpc_runtime.scratch import ScratchFolder
 
 WEIGHT_NAME = "weight"
 

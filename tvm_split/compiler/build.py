@@ -16,15 +16,15 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvm_split import schedules
+import schedules
+from relay_passes.lift_weights import lift_weights
+from relay_passes.partition import Computation
+from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases, up_to_layouts
 from tvm_split.compiler.cuda_code import CudaNeeds, machine_code, needs_of
 from tvm_split.compiler.instruction_sets import cpu_part
 from tvm_split.compiler.kernels import Kernel, kernels_of
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.errors import CompileError, last_line
-from tvm_split.relay_passes.lift_weights import lift_weights
-from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases, up_to_layouts
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.messages import message_of, value_of
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.planner.plan import Plan
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.messages import message_of, value_of
 
 FORMAT = "tvm-split bundle"
 VERSION = 5

@@ -11,12 +11,12 @@ from typing import Any
 
 import tvm_ffi
 
+from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.execution.cuda_code import marked, packed, register_loader
+from rpc_runtime.execution.cuda_runtime import version_text
+from rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc, toolkit_version, unspilled
+from schedules.tuning import GpuNeeds
 from tvm_split.errors import CompileError, TuningError
-from tvm_split.rpc_runtime.client.client import WorkerDescription
-from tvm_split.rpc_runtime.execution.cuda_code import marked, packed, register_loader
-from tvm_split.rpc_runtime.execution.cuda_runtime import version_text
-from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc, toolkit_version, unspilled
-from tvm_split.schedules.tuning import GpuNeeds
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 RUNTIME_DRIVER = 13000
@@ -97,8 +97,8 @@ def _code_for(arch: str, is_source: bool) -> Callable[[str], str]:
     """A function within a function, which goes to builders' processes with its code."""
 
     def code(source: str) -> str:
-        from tvm_split.rpc_runtime.execution.cuda_code import marked, packed
-        from tvm_split.rpc_runtime.execution.nvcc import unspilled
+        from rpc_runtime.execution.cuda_code import marked, packed
+        from rpc_runtime.execution.nvcc import unspilled
 
         return marked(source, arch) if is_source else packed(unspilled(source, arch), arch)
 

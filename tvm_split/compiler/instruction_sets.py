@@ -56,7 +56,7 @@ def cpu_target(architecture: str, features: Collection[str], threads: int) -> di
 
     Args:
         architecture: what ``platform.machine()`` returns there.
-        features: Linux's names of what it can execute, see `tvm_split.rpc_runtime.hardware.cpu_features`.
+        features: Linux's names of what it can execute, see `rpc_runtime.hardware.cpu_features`.
         threads: how many threads a kernel uses.
     """
     return {**copy.deepcopy(_cpu_target(architecture, frozenset(features))), "num-cores": threads}

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import tvm
 
-from tvm_split import schedules
+import schedules
+from relay_passes.contract import bindings_of, main_function
+from relay_passes.kernel_sources import kernel_sources
+from relay_passes.rewrite import operator_name
 from tvm_split.planner.cost import calls
 from tvm_split.planner.tensor_types import size_bytes, tensors_in
-from tvm_split.relay_passes.contract import bindings_of, main_function
-from tvm_split.relay_passes.kernel_sources import kernel_sources
-from tvm_split.relay_passes.rewrite import operator_name
 
 SLOW_RULES = ("fallback", "none")
 """Rules that leave a kernel on plain loops: right, and slow."""

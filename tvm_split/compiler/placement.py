@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 
+from relay_passes.partition import PlacedStage, Placement
 from tvm_split.compiler.instruction_sets import cpu_part
 from tvm_split.compiler.llvm_names import require_known_cpu, require_known_features
 from tvm_split.errors import PlanError
@@ -15,7 +16,6 @@ from tvm_split.planner.by_hand import near_names
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
-from tvm_split.relay_passes.partition import PlacedStage, Placement
 
 
 def placement_of(model: Model, plan: Plan) -> Placement:

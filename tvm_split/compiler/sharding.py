@@ -18,25 +18,25 @@ from typing import NamedTuple
 
 from tvm import relax
 
-from tvm_split.compiler.placement import placed, placement_of
-from tvm_split.errors import PlanError
-from tvm_split.model import Model
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Axis, Stage
-from tvm_split.planner.tensor_types import size_bytes
-from tvm_split.relay_passes.contract import (
+from relay_passes.contract import (
     dependent_names,
     main_function,
     operations_of,
     returned_fields,
     used_variables,
 )
-from tvm_split.relay_passes.input_cuts import cut_inputs, range_of
-from tvm_split.relay_passes.partition import Placement
-from tvm_split.relay_passes.shards.channels import require_channels, split_channels
-from tvm_split.relay_passes.shards.direct_joins import Place, with_direct_joins
-from tvm_split.relay_passes.shards.region import Region, Sharded, ShardError, part_name
-from tvm_split.relay_passes.shards.rows import computed_rows, split_rows
+from relay_passes.input_cuts import cut_inputs, range_of
+from relay_passes.partition import Placement
+from relay_passes.shards.channels import require_channels, split_channels
+from relay_passes.shards.direct_joins import Place, with_direct_joins
+from relay_passes.shards.region import Region, Sharded, ShardError, part_name
+from relay_passes.shards.rows import computed_rows, split_rows
+from tvm_split.compiler.placement import placed, placement_of
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Axis, Stage
+from tvm_split.planner.tensor_types import size_bytes
 
 Rewrite = Callable[..., Sharded]
 REWRITES: Mapping[Axis, Rewrite] = {

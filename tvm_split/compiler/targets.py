@@ -8,6 +8,11 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.errors import WorkerUnavailableError
+from rpc_runtime.execution.nvcc import toolkit_version
+from rpc_runtime.hardware import cpu_features
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.asked import ASKED_AT_ONCE
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
@@ -15,11 +20,6 @@ from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.instruction_sets import cannot_execute, cpu_target
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.errors import ClusterError, PlanError
-from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
-from tvm_split.rpc_runtime.errors import WorkerUnavailableError
-from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
-from tvm_split.rpc_runtime.hardware import cpu_features
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
 REACHED_SECONDS = 3.0

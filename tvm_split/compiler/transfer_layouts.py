@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import relax
 
-from tvm_split.compiler.build import laid_out_stage
-from tvm_split.compiler.placement import tvm_target
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
-from tvm_split.relay_passes.contract import main_function
-from tvm_split.relay_passes.exchange_layouts import (
+from relay_passes.contract import main_function
+from relay_passes.exchange_layouts import (
     Layout,
     changed_parameters,
     count_changes,
     layouts_made,
     with_layouts,
 )
-from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.stage_ends import IMAGE_DIMENSIONS, has_convolution, receiving_end, sending_end
+from relay_passes.partition import Computation
+from relay_passes.stage_ends import IMAGE_DIMENSIONS, has_convolution, receiving_end, sending_end
+from tvm_split.compiler.build import laid_out_stage
+from tvm_split.compiler.placement import tvm_target
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
 
 
 def in_common_layouts(

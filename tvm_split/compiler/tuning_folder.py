@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_of
+from rpc_runtime.private_folder import private_folder
+from schedules.tuning import DatabaseError, TuningDatabase
 from tvm_split.errors import TuningError
-from tvm_split.rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_of
-from tvm_split.rpc_runtime.private_folder import private_folder
-from tvm_split.schedules.tuning import DatabaseError, TuningDatabase
 
 DATABASE_VARIABLE = "TVM_SPLIT_DATABASE"
 

@@ -11,6 +11,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relay_passes.contract import bindings_of, main_function, returned_fields
+from relay_passes.partition import Computation
+from relay_passes.rewrite import emit_operations, operator_name
+from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.program.program import Program
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.build import build_stage
 from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.compiler.targets import host_target, runs_here
@@ -19,12 +25,6 @@ from tvm_split.errors import VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Precision
-from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields
-from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.rewrite import emit_operations, operator_name
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.program.program import Program
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile, cut_model
@@ -21,7 +22,6 @@ from tvm_split.deployment.timeline import first_micro_batches
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.planning import plan
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.steps import StepProgress
 
 SEED = 0

@@ -14,8 +14,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax, tirx
 
-from tvm_split.relay_passes.communication import RECEIVE, SEND
-from tvm_split.relay_passes.contract import bindings_of
+from relay_passes.communication import RECEIVE, SEND
+from relay_passes.contract import bindings_of
 
 COMMENT_COLUMN = 52
 

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.program.measurements import now
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.measurements import now
 from tvm_split.steps import StepProgress
 
 RUNS_PER_ROUND = 5

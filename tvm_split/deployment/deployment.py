@@ -12,6 +12,19 @@ from typing import Any, cast
 
 import numpy as np
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.deployed_workers import TransferProgress
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.closing import Closing
+from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.hardware import cpu_features
+from rpc_runtime.program.codec import Codec, fitting
+from rpc_runtime.program.inputs import checked_inputs
+from rpc_runtime.program.interface import StagePipeline
+from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
+from rpc_runtime.program.program import Program, StageSpec, weight_bytes
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle, kernels_key
@@ -21,19 +34,6 @@ from tvm_split.compiler.targets import require_fit
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamMarks
 from tvm_split.errors import BundleError, ClusterError
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.hardware import cpu_features
-from tvm_split.rpc_runtime.program.codec import Codec, fitting
-from tvm_split.rpc_runtime.program.inputs import checked_inputs
-from tvm_split.rpc_runtime.program.interface import StagePipeline
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
-from tvm_split.rpc_runtime.program.program import Program, StageSpec, weight_bytes
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.units import short_list
 
 DEFAULT_TIMEOUT_SECONDS = 60.0

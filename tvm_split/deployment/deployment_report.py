@@ -18,17 +18,17 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, TypeAdapter
 
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.link_setting import UNCODED
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.program import Program, Route, StageSpec
+from rpc_runtime.program.turns import Recurrence
 from tvm_split.deployment.report_advice import advice_for
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.profile import Corrections
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.link_setting import UNCODED
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
-from tvm_split.rpc_runtime.program.program import Program, Route, StageSpec
-from tvm_split.rpc_runtime.program.turns import Recurrence
 
 CLOCK_ERROR = 5_000_000
 """Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tvm_split.rpc_runtime.program.measurements import now
+from rpc_runtime.program.measurements import now
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")

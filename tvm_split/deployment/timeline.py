@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 
 LEAST_COLUMNS, MOST_COLUMNS = 40, 150
 LANE_NAMES = {RECEIVE: "receive", COMPUTE: "compute", SEND: "send"}

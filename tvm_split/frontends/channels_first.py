@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from relay_passes.shards.along.elementwise import ELEMENTWISE, REDUCTIONS
 from tvm_split.frontends.axis_orders import Arrangement, Arranger, Value, in_place, leading_order
 from tvm_split.frontends.importing import Imported, RecordingBuilder
 from tvm_split.frontends.normal_form import layers_of_all
 from tvm_split.frontends.operators import numbers_of, shape_of
-from tvm_split.relay_passes.shards.along.elementwise import ELEMENTWISE, REDUCTIONS
 
 Result = Value | list[Value]
 Rule = Callable[[Arranger, relax.Call, Sequence[Value]], Result]

@@ -16,8 +16,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
-from tvm_split.rpc_runtime.program.program import TensorSpec
 
 _WORDS_OF_TVMSCRIPT = frozenset({"R", "T", "I", "tir", "relax", "cls", "main"})
 

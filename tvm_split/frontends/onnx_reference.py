@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from rpc_runtime.execution.stage_executable import first_line
 from tvm_split.errors import ModelImportError, VerificationError
-from tvm_split.rpc_runtime.execution.stage_executable import first_line
 
 Array = np.ndarray[Any, Any]
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
 from tvm_split.frontends.channels_first import LaidOut, channels_first
@@ -22,7 +23,6 @@ from tvm_split.frontends.torch_importer import import_graph
 from tvm_split.frontends.torch_reference import TorchReference
 from tvm_split.frontends.torch_tensors import shown, to_numpy, to_torch
 from tvm_split.model import Model
-from tvm_split.rpc_runtime.program.program import TensorSpec
 
 warn_of_untried("torch", str(torch.__version__), extra="torch")  # once: a module is imported once
 

@@ -10,6 +10,11 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.program import BlobSpec, TensorSpec
+from rpc_runtime.scratch import ScratchFolder
+from schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel, smallest_kernel
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_scheduled
 from tvm_split.compiler.instruction_sets import target_text
@@ -18,11 +23,6 @@ from tvm_split.compiler.targets import host_target
 from tvm_split.errors import ProfileError
 from tvm_split.measuring.kernel_calls import kernel_digest
 from tvm_split.measuring.target_code import symbol
-from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
-from tvm_split.rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
-from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
-from tvm_split.schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel, smallest_kernel
 
 CALLS, WEIGHTS = 64, 2
 EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)

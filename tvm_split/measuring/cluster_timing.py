@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.targets import resolve_targets
@@ -20,7 +21,6 @@ from tvm_split.measuring.machine_timing import HostTiming
 from tvm_split.measuring.store import Store, default_folder
 from tvm_split.measuring.target_code import TargetCode
 from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
-from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.steps import StepProgress, Steps
 
 DEFAULT_TIMEOUT_SECONDS = 60.0

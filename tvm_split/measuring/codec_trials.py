@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.inputs import flat_bytes
+from rpc_runtime.program.program import Program, Route, TensorSpec
+from rpc_runtime.transports.codecs import TensorCoder
 from tvm_split.planner.codec_choice import CodecTrial
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
-from tvm_split.rpc_runtime.program.program import Program, Route, TensorSpec
-from tvm_split.rpc_runtime.transports.codecs import TensorCoder
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
 ROUNDS_SECONDS = 0.02

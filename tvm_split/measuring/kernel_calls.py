@@ -10,13 +10,13 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from relay_passes.contract import bindings_of, main_function, used_variables
+from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
+from relay_passes.rewrite import is_tensor_constant, operator_name
+from rpc_runtime.program.program import TensorSpec
+from schedules.blocks import without_symbol
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
-from tvm_split.relay_passes.contract import bindings_of, main_function, used_variables
-from tvm_split.relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
-from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.schedules.blocks import without_symbol
 
 
 @dataclass(frozen=True)

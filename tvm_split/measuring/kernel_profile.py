@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.instruction_sets import target_text
@@ -17,8 +19,6 @@ from tvm_split.errors import ProfileError
 from tvm_split.measuring.ceilings import Ceilings, measure_ceilings, time_here
 from tvm_split.measuring.target_code import TargetCode, target_code
 from tvm_split.model import Model
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
 from tvm_split.steps import StepProgress, Steps
 
 ROUNDS = 10

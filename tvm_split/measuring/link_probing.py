@@ -17,6 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.hardware import usable_together
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
@@ -43,12 +49,6 @@ from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import first_of, spot_checked
 from tvm_split.measuring.stream_probing import probe_chain, probe_stream
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.hardware import usable_together
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.steps import StepProgress, Steps
 from tvm_split.units import short_list
 

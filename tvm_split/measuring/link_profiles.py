@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.link_samples import ChainCost, LinkLine, fitted_line, in_chain
 from tvm_split.measuring.link_store import MachineProbe, PairProbe
 from tvm_split.measuring.spot_checks import SpotChecked
 from tvm_split.planner.profile import LinkProfile
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 @dataclass(frozen=True)

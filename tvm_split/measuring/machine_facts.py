@@ -11,14 +11,14 @@ from importlib.metadata import version
 from typing import Any
 
 import tvm_split
+from rpc_runtime import hardware
+from rpc_runtime.client.client import CudaDeviceDescription, describe
+from rpc_runtime.hardware import HostCores
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import require_executable
 from tvm_split.compiler.targets import require_fit
 from tvm_split.planner.profile import Bus
-from tvm_split.rpc_runtime import hardware
-from tvm_split.rpc_runtime.client.client import CudaDeviceDescription, describe
-from tvm_split.rpc_runtime.hardware import HostCores
 
 
 @dataclass(frozen=True)

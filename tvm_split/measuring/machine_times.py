@@ -10,14 +10,14 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime
+from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.instruction_sets import target_text
 from tvm_split.measuring import timing_turns
 from tvm_split.measuring.ceilings import CeilingCode
 from tvm_split.measuring.machine_facts import MachineFacts
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.measuring.target_code import TargetCode, symbol
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime
-from tvm_split.rpc_runtime.program.program import BlobSpec
 
 MOST_OF_MEMORY = 0.5
 

@@ -20,6 +20,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.hardware import usable_together
+from rpc_runtime.program.kernel_times import (
+    MAXIMUM_LIMIT_SECONDS,
+    KernelSet,
+    KernelTime,
+    TimingEffort,
+)
+from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.measuring.ceilings import EFFORT as CEILING_EFFORT
@@ -27,16 +37,6 @@ from tvm_split.measuring.machine_times import MachineTimes
 from tvm_split.measuring.spot_checks import first_of
 from tvm_split.measuring.target_code import symbol
 from tvm_split.measuring.timing_turns import TURNS, combined, contradictions, quietest, seconds_of, unlikeness
-from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
-from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
-from tvm_split.rpc_runtime.hardware import usable_together
-from tvm_split.rpc_runtime.program.kernel_times import (
-    MAXIMUM_LIMIT_SECONDS,
-    KernelSet,
-    KernelTime,
-    TimingEffort,
-)
-from tvm_split.rpc_runtime.program.program import BlobSpec
 
 TURN_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.12)
 MOST_TURNS = 3 * TURNS

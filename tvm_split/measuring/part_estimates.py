@@ -7,6 +7,15 @@ from dataclasses import dataclass
 
 from tvm import relax
 
+from relay_passes.contract import (
+    dependent_names,
+    main_function,
+    operations_of,
+    returned_fields,
+    used_variables,
+)
+from relay_passes.rewrite import is_tensor_constant
+from rpc_runtime.program.program import CLIENT
 from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
 from tvm_split.model import Model
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, calls
@@ -15,15 +24,6 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, Origin, PieceTime
 from tvm_split.planner.tensor_types import size_bytes
-from tvm_split.relay_passes.contract import (
-    dependent_names,
-    main_function,
-    operations_of,
-    returned_fields,
-    used_variables,
-)
-from tvm_split.relay_passes.rewrite import is_tensor_constant
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 @dataclass(frozen=True)

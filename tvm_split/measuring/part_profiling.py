@@ -8,7 +8,10 @@ from pathlib import Path
 
 from tvm import tirx
 
-from tvm_split import schedules
+import schedules
+from relay_passes.contract import main_function
+from relay_passes.partition import Computation, output_names
+from relay_passes.pipeline import cut
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.compiler.transfer_layouts import in_common_layouts
@@ -21,9 +24,6 @@ from tvm_split.measuring.target_code import TargetCode, scheduled_calls
 from tvm_split.model import Model
 from tvm_split.planner.parts import Part, PlanParts
 from tvm_split.planner.plan import Plan
-from tvm_split.relay_passes.contract import main_function
-from tvm_split.relay_passes.partition import Computation, output_names
-from tvm_split.relay_passes.pipeline import cut
 from tvm_split.steps import StepProgress
 
 

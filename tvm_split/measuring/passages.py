@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.pipeline import Pipeline
 
 FEWEST, MOST = 3, 60
 HOPELESS_SECONDS = 0.5

@@ -13,10 +13,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_module
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 BUSY_INPUT = (1, 256)
 """A kilobyte, which travels as fast as a tensor can, and makes a matrix that lies in a core's second-level cache."""

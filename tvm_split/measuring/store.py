@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from tvm_split.rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_of, replacing
-from tvm_split.rpc_runtime.private_folder import private_folder
+from rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_of, replacing
+from rpc_runtime.private_folder import private_folder
 
 FORMAT = "tvm-split measurements"
 VERSION = 2

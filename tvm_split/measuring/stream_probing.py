@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rpc_runtime.client.pipeline import Pipeline
 from tvm_split.measuring.link_samples import SMALLEST_BYTES, ChainSample, StreamSample, median_sample
 from tvm_split.measuring.link_store import CERTAIN, ChainProbe, StreamProbe
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 PRODUCTS = (1, 5)
 """Of matrices, in each stage: about 1 and 5 ms on a present-day core."""

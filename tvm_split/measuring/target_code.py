@@ -10,7 +10,11 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvm_split import schedules
+import schedules
+from relay_passes.contract import main_function
+from rpc_runtime.program.kernel_times import TimedKernel
+from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_kernels, schedule_stage
 from tvm_split.measuring.kernel_calls import (
@@ -20,10 +24,6 @@ from tvm_split.measuring.kernel_calls import (
     shared_weight_bytes,
 )
 from tvm_split.model import Model
-from tvm_split.relay_passes.contract import main_function
-from tvm_split.rpc_runtime.program.kernel_times import TimedKernel
-from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 SYMBOL_LETTERS = 24
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from tvm_split.rpc_runtime.program.kernel_times import KernelTime
+from rpc_runtime.program.kernel_times import KernelTime
 from tvm_split.units import seconds_text
 
 TURNS = 3

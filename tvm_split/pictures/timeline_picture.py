@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.measurements import COMPUTE, TraceEvent
 from tvm_split.deployment.timeline import LANE_NAMES
 from tvm_split.pictures.colours import COLOURS
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, TraceEvent
 
 LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rpc_runtime.program.codec import Codec
 from tvm_split.planner.prediction import Prediction
-from tvm_split.rpc_runtime.program.codec import Codec
 
 LEAST_GAIN = 0.05
 """What a codec has to save of a tensor's time: less, no measurement of either can be sure of."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from relay_passes.contract import bindings_of, main_function
+from relay_passes.rewrite import is_tensor_constant, operator_name
 from tvm_split.model import Model
 from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
-from tvm_split.relay_passes.contract import bindings_of, main_function
-from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
 
 # A roofline of one present-day CPU core. Only the ratio of the two matters for balance: it says how many operations a
 # byte is worth, and 5 lies between cores with and without wide vectors.

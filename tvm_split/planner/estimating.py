@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import cores_by_address, shared_cores
 from tvm_split.cluster.machine import Machine
@@ -21,8 +23,6 @@ from tvm_split.planner.profile import (
     PieceTime,
     StreamingCost,
 )
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 LINK_BYTES_PER_SECOND = 125e6
 LINK_LATENCY_SECONDS = 0.5e-3

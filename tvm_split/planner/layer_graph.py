@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tvm import relax
 
+from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
+from rpc_runtime.program.program import CLIENT
 from tvm_split.planner.tensor_types import size_bytes
-from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 if TYPE_CHECKING:
     from tvm_split.model import Model

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.parts import Delivery, Part, PartPrediction, PlanParts
 from tvm_split.planner.problem import Evaluation, MachineLoad, Problem
 from tvm_split.planner.search.instance import TOLERANCE, over_links
 from tvm_split.planner.shared_cores import cores_loads, limit_of
 from tvm_split.planner.timetable import ends_of, timetable
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import short_list
 
 Crossings = dict[tuple[str, str], list[Delivery]]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.planner.layer_graph import LayerGraph, grouped
 from tvm_split.planner.problem import Edge
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precision, Sharding, Stage
-from tvm_split.rpc_runtime.program.turns import cycle_of
 from tvm_split.units import MOST_AMOUNT, few_lines, short_list
 
 FORMAT = "tvm-split plan"

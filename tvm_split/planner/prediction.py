@@ -10,6 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.parts import Delivery, PartPrediction
 from tvm_split.planner.problem import (
@@ -29,8 +31,6 @@ from tvm_split.planner.profile import ClusterProfile, Corrections
 from tvm_split.planner.search import evaluate, possible_plans
 from tvm_split.planner.search.evaluate import crossings_of, placed
 from tvm_split.planner.search.instance import TOLERANCE, instance_of
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.units import seconds_text
 
 SLOWEST_STREAM = 1.25

@@ -14,8 +14,8 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import ConfigDict, Field
 
+from rpc_runtime.program.turns import turns_by_share
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.rpc_runtime.program.turns import turns_by_share
 from tvm_split.units import MOST_AMOUNT
 
 Objective = Literal["throughput", "latency"]

@@ -10,11 +10,11 @@ from functools import partial
 
 import numpy as np
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.groups import entries_of_pairs
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.machine_classes import classes_of, have_same_links
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 MOST_LISTED = 16
 """Machines of which every link is listed."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from rpc_runtime.program.turns import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, whole_turns
 from tvm_split.planner.problem import Stage
-from tvm_split.rpc_runtime.program.turns import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, whole_turns
 
 TURNS_PER_REPLICA = 16
 """Of many unlike replicas each has half a turn less than its share on average: 3 % of their time."""

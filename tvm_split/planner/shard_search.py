@@ -16,9 +16,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.planner.problem import Axis, ProblemLink, Sharding
 from tvm_split.planner.shard_blocks import Block
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 CUT_AXES = ("rows", "columns", "batch")
 TOUCHES = 1e-6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.planner.problem import CoresLoad, MachineLoad, Problem
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 def cores_loads(

@@ -19,10 +19,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import ProblemLink
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 @dataclass(frozen=True)

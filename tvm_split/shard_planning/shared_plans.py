@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from relay_passes.contract import main_function, operations_of
+from relay_passes.rewrite import operator_name
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.errors import PlanError
@@ -33,8 +35,6 @@ from tvm_split.planner.shard_blocks import blocks_of
 from tvm_split.planner.shard_search import Segment, Way, cheapest
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
 from tvm_split.planner.tensor_types import shape_of, tensors_in
-from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.rewrite import operator_name
 from tvm_split.steps import StepProgress
 
 MOST_TIMED = 3

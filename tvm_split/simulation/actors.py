@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from tvm_split.rpc_runtime.client.result_queue import ResultQueue
-from tvm_split.rpc_runtime.execution.stage_order import Wait
-from tvm_split.rpc_runtime.execution.stations import Station, Stations
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.transports.credits import Departure, Grants, Outbox
+from rpc_runtime.client.result_queue import ResultQueue
+from rpc_runtime.execution.stage_order import Wait
+from rpc_runtime.execution.stations import Station, Stations
+from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.transports.credits import Departure, Grants, Outbox
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import LinkTimes
 

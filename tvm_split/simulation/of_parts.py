@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.parts import Delivery
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.timetable import ends_of
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
@@ -14,9 +17,6 @@ from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.search import evaluate
 from tvm_split.planner.search.instance import Instance, instance_of
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.simulation.of_parts import scenario_of_parts, unfit
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 from tvm_split.units import short_list

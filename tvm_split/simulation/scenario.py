@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from tvm_split.units import short_list
 
 NOT_COMPILED = BlobSpec("0" * 64, 0)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import simpy
 
+from rpc_runtime.client.streams import most_under_way
+from rpc_runtime.program.machine_plan import plan_of_routes, planned_routes
+from rpc_runtime.program.measurements import TraceEvent
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
-from tvm_split.rpc_runtime.client.streams import most_under_way
-from tvm_split.rpc_runtime.program.machine_plan import plan_of_routes, planned_routes
-from tvm_split.rpc_runtime.program.measurements import TraceEvent
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.simulation.actors import Client, Clock, Link, Spent, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import NO_TIME, NOTHING_HAPPENS, Happenings, Loss, MachineTimes, Scenario

@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tvm_split.rpc_runtime.private_folder import private_folder
+from rpc_runtime.private_folder import private_folder
 
 MARK = "@tvm-split "
 OLDEST_PYTHON = (3, 11)
@@ -191,7 +191,7 @@ class Machine:
 
     def _run(self, python: str, lock: int) -> None:
         detach = self.request["detach"]
-        command = [python, "-m", "tvm_split.rpc_runtime.worker", *self.request["arguments"]]
+        command = [python, "-m", "rpc_runtime.worker", *self.request["arguments"]]
         command += ["--cache", str(self.folder / "blobs"), "--json", *([] if detach else ["--exit-with-parent"])]
         environment = {**os.environ, "PYTHONPATH": str(self.source)}
         environment.pop("TVM_SPLIT_TOKEN", None)

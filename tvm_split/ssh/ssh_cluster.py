@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
+from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.closing import Closing
+from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.endings import before_end, cleared
-from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from tvm_split.ssh.ssh_worker import SshWorker
 from tvm_split.worker_kit.worker_source import worker_source
 

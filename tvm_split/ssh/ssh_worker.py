@@ -19,13 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rpc_runtime import private_folder
+from rpc_runtime.closing import Closing
+from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.cluster.machine import Machine, SshAccess
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime import private_folder
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.foreign_text import cleaned
-from tvm_split.rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.ssh import remote_side
 from tvm_split.worker_kit.worker_source import WorkerSource
 

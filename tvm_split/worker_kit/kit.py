@@ -23,9 +23,9 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import KitError
-from tvm_split.rpc_runtime.endings import before_end, cleared
-from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.steps import StepProgress
 from tvm_split.worker_kit import start
 from tvm_split.worker_kit.distributions import Distribution, Platform, downloaded, installed_for

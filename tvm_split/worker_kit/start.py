@@ -35,6 +35,6 @@ def main() -> int:
     # Nothing of what is installed beside this Python: other versions would be found in the places of ours.
     others = [each for each in sys.path[1:] if not each.endswith(("site-packages", "dist-packages"))]
     sys.path[:] = [str(here / "packages"), *others]
-    from tvm_split.rpc_runtime.worker.process import main as serve
+    from rpc_runtime.worker.process import main as serve
 
     return serve()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import tvm_split
+import rpc_runtime
 
 NEEDED = (
     "apache-tvm",
@@ -61,9 +61,5 @@ def needed_versions() -> dict[str, str]:
 
 def own_files() -> dict[str, Path]:
     """The worker's own files, by where they lie in the folder that it is imported from."""
-    package = Path(tvm_split.__file__).parent
-    return {f"tvm_split/{path.relative_to(package)}": path for path in _files(package)}
-
-
-def _files(package: Path) -> list[Path]:
-    return [package / "__init__.py", *(package / "rpc_runtime").rglob("*.py")]
+    root = Path(rpc_runtime.__file__).parent.parent
+    return {str(path.relative_to(root)): path for path in (root / "rpc_runtime").rglob("*.py")}

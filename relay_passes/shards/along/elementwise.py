@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.operands import with_leaves
-from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, same_range
+from relay_passes.operands import with_leaves
+from relay_passes.rewrite import constant
+from relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, same_range
 
 _UNARY = (
     "abs acos acosh asin asinh astype atan atanh bitwise_not ceil clip cos cosh erf exp floor full_like isfinite isinf "

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.rewrite import constant, is_tensor_constant
-from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operation, Range, same_range
+from relay_passes.rewrite import constant, is_tensor_constant
+from relay_passes.shards.along.rule import Along, Emit, Operation, Range, same_range
 
 Table = np.ndarray[Any, Any]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tvm_split.relay_passes.operands import with_leaves
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.region import ShardError
+from relay_passes.operands import with_leaves
+from relay_passes.rewrite import operator_name
+from relay_passes.shards.region import ShardError
 
 Range = tuple[int, int]
 """Indices of an axis from the first up to, and without, the second."""

@@ -13,7 +13,7 @@ from math import prod
 
 from tvm import relax
 
-from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operation, Range, replaced_at, same_range, sliced
+from relay_passes.shards.along.rule import Along, Emit, Operation, Range, replaced_at, same_range, sliced
 
 
 def reshape(operation: Operation) -> Along:

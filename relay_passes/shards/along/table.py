@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tvm import relax
 
-from tvm_split.relay_passes.shards.along import elementwise, resampling, shapes, windows
-from tvm_split.relay_passes.shards.along.rule import Along, Operation, Total, same_range
+from relay_passes.shards.along import elementwise, resampling, shapes, windows
+from relay_passes.shards.along.rule import Along, Operation, Total, same_range
 
 Rule = Callable[[Operation], Along | Total]
 

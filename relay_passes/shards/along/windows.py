@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.operands import convolution_like, shape_of
-from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, replaced_at, same_range
+from relay_passes.operands import convolution_like, shape_of
+from relay_passes.rewrite import constant
+from relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, replaced_at, same_range
 
 
 def window_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:

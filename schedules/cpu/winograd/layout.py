@@ -16,12 +16,12 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
-from tvm_split.schedules.cpu.winograd.lowering import Winograd, winograd_conv2d
-from tvm_split.schedules.cpu.winograd.transform import POINT_PAIRS, TAPS, tile_size, transformed_kernel
-from tvm_split.schedules.expressions import CONV2D, FUSABLE, array_of, constant, operator_of, static_shape
-from tvm_split.schedules.module_mutator import ModuleMutator
-from tvm_split.schedules.traits import Traits
+from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
+from schedules.cpu.winograd.lowering import Winograd, winograd_conv2d
+from schedules.cpu.winograd.transform import POINT_PAIRS, TAPS, tile_size, transformed_kernel
+from schedules.expressions import CONV2D, FUSABLE, array_of, constant, operator_of, static_shape
+from schedules.module_mutator import ModuleMutator
+from schedules.traits import Traits
 
 # One vector multiply-add, in nanoseconds: direct convolution reaches 170 GFLOP/s, and so do the products, as long as
 # their weights are near.

@@ -13,10 +13,10 @@ from typing import Any
 
 from tvm import te, tirx
 
-from tvm_split.schedules.blocks import ANCHOR
-from tvm_split.schedules.cpu.register_tile import padded_extent
-from tvm_split.schedules.cpu.winograd.transform import TAPS, transformed_input, transformed_output
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import ANCHOR
+from schedules.cpu.register_tile import padded_extent
+from schedules.cpu.winograd.transform import TAPS, transformed_input, transformed_output
+from schedules.traits import Traits
 
 FAMILY = "winograd"
 STAGED = "tvm_split.winograd_staged"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV
 
-from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
-from tvm_split.schedules.cpu.contraction import unroll_and_vectorize
-from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
-from tvm_split.schedules.cpu.register_tile import RegisterTile, dividing_tile
-from tvm_split.schedules.cpu.winograd.lowering import COLUMNS, FAMILY, STAGED
-from tvm_split.schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
-from tvm_split.schedules.traits import Traits
+from schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
+from schedules.cpu.contraction import unroll_and_vectorize
+from schedules.cpu.elementwise import schedule_spatial_block
+from schedules.cpu.register_tile import RegisterTile, dividing_tile
+from schedules.cpu.winograd.lowering import COLUMNS, FAMILY, STAGED
+from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
+from schedules.traits import Traits
 
 # Steps of the reduction over a block's channels that are unrolled.
 UNROLLED_CHANNELS = 4

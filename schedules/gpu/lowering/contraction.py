@@ -17,9 +17,9 @@ from typing import Any
 
 from tvm import te, tirx
 
-from tvm_split.schedules.blocks import ANCHOR
-from tvm_split.schedules.expressions import accumulator_dtype
-from tvm_split.schedules.gpu.tile import (
+from schedules.blocks import ANCHOR
+from schedules.expressions import accumulator_dtype
+from schedules.gpu.tile import (
     DEPTH_FIRST,
     FETCH,
     FEW_ROWS,

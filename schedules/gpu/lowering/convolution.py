@@ -15,8 +15,8 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.blocks import ANCHOR
-from tvm_split.schedules.expressions import (
+from schedules.blocks import ANCHOR
+from schedules.expressions import (
     FUSABLE,
     PLAIN_LAYOUTS,
     accumulator_dtype,
@@ -28,8 +28,8 @@ from tvm_split.schedules.expressions import (
     unravel,
     window_of,
 )
-from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
-from tvm_split.schedules.gpu.tile import DEPTHWISE, Extents, Gpu
+from schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
+from schedules.gpu.tile import DEPTHWISE, Extents, Gpu
 
 CONVOLUTIONS = tuple(PLAIN_LAYOUTS)
 

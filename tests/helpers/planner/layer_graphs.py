@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.planner.layer_graph import LayerGraph, Value
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 def graph(edges: dict[str, list[str]], independent: tuple[str, ...] = ()) -> LayerGraph:

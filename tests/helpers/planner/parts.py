@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import Problem, Stage
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 def part(name: str, machine: str, seconds: float, together: float | None = None, **more: float) -> Part:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from rpc_runtime.program.program import CLIENT
 from tests.helpers.planner.layer_graphs import chain_graph
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import model_problem, stages_of_layers
@@ -16,7 +17,6 @@ from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search import solve
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_split.rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.security import TlsFiles
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 

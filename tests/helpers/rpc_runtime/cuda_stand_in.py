@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tvm
 
+from rpc_runtime.execution.cuda_calls import memory_at
+from rpc_runtime.execution.device_transfers import DeviceTransfers
+from rpc_runtime.program.program import StageSpec, TensorSpec
 from tests.helpers.rpc_runtime.joined_executors import PlainStage
-from tvm_split.rpc_runtime.execution.cuda_calls import memory_at
-from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
-from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
 
 Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 CUDA, NCCL = (str(Path(__file__).with_name(name)) for name in ("cuda.c", "nccl.c"))

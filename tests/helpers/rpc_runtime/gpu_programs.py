@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
+from rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers
 from tests.helpers.rpc_runtime.pipelines import deployments_left
 from tests.helpers.waiting import eventually
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
-from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
 
 LIBRARY = b"no library: the stages are the tests' own"
 BLOB = BlobSpec(hashlib.sha256(LIBRARY).hexdigest(), len(LIBRARY))

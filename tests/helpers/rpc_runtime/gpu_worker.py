@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rpc_runtime.program.program import StageSpec
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.worker_process import ROOT, announced
-from tvm_split.rpc_runtime.program.program import StageSpec
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 HALF_A_COPY_MICROSECONDS = 300
 """At most."""
@@ -26,13 +26,13 @@ HALF_A_COPY_MICROSECONDS = 300
 
 def main(library: str, *arguments: str) -> int:
     """A worker."""
-    from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+    from rpc_runtime.worker.runtime_alone import load_runtime
 
     load_runtime()
+    from rpc_runtime.execution.cuda_calls import CudaCalls
+    from rpc_runtime.execution.device_transfers import DeviceTransfers
+    from rpc_runtime.worker import held_program, process
     from tests.helpers.rpc_runtime.cuda_stand_in import Launched, on_device
-    from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
-    from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
-    from tvm_split.rpc_runtime.worker import held_program, process
 
     cuda = ctypes.CDLL(library)
     cuda.standInSlow(HALF_A_COPY_MICROSECONDS)

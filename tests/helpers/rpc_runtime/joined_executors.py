@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from rpc_runtime.client.result_queue import ResultQueue, array_slot
+from rpc_runtime.execution.executor import StageExecutor
+from rpc_runtime.program.inputs import flat_bytes
+from rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
+from rpc_runtime.program.measurements import Recorder
+from rpc_runtime.program.program import CLIENT, Program, StageSpec
+from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.wire.framing import decode
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot
-from tvm_split.rpc_runtime.execution.executor import StageExecutor
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
-from tvm_split.rpc_runtime.program.measurements import Recorder
-from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec
-from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from tvm_split.rpc_runtime.wire.framing import decode
 
 
 class PlainStage:

@@ -12,24 +12,24 @@ from typing import Any
 import grpc
 import numpy as np
 
+from rpc_runtime.client.result_queue import array_slot
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.inputs import flat_bytes
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.link_answer import LinkAnswer
+from rpc_runtime.transports.link_call import LinkCall
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.transports.mpi import World
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
+from rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
+from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.mpi_ranks import through_relay
 from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.result_queue import array_slot
-from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
-from tvm_split.rpc_runtime.transports.link_call import LinkCall
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from tvm_split.rpc_runtime.transports.mpi import World
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
-from tvm_split.rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
-from tvm_split.rpc_runtime.wire.messages import hello_of
 
 DEPLOYMENT = "0" * 32
 

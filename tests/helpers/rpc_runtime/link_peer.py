@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.mpi import World
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.joined_links import Calling, Receiver, Sender
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.mpi import World
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 def one_route(size_bytes: int) -> PlannedRoute:

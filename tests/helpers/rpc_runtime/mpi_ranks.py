@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rpc_runtime.transports import mpi
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.transports import mpi
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 SESSION, RELAY = 0, 1

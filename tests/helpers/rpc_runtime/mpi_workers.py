@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import TOKEN_VARIABLE
 from tests.helpers.rpc_runtime.mpi_ranks import MPIEXEC
 from tests.helpers.rpc_runtime.worker_process import ROOT
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -34,7 +34,7 @@ def mpi_workers(names: Sequence[str], cache: Path) -> Iterator[tuple[Mapping[str
     """Where they listen, and their processes. In the end all are gone."""
     command = [MPIEXEC]
     for name in names:
-        worker = [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--mpi", "--ready-json", "--name", name]
+        worker = [sys.executable, "-m", "rpc_runtime.worker", "--mpi", "--ready-json", "--name", name]
         command += [*([":"] if len(command) > 1 else []), "-n", "1", *worker, "--cache", str(cache)]
     environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
     process = subprocess.Popen(

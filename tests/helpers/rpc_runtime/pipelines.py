@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from rpc_runtime.client.client import WorkerConnection, describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
+from rpc_runtime.program.measurements import RECEIVE, SEND, StageStatistics
+from rpc_runtime.program.program import BlobSpec, Program
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
-from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, StageStatistics
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:

@@ -15,7 +15,7 @@ import tvm
 from safetensors.numpy import save
 from tvm import relax
 
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
 
 Body = Callable[..., Sequence[Any]]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tvm.relax import op
 
+from rpc_runtime.program.program import Program
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tvm_split.rpc_runtime.program.program import Program
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 

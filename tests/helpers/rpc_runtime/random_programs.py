@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, RouteCodec, StageSpec, TensorSpec
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.program import BlobSpec, Program, RouteCodec, StageSpec, TensorSpec
 
 LOSSLESS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
 BLOB = BlobSpec("0" * 64, 1)

@@ -10,15 +10,15 @@ from typing import Any
 
 import grpc
 
+from rpc_runtime.closing import Closing
+from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint, open_channel
+from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.wire.messages import message_of
+from rpc_runtime.wire.security import Metadata, Token
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, open_channel
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
-from tvm_split.rpc_runtime.wire.messages import message_of
-from tvm_split.rpc_runtime.wire.security import Metadata, Token
 
 UNDER_WAY = 12
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
+from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
 
 BLOB = BlobSpec("0" * 64, 1)
 

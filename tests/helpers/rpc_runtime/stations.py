@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.machine_plan import PlannedRoute
 
 
 class Idle:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tvm_split.rpc_runtime.program.kernel_times import KernelTime, TimedKernel
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.kernel_times import KernelTime, TimedKernel
+from rpc_runtime.program.program import TensorSpec
 
 
 def f32(*shape: int) -> TensorSpec:

@@ -20,7 +20,7 @@ def start_worker(
 ) -> subprocess.Popen[str]:
     """``within`` is a command that runs others, before the worker's own."""
     return subprocess.Popen(
-        [*within, python, "-m", "tvm_split.rpc_runtime.worker", "--cache", str(cache), *arguments],
+        [*within, python, "-m", "rpc_runtime.worker", "--cache", str(cache), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,8 +16,8 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 import tvm_split
+from rpc_runtime.execution.nvcc import find_nvcc
 from tvm_split.planner.problem import Precision
-from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
 
 MOST_THREADS = 1024
 MOST_STATIC_SHARED_BYTES = 48 * 1024

@@ -10,7 +10,7 @@ from tvm import relax, tirx
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
-from tvm_split import schedules
+import schedules
 from tvm_split.compiler.build import code_of
 from tvm_split.compiler.targets import host_target
 

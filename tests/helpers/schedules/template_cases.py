@@ -2,9 +2,9 @@
 
 from tvm import relax
 
+from schedules import cpu
+from schedules.traits import traits_of
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, normal, unscheduled
-from tvm_split.schedules import cpu
-from tvm_split.schedules.traits import traits_of
 
 TRAITS = traits_of(HOST)
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import tvm_split
+from relay_passes.contract import main_function, names_of
+from relay_passes.shards.channels import split_channels
+from relay_passes.shards.region import Sharded
 from tests.helpers.placements import run
 from tests.helpers.relax_values import values_of
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import weight_bytes
 from tests.models import torch_models
-from tvm_split.relay_passes.contract import main_function, names_of
-from tvm_split.relay_passes.shards.channels import split_channels
-from tvm_split.relay_passes.shards.region import Sharded
 
 SMALL = torch_models.small_models()
 BY_HEADS = ("vit", "bert", "gpt2", "bert_base", "gpt2_small")

@@ -9,15 +9,15 @@ from tvm import relax
 from tvm.relax import op
 from tvm.script import ir as I, relax as R
 
+from relay_passes.contract import bindings_of, main_function, operations_of
+from relay_passes.operands import leaves_of, shape_of
+from relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.shards.channels import LARGE_SUM_BYTES, split_channels
+from relay_passes.shards.region import ShardError
 from tests.helpers.placements import run
 from tests.helpers.shard_networks import Network, require_same
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import crossing_bytes
-from tvm_split.relay_passes.contract import bindings_of, main_function, operations_of
-from tvm_split.relay_passes.operands import leaves_of, shape_of
-from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
-from tvm_split.relay_passes.shards.channels import LARGE_SUM_BYTES, split_channels
-from tvm_split.relay_passes.shards.region import ShardError
 
 KERNEL1 = relax.const(np.arange(4 * 2 * 3 * 3, dtype=np.float32).reshape(4, 2, 3, 3))
 KERNEL2 = relax.const(np.arange(3 * 4, dtype=np.float32).reshape(3, 4, 1, 1))

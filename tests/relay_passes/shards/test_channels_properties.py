@@ -12,14 +12,14 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 from tvm.relax import op
 
+from relay_passes.contract import main_function, operations_of
+from relay_passes.operands import shape_of
+from relay_passes.rewrite import operator_name
+from relay_passes.shards.channels import split_channels
+from relay_passes.shards.dealt_axes import is_dealable
+from relay_passes.shards.region import Region, Sharded, ShardError
 from tests.helpers.shard_networks import Network, product_bytes, require_same
 from tests.helpers.sharded_graphs import region_of
-from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.operands import shape_of
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.channels import split_channels
-from tvm_split.relay_passes.shards.dealt_axes import is_dealable
-from tvm_split.relay_passes.shards.region import Region, Sharded, ShardError
 
 SHARES = st.lists(st.integers(2, 4), min_size=2, max_size=4).map(lambda parts: [each / sum(parts) for each in parts])
 STEPS = ("convolution", "group", "depthwise", "norm", "relu", "pool", "average", "residual", "concat", "gate")

@@ -6,10 +6,10 @@ from typing import Any
 
 from tvm import relax
 
+from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import computed_again, crossing_bytes
-from tvm_split.relay_passes.shards.rows import split_rows
 
 op = relax.op
 ROW = 2 * 5 * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_split.relay_passes.shards.dealt_axes import Axis, Dealing, is_dealable
+from relay_passes.shards.dealt_axes import Axis, Dealing, is_dealable
 
 
 def test_a_part_has_the_same_indices_of_each_stretch() -> None:

@@ -10,10 +10,10 @@ import pytest
 import tvm
 from tvm import relax
 
+from relay_passes.shards.region import ShardError
+from relay_passes.shards.rows import computed_rows
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import BOTH, assert_splits_like_whole, region_of
-from tvm_split.relay_passes.shards.region import ShardError
-from tvm_split.relay_passes.shards.rows import computed_rows
 
 op = relax.op
 Layers = Callable[[Any, relax.Var], relax.Var]

@@ -11,12 +11,12 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from relay_passes.contract import main_function, operations_of
+from relay_passes.shards.channels import require_channels, split_channels
+from relay_passes.shards.region import ShardError, part_name
+from relay_passes.shards.rows import computed_rows, split_rows
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import region_of
-from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.shards.channels import require_channels, split_channels
-from tvm_split.relay_passes.shards.region import ShardError, part_name
-from tvm_split.relay_passes.shards.rows import computed_rows, split_rows
 
 
 def network() -> tvm.IRModule:

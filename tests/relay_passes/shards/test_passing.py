@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.dealt_axes import Axis, Passage
-from tvm_split.relay_passes.shards.passing import RULES
+from relay_passes.rewrite import operator_name
+from relay_passes.shards.dealt_axes import Axis, Passage
+from relay_passes.shards.passing import RULES
 
 
 def tensor(*shape: int) -> relax.Var:

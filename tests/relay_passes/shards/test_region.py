@@ -10,7 +10,7 @@ from hypothesis import assume, given, strategies as st
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
-from tvm_split.relay_passes.shards.region import Region, RegionWriter, bounds, has_empty, part_name, split_region
+from relay_passes.shards.region import Region, RegionWriter, bounds, has_empty, part_name, split_region
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([1, 2, 8]))

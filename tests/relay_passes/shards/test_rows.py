@@ -11,12 +11,12 @@ import tvm
 from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 
+from relay_passes.contract import main_function, names_of, operations_of
+from relay_passes.rewrite import constant
+from relay_passes.shards.region import ShardError
+from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
 from tests.helpers.sharded_graphs import assert_all_placed, assert_splits_like_whole, region_of
-from tvm_split.relay_passes.contract import main_function, names_of, operations_of
-from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.region import ShardError
-from tvm_split.relay_passes.shards.rows import split_rows
 
 op = relax.op
 Draw = Callable[[st.SearchStrategy[Any]], Any]

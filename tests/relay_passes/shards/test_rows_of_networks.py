@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tvm_split
+from relay_passes.shards.rows import split_rows
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
 from tests.helpers.split_costs import computed_again, crossing_bytes
 from tests.models import torch_models
-from tvm_split.relay_passes.shards.rows import split_rows
 
 VGG16 = [8, 8, "M", 8, 8, "M", 16, 16, 16, "M", 16, 16, 16, "M", 16, 16, 16, "M"]
 MOBILENET_V2 = [(1, 4, 1, 1), (6, 4, 2, 2), (6, 4, 3, 2), (6, 8, 4, 2), (6, 8, 3, 1), (6, 12, 3, 2), (6, 16, 1, 1)]

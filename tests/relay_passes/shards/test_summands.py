@@ -7,13 +7,13 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
+from relay_passes.contract import main_function, operations_of
+from relay_passes.rewrite import operator_name
+from relay_passes.shards.channels import split_channels
+from relay_passes.shards.region import Sharded
+from relay_passes.shards.summands import linear_passage
 from tests.helpers.shard_networks import Network, require_same
 from tests.helpers.sharded_graphs import region_of
-from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.channels import split_channels
-from tvm_split.relay_passes.shards.region import Sharded
-from tvm_split.relay_passes.shards.summands import linear_passage
 
 X = np.random.default_rng(0).standard_normal((1, 4, 4, 4)).astype(np.float32)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tvm.relax import op
 
+from relay_passes.shards.channels import split_channels
 from tests.helpers.shard_networks import Network
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import weight_bytes
-from tvm_split.relay_passes.shards.channels import split_channels
 
 
 def test_parts_and_what_is_held_whole() -> None:

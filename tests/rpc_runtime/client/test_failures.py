@@ -14,18 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.mappings import removed_libraries
-from tests.helpers.relay import Relay
-from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, send_blobs
-from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
-from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
-from tvm_split.rpc_runtime.client import client
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import (
+from rpc_runtime.client import client
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import (
     BlobError,
     DeadlineError,
     ProtocolError,
@@ -33,11 +26,18 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.control_methods import METHODS
+from rpc_runtime.program.link_setting import LinkSetting
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.control_methods import METHODS
+from tests.helpers.mappings import removed_libraries
+from tests.helpers.relay import Relay
+from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, send_blobs
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_link_is_not_silent_where_a_stage_is_slow(workers: LocalWorkers, maker
 _CLIENT = """
 import sys
 from pathlib import Path
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.client.pipeline import Pipeline
 from tests.helpers.relay import Relay
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import chain, numbered
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 FORKS = 150
 """With gRPC's own handlers of forks, some of so many children are aborted, or the pipeline stands still."""
@@ -87,10 +87,10 @@ sys.modules["torch"] = None  # TVM imports it, and nobody here needs it
 from tests.helpers.rpc_runtime.programs import batches_for
 from tests.helpers.rpc_runtime.programs import chain
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.in_process import InProcessPipeline
 
 maker = ProgramMaker(Path(sys.argv[1]))
 program = chain(maker)

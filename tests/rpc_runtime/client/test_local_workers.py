@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
+from rpc_runtime.client import local_workers
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers, _cores
+from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client import local_workers
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, _cores
-from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 
 
 def test_they_end_even_when_stopped() -> None:
@@ -37,7 +37,7 @@ def test_names_that_begin_with_a_dash() -> None:
 
 def test_they_end_when_their_parent_is_killed() -> None:
     code = (
-        "import time\nfrom tvm_split.rpc_runtime.client.local_workers import LocalWorkers\n"
+        "import time\nfrom rpc_runtime.client.local_workers import LocalWorkers\n"
         "workers = LocalWorkers(['a'])\nprint(workers.process_ids['a'], flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)

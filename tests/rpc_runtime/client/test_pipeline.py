@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import InputError, WorkerError
+from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.interface import StagePipeline
+from rpc_runtime.program.link_setting import LinkSetting, Transport
+from rpc_runtime.program.measurements import StageStatistics
+from rpc_runtime.program.program import CLIENT, RouteCodec
+from rpc_runtime.transports import shared_memory
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, add, batches_for, chain, double, one_machine, skips
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import InputError, WorkerError
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.interface import StagePipeline
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
-from tvm_split.rpc_runtime.program.measurements import StageStatistics
-from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
-from tvm_split.rpc_runtime.transports import shared_memory
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 def test_what_carries_each_link_is_told(workers: LocalWorkers, maker: ProgramMaker) -> None:

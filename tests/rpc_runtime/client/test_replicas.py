@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.program.measurements import COMPUTE
+from rpc_runtime.program.program import Program
 from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import add, batches_for, double, subtract
 from tests.helpers.waiting import stop
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.program.measurements import COMPUTE
-from tvm_split.rpc_runtime.program.program import Program
 
 A, B, C, D = MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.program.interface import StagePipeline
+from rpc_runtime.program.program import Program
 from tests.helpers.rpc_runtime.pipelines import open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, numbered, skips
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.program.interface import StagePipeline
-from tvm_split.rpc_runtime.program.program import Program
 
 Open = Callable[[Program], StagePipeline]
 

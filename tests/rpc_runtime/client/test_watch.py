@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.watch import Report, ReportKind, root_cause
+from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.control_methods import METHODS
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
-from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import METHODS
 
 LINK = Report(ReportKind.LINK, "a", "broken", "b")
 GONE = Report(ReportKind.GONE, "b", "gone")

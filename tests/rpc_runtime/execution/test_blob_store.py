@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.errors import BlobError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.program.program import BlobSpec
 from tests.helpers.rpc_runtime.worker_process import ROOT
-from tvm_split.rpc_runtime.errors import BlobError
-from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.program.program import BlobSpec
 
 
 def spec(content: bytes) -> BlobSpec:
@@ -199,8 +199,8 @@ def test_pins_of_a_process_that_has_gone_count_no_more(tmp_path: Path) -> None:
 def test_another_user_cannot_keep_the_pins_of_a_process_that_has_gone(tmp_path: Path) -> None:
     """One who can read a file can lock it."""
     code = (
-        "import sys; from pathlib import Path; from tvm_split.rpc_runtime.execution.blob_store import BlobStore\n"
-        "from tvm_split.rpc_runtime.program.program import BlobSpec\n"
+        "import sys; from pathlib import Path; from rpc_runtime.execution.blob_store import BlobStore\n"
+        "from rpc_runtime.program.program import BlobSpec\n"
         "store = BlobStore(Path(sys.argv[1]), 10); store.pin('d', [BlobSpec(sys.argv[2], 4)]); "
         "print(flush=True); input()"
     )

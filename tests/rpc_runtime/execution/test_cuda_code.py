@@ -9,11 +9,11 @@ import psutil
 import pytest
 from hypothesis import given, strategies
 
+from rpc_runtime.execution import cuda_code, nvcc
+from rpc_runtime.execution.cuda_code import binary_of, marked, packed
+from rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.waiting import eventually
-from tvm_split.rpc_runtime.execution import cuda_code, nvcc
-from tvm_split.rpc_runtime.execution.cuda_code import binary_of, marked, packed
-from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'
 FATBIN = bytes.fromhex("50ed55ba")

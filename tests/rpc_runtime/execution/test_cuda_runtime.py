@@ -11,10 +11,10 @@ from tests.helpers.gpu_driver import driver_for, require_toolkit
 
 ASK = """
 import json, sys
-from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+from rpc_runtime.worker.runtime_alone import load_runtime
 load_runtime()
 import tvm, tvm_ffi
-from tvm_split.rpc_runtime.execution.cuda_runtime import driver_version, load_cuda
+from rpc_runtime.execution.cuda_runtime import driver_version, load_cuda
 registered = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is not None
 print(json.dumps([driver_version(), load_cuda(), registered, bool(tvm.cuda(0).exist) if registered else False]))
 """

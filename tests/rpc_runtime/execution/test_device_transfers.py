@@ -19,26 +19,26 @@ import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.helpers.gpu_driver import require_toolkit
-from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
-from tests.helpers.rpc_runtime.joined_executors import Ends, check
-from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
-from tvm_split.rpc_runtime.errors import StageError, WorkerError
-from tvm_split.rpc_runtime.execution.blob_store import read_blob
-from tvm_split.rpc_runtime.execution.bus_speed import bus_speed
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
-from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
-from tvm_split.rpc_runtime.execution.device_transfers import (
+from rpc_runtime.errors import StageError, WorkerError
+from rpc_runtime.execution.blob_store import read_blob
+from rpc_runtime.execution.bus_speed import bus_speed
+from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.cuda_runtime import runtime_library
+from rpc_runtime.execution.device_transfers import (
     DeviceTransfers,
     OverlappedStage,
     UploadingStation,
     overlapping_transfers,
 )
-from tvm_split.rpc_runtime.execution.executor import StageExecutor
-from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
-from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, WeightCache
-from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from rpc_runtime.execution.executor import StageExecutor
+from rpc_runtime.execution.nvcc import find_nvcc
+from rpc_runtime.execution.stage_executable import StageExecutable, WeightCache
+from rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from tests.helpers.gpu_driver import require_toolkit
+from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
+from tests.helpers.rpc_runtime.joined_executors import Ends, check
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
 
 
 def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:

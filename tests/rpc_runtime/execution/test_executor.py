@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
+from rpc_runtime.program.program import Program
 from tests.helpers.rpc_runtime.joined_executors import check
 from tests.helpers.rpc_runtime.random_programs import programs
-from tvm_split.rpc_runtime.program.program import Program
 
 
 @settings(max_examples=60)

@@ -17,19 +17,19 @@ import pytest
 import tvm
 from tvm import te, tirx
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.execution.kernel_timer import _window_median
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS, f32
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
-from tvm_split.rpc_runtime.execution.kernel_timer import _window_median
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 QUICK = TimingEffort(minimum_rounds=3, minimum_seconds=0.0, limit_seconds=30.0)
 Session = RemoteKernels | InProcessKernels
@@ -235,7 +235,7 @@ def test_a_worker_that_dies_is_named(kernels) -> None:
 
 
 def test_values_are_harmless() -> None:
-    from tvm_split.rpc_runtime.execution.kernel_timer import _harmless
+    from rpc_runtime.execution.kernel_timer import _harmless
 
     floats = _harmless(4096, "float16").view(np.float16)
     assert floats.min() >= 0.09

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 from safetensors.numpy import save
 
-from tvm_split.rpc_runtime.errors import BlobError
-from tvm_split.rpc_runtime.execution.safetensors_file import single_tensor
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from rpc_runtime.errors import BlobError
+from rpc_runtime.execution.safetensors_file import single_tensor
+from rpc_runtime.program.program import TensorSpec
 
 
 def content(tensors: dict[str, np.ndarray]) -> np.ndarray:

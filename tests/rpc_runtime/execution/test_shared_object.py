@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.shared_object import _DYNAMIC, _LOAD, _RELRO, check_shared_object
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, double
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.shared_object import _DYNAMIC, _LOAD, _RELRO, check_shared_object
 
 ADDRESS, FILE_BYTES, MEMORY_BYTES = 16, 32, 40
 """Where these stand in a program header."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.rpc_runtime.execution.stage_order import Compute, StageState, Wait, next_action
+from rpc_runtime.execution.stage_order import Compute, StageState, Wait, next_action
 
 READY, LACKS_INPUTS, LACKS_ROOM, AHEAD = StageState
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_split.rpc_runtime.execution.stage_order import Compute, Wait
-from tvm_split.rpc_runtime.execution.stations import Stations
-from tvm_split.rpc_runtime.program.machine_plan import machine_plan
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE, MOST_MORE_BYTES
+from rpc_runtime.execution.stage_order import Compute, Wait
+from rpc_runtime.execution.stations import Stations
+from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.transports.credit_window import MOST_MORE, MOST_MORE_BYTES
 
 BLOB = BlobSpec("0" * 64, 0)
 X, Y, Z = (TensorSpec(name, (1,), "uint8") for name in "xyz")

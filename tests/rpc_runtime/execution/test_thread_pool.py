@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 
+from rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
 
 VARIABLE = "TVM_NUM_THREADS"
 

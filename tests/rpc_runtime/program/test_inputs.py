@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.program.inputs import checked_inputs, given_arrays
+from rpc_runtime.program.program import InputCut, Program, TensorSpec
 from tests.helpers.rpc_runtime.specs import tensor
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.inputs import checked_inputs, given_arrays
-from tvm_split.rpc_runtime.program.program import InputCut, Program, TensorSpec
 
 X = np.zeros(2, np.float32)
 PROGRAM = Program((tensor("x"), TensorSpec("image", (2, 3), "uint8")), (), ())

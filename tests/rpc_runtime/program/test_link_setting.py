@@ -1,6 +1,6 @@
 import pytest
 
-from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSetting, Transport
+from rpc_runtime.program.link_setting import DEFAULT, LinkSetting, Transport
 
 
 @pytest.mark.parametrize(

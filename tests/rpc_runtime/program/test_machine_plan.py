@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.program.machine_plan import machine_plan, planned_routes, queue_depth
-from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.messages import (
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.machine_plan import machine_plan, planned_routes, queue_depth
+from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.turns import EVERY, Recurrence
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
     link_secrets,
     load_request,
     plan_from_request,
 )
+from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
 
 def skipping() -> Program:

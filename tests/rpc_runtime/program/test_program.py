@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from rpc_runtime.program.program import CLIENT, InputCut, Program, StageSpec, TensorSpec
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
-from tvm_split.rpc_runtime.program.program import CLIENT, InputCut, Program, StageSpec, TensorSpec
 
 
 def test_replicas_that_do_not_fit_together() -> None:

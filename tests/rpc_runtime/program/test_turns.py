@@ -10,7 +10,7 @@ import operator
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.rpc_runtime.program.turns import (
+from rpc_runtime.program.turns import (
     DIVISIBLE,
     LONGEST,
     LONGEST_CYCLE,

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
-from tvm_split.rpc_runtime.program.codec import Codec, by_channel, encoded_bytes, fits
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.codecs import TensorCoder, is_available, require_available
+from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.program.codec import Codec, by_channel, encoded_bytes, fits
+from rpc_runtime.program.inputs import flat_bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.codecs import TensorCoder, is_available, require_available
 
 LOSSY = (Codec.FP16, Codec.BF16, Codec.INT8)
 LOSSLESS = (Codec.LZ4, Codec.ZSTD)

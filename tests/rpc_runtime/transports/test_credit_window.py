@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.rpc_runtime.transports.credit_window import (
+from rpc_runtime.transports.credit_window import (
     MOST_MORE,
     MOST_MORE_BYTES,
     WIDENED_BY,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.credits import OUTBOX, Departure, Grants, Outbox
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.credits import OUTBOX, Departure, Grants, Outbox
 
 
 def route(index: int, depth: int = 3) -> PlannedRoute:

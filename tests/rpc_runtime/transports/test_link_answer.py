@@ -9,18 +9,18 @@ from contextlib import closing
 
 import pytest
 
+from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.transports import link_answer
+from rpc_runtime.transports.link_answer import LinkAnswer
+from rpc_runtime.transports.shared_memory import host_proof
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
 from tests.helpers.rpc_runtime.joined_links import Answering, Calling, Receiver, Sender, link_threads, send_all
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello, silence
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.transports import link_answer
-from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
-from tvm_split.rpc_runtime.transports.shared_memory import host_proof
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
 
 
 def test_a_caller_that_chooses_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.helpers.rpc_runtime.stations import Idle
-from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.result_queue import array_slot
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
-from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from tvm_split.rpc_runtime.transports.slots import Slot
-from tvm_split.rpc_runtime.wire.framing import (
+from rpc_runtime.client.result_queue import array_slot
+from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.program.inputs import flat_bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.credit_window import MOST_MORE
+from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.transports.slots import Slot
+from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     FrameFlag,
     FrameKind,
@@ -30,6 +28,8 @@ from tvm_split.rpc_runtime.wire.framing import (
     decode,
     tensor_frames,
 )
+from tests.helpers.rpc_runtime.stations import Idle
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 def route(index: int, name: str, elements: int = 4, depth: int = 2) -> PlannedRoute:

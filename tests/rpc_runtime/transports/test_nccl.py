@@ -17,29 +17,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.cuda_runtime import load_cuda
+from rpc_runtime.execution.device_transfers import Uploaded
+from rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
+from rpc_runtime.execution.nvcc import installed_folders
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports import nccl as subject
+from rpc_runtime.transports.link_answer import LinkAnswer
+from rpc_runtime.transports.link_call import LinkCall
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
+from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.framing import FrameKind, control_frame, decode, shared_tensor_frame
+from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl, on_device
 from tests.helpers.rpc_runtime.joined_links import Receiver, Sender
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.waiting import eventually
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
-from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
-from tvm_split.rpc_runtime.execution.device_transfers import Uploaded
-from tvm_split.rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
-from tvm_split.rpc_runtime.execution.nvcc import installed_folders
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports import nccl as subject
-from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
-from tvm_split.rpc_runtime.transports.link_call import LinkCall
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
-from tvm_split.rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, decode, shared_tensor_frame
-from tvm_split.rpc_runtime.wire.messages import hello_of
 
 SIZE = 300_000
 ROUTE = one_route(SIZE)

@@ -21,6 +21,24 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import pytest
 
+from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from rpc_runtime.program.codec import Codec, encoded_bytes, fitting
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports import link_end, mpi, shared_memory
+from rpc_runtime.transports.credits import OUTBOX
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.shared_memory import SharedMemoryCarrier
+from rpc_runtime.wire.framing import (
+    CHUNK_BYTES,
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
+    FrameKind,
+    control_frame,
+    tensor_frames,
+)
 from tests.helpers.rpc_runtime import mpi_ranks
 from tests.helpers.rpc_runtime.joined_links import (
     Answering,
@@ -33,24 +51,6 @@ from tests.helpers.rpc_runtime.joined_links import (
 )
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.codec import Codec, encoded_bytes, fitting
-from tvm_split.rpc_runtime.program.link_setting import Transport
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports import link_end, mpi, shared_memory
-from tvm_split.rpc_runtime.transports.credits import OUTBOX
-from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier
-from tvm_split.rpc_runtime.wire.framing import (
-    CHUNK_BYTES,
-    HEADER,
-    MAGIC,
-    PROTOCOL_VERSION,
-    FrameKind,
-    control_frame,
-    tensor_frames,
-)
 
 TRANSPORTS = (Transport.MPI,) if mpi_ranks.world else (Transport.GRPC, Transport.SHARED_MEMORY)
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)

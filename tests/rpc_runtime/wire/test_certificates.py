@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import TlsFiles
 from tests.helpers.rpc_runtime.certificates import Authority, make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, chain
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 
 @pytest.fixture(scope="module")

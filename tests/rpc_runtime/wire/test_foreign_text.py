@@ -14,25 +14,25 @@ import grpc
 import pytest
 import typer
 
+from rpc_runtime.client.client import WorkerConnection, describe
+from rpc_runtime.client.result_queue import array_slot
+from rpc_runtime.client.watch import WorkerWatch
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.program.inputs import flat_bytes
+from rpc_runtime.program.kernel_times import TimingEffort
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.link_call import LinkCall
+from rpc_runtime.transports.links import OutgoingLink
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.control_methods import CONTROL_SERVICE, DATA_SERVICE, LINK_METHOD
+from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, cleaned
+from rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
+from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.status import status as status_command
-from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
-from tvm_split.rpc_runtime.client.result_queue import array_slot
-from tvm_split.rpc_runtime.client.watch import WorkerWatch
-from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
-from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.transports.link_call import LinkCall
-from tvm_split.rpc_runtime.transports.links import OutgoingLink
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DATA_SERVICE, LINK_METHOD
-from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, cleaned
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
-from tvm_split.rpc_runtime.wire.messages import hello_of
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\rerror: \u202egnorw\u2066\x9b31m\nall is well\u2028\x00"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\rerror: \u202egnorw\u2066\x9b31m\nall is well\u2028\x00"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.wire.framing import (
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     HEADER,
     MAGIC,

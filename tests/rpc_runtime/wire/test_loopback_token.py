@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.loopback_token import find_token, new_token, published
 from tests.helpers.rpc_runtime.worker_process import ROOT, STATE_VARIABLE
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.loopback_token import find_token, new_token, published
 
 
 def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_a_folder_that_others_may_write_to_keeps_no_token(shared: Path, monkeypa
 
 def test_a_user_without_a_home_gets_one_line() -> None:
     code = (
-        "import os; from tvm_split.rpc_runtime.wire.loopback_token import find_token, published, new_token\n"
+        "import os; from rpc_runtime.wire.loopback_token import find_token, published, new_token\n"
         "os.setuid(54321)\n"
         "print(find_token('127.0.0.1:7001'))\n"
         "with published(new_token(), '127.0.0.1:7001'): pass"

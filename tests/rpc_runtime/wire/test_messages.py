@@ -12,16 +12,15 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings, strategies as st
 
-from tests.helpers.rpc_runtime.random_programs import programs
-from tvm_split.rpc_runtime.client.client import WorkerDescription
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
-from tvm_split.rpc_runtime.program.machine_plan import machine_plan
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import METHODS, Method
-from tvm_split.rpc_runtime.wire.messages import (
+from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.control_methods import METHODS, Method
+from rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
     kernel_set,
     link_secrets,
@@ -30,6 +29,7 @@ from tvm_split.rpc_runtime.wire.messages import (
     plan_from_request,
     value_of,
 )
+from tests.helpers.rpc_runtime.random_programs import programs
 
 KINDS: dict[type, Any] = {
     BlobSpec: pb.Blob,

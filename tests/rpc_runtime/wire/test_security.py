@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.security import (
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.security import (
     TOKEN_VARIABLE,
     TlsFiles,
     Token,

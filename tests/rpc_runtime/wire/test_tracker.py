@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.tracker import (
+from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.wire.tracker import (
     MAXIMUM_REPLY_BYTES,
     TRACKER_MAGIC,
     Registration,
@@ -23,6 +22,7 @@ from tvm_split.rpc_runtime.wire.tracker import (
     listed_servers,
     require_key,
 )
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 MAGIC = struct.pack("<i", TRACKER_MAGIC)
 SAID = Registration("box", 4, secure=False, tunes=True, state="ready", since=1.5)

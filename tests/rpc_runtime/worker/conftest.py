@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 @pytest.fixture

@@ -19,22 +19,22 @@ import grpc
 import psutil
 import pytest
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import IDLE_MILLISECONDS, WorkerEndpoint
+from rpc_runtime.wire.control_methods import METHODS
+from rpc_runtime.wire.messages import message_of
+from rpc_runtime.worker import call_limits, control_service
+from rpc_runtime.worker.program_blobs import MAXIMUM_UPLOADS
 from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, silence
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import IDLE_MILLISECONDS, WorkerEndpoint
-from tvm_split.rpc_runtime.wire.control_methods import METHODS
-from tvm_split.rpc_runtime.wire.messages import message_of
-from tvm_split.rpc_runtime.worker import call_limits, control_service
-from tvm_split.rpc_runtime.worker.program_blobs import MAXIMUM_UPLOADS
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: Prog
 def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
     """With too few files for all of them, the others wait until they are closed."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--cache", str(tmp_path), "--ready-json"],
+        [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(tmp_path), "--ready-json"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

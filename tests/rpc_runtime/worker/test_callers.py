@@ -13,17 +13,17 @@ from typing import Any
 import grpc
 import pytest
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.loopback_token import find_token
+from rpc_runtime.wire.security import TlsFiles
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE, Start, announced, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.loopback_token import find_token
-from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 
 def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) -> None:

@@ -9,19 +9,19 @@ import grpc
 import psutil
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError
+from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.control_methods import METHODS, Method
+from rpc_runtime.wire.framing import CHUNK_BYTES
+from rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, plan_from_request
 from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, one_stage
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import BlobError, DeadlineError, ProtocolError
-from tvm_split.rpc_runtime.program.machine_plan import machine_plan
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.control_methods import METHODS, Method
-from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES
-from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, plan_from_request
 
 FORGED = b"\x0a\xff\xff\xff\xff\x0f"
 """A field that announces more than there is."""

@@ -12,19 +12,19 @@ import grpc
 import numpy as np
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports import links
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
 from tests.helpers.rpc_runtime.raw_calls import hello, speak
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.transports import links
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 
 REFUSED, LET_IN = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT
 

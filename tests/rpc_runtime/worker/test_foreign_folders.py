@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.files import CACHE_VARIABLE, WRITING
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, double
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready, start_worker
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.files import CACHE_VARIABLE, WRITING
 
 OTHER = 65534
 """A user, and a group, that is not the one of the tests."""
@@ -101,7 +101,7 @@ def test_a_worker_refuses_a_cache_of_another_user(shared: Path, owned: str) -> N
 
 def test_a_worker_refuses_the_folder_that_the_variable_names(shared: Path) -> None:
     shared.chmod(0o777)
-    command = [sys.executable, "-m", "tvm_split.rpc_runtime.worker"]
+    command = [sys.executable, "-m", "rpc_runtime.worker"]
     environment = {**os.environ, CACHE_VARIABLE: str(shared / "own")}
     assert_refused(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment), shared)
 
@@ -134,7 +134,7 @@ def test_the_default_cache_of_an_earlier_version_is_tightened(shared: Path, monk
     (blobs / "pins").mkdir(parents=True)
     for path in (blobs.parent, blobs, blobs / "pins"):
         path.chmod(0o777)
-    command = [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--ready-json"]
+    command = [sys.executable, "-m", "rpc_runtime.worker", "--ready-json"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(shared)}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment

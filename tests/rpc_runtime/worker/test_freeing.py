@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import tvm
 
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.device_transfers import DeviceTransfers
+from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.worker import held_program
+from rpc_runtime.worker.control_service import HeldPrograms
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled, on_host
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, one_stage
-from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
-from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
-from tvm_split.rpc_runtime.program.machine_plan import machine_plan
-from tvm_split.rpc_runtime.worker import held_program
-from tvm_split.rpc_runtime.worker.control_service import HeldPrograms
 
 NAMES = ("first000000000000", "second00000000000", "third000000000000")
 

@@ -11,18 +11,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2 as pb, health_pb2_grpc
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS
+from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.worker.health_service import CHECK_PATH, WATCH_PATH
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS
-from tvm_split.rpc_runtime.wire.security import TlsFiles
-from tvm_split.rpc_runtime.worker.health_service import CHECK_PATH, WATCH_PATH
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 

@@ -19,21 +19,21 @@ import tvm
 from tvm import te
 from tvm.relax import op
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.program.kernel_times import KernelSet, TimedKernel
+from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
+from rpc_runtime.wire.control_methods import METHODS
+from rpc_runtime.wire.messages import load_request
 from tests.helpers.rpc_runtime.pipelines import open_on, send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, double, one_stage
 from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
-from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimedKernel
-from tvm_split.rpc_runtime.program.machine_plan import machine_plan
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, TensorSpec
-from tvm_split.rpc_runtime.wire.control_methods import METHODS
-from tvm_split.rpc_runtime.wire.messages import load_request
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +169,7 @@ def test_trials_go_on_after_their_process_has_ended(maker: ProgramMaker) -> None
 
 
 def test_an_idle_process_ends() -> None:
-    code = (
-        "from tvm_split.rpc_runtime.worker import trial_process as process; process.IDLE_SECONDS = 0.1; process.main()"
-    )
+    code = "from rpc_runtime.worker import trial_process as process; process.IDLE_SECONDS = 0.1; process.main()"
     idle = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert idle.wait(PATIENCE_SECONDS) == 0
     idle.communicate()

@@ -16,6 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.link_setting import NO_SETTINGS, Transport
+from rpc_runtime.program.program import Program
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl
 from tests.helpers.rpc_runtime.gpu_programs import (
     BLOB,
@@ -31,9 +34,6 @@ from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers, gpu_workers
 from tests.helpers.rpc_runtime.joined_executors import evaluate
 from tests.helpers.rpc_runtime.random_programs import programs
 from tests.helpers.waiting import eventually, stop
-from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.link_setting import NO_SETTINGS, Transport
-from tvm_split.rpc_runtime.program.program import Program
 
 Nccl = dict[str, str]
 BY_NCCL = all_links("ABC", Transport.NCCL)

@@ -13,15 +13,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from rpc_runtime.client.client import describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.control_methods import METHODS
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.rpc_runtime.client.client import describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.control_methods import METHODS
 
 
 def test_the_compiler_is_never_loaded(workers: LocalWorkers) -> None:
@@ -34,7 +34,7 @@ def test_the_compiler_is_never_loaded(workers: LocalWorkers) -> None:
 def test_of_tvm_the_runtime_alone_is_loaded() -> None:
     """The Python side of its compiler takes longer to load than all that a worker needs."""
     code = (
-        "import sys; from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime; load_runtime()\n"
+        "import sys; from rpc_runtime.worker.runtime_alone import load_runtime; load_runtime()\n"
         "import tvm; from tvm.runtime.vm import VirtualMachine; tvm.cpu(), tvm.cuda, tvm.runtime.load_module\n"
         "print(*{name.split('.')[1] for name in sys.modules if name.startswith('tvm.')})"
     )
@@ -44,7 +44,7 @@ def test_of_tvm_the_runtime_alone_is_loaded() -> None:
 
 def test_a_client_needs_no_tvm() -> None:
     names = ("client.pipeline", "client.local_workers", "worker.process")
-    modules = ", ".join(f"tvm_split.rpc_runtime.{name}" for name in names)
+    modules = ", ".join(f"rpc_runtime.{name}" for name in names)
     code = f"import sys, {modules}; print('tvm' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout == "False\n"

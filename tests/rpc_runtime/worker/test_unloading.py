@@ -13,13 +13,13 @@ import psutil
 import pytest
 from tvm.relax import op
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.execution.in_process import InProcessPipeline
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, double, one_stage
 from tests.helpers.waiting import eventually
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 
 
 @pytest.fixture

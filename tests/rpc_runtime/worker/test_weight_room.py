@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
-from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
-from tvm_split.rpc_runtime.worker.weight_room import require_room
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
+from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.worker.weight_room import require_room
 
 GB = 1_000_000_000
 

@@ -9,13 +9,13 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import meta_schedule
 
+import schedules
+from schedules.template import CHOICES_ATTRIBUTE, schedule_by, text_of
+from schedules.tuning import DatabaseError, DatabaseWriter, TuningDatabase
+from schedules.tuning.record_file import RECORDS
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, run
 from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function
-from tvm_split import schedules
 from tvm_split.compiler.targets import host_target
-from tvm_split.schedules.template import CHOICES_ATTRIBUTE, schedule_by, text_of
-from tvm_split.schedules.tuning import DatabaseError, DatabaseWriter, TuningDatabase
-from tvm_split.schedules.tuning.record_file import RECORDS
 
 OTHER_THREADS = tvm.target.Target(host_target(7))
 

@@ -6,7 +6,7 @@ import pytest
 import tvm_ffi
 from tvm import rpc
 
-from tvm_split.schedules.tuning.devices import GPU_FUNCTION, gpu_problem, session_with_gpu
+from schedules.tuning.devices import GPU_FUNCTION, gpu_problem, session_with_gpu
 
 GOOD = {"hostname": "box", "arch": "sm_90", "problem": "", "driver": 13000, "compiler": ""}
 

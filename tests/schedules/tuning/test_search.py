@@ -2,8 +2,8 @@
 
 from hypothesis import given, settings, strategies as st
 
-from tvm_split.schedules.template import Space, text_of
-from tvm_split.schedules.tuning.decisions import divide_trials, propose
+from schedules.template import Space, text_of
+from schedules.tuning.decisions import divide_trials, propose
 
 
 def some_space(sizes, forbidden):

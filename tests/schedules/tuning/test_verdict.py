@@ -1,6 +1,6 @@
 import pytest
 
-from tvm_split.schedules.tuning.decisions import judge
+from schedules.tuning.decisions import judge
 
 
 def test_faster_by_more_than_the_noise():

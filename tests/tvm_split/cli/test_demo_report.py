@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from rpc_runtime.hardware import HostCores
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, StageStatistics, TraceEvent
 from tests.helpers.traces import CHAIN, MILLISECOND, A, B, plan_for
 from tvm_split.cli import demo_report
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.demo.demonstration import MICRO_BATCH, Demonstration, Run
-from tvm_split.rpc_runtime.hardware import HostCores
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, StageStatistics, TraceEvent
 
 EVENTS = tuple(
     TraceEvent(machine, stage, 0, kind, start * MILLISECOND, end * MILLISECOND)

@@ -2,10 +2,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from rpc_runtime.errors import InputError
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.cli.images import images_of_folder
 from tvm_split.cli.inputs import inputs_from_file, random_inputs, save_outputs
-from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.program import TensorSpec
 
 TWO = (TensorSpec("ids", (4,), "int64"), TensorSpec("mask", (4,), "float32"))
 

@@ -22,7 +22,7 @@ from tvm_split.ssh.ssh_worker import SSH_VARIABLE
 
 NOISE = "a library writes to descriptor 1"
 COMMAND = "from tvm_split.__main__ import main; main()"
-WORKER = "import runpy; runpy.run_module('tvm_split.rpc_runtime.worker', run_name='__main__')"
+WORKER = "import runpy; runpy.run_module('rpc_runtime.worker', run_name='__main__')"
 NOISY_MODEL = f"""
 import ctypes
 import torch
@@ -147,7 +147,7 @@ def test_help_is_a_result(arguments, tmp_path):
     ("code", "module", "attribute"),
     [
         (f"import sys; sys.argv[1:1] = ['worker']; {COMMAND}", "tvm_split.cli.application", "run_application"),
-        (WORKER, "tvm_split.rpc_runtime.worker.process", "main"),
+        (WORKER, "rpc_runtime.worker.process", "main"),
     ],
     ids=["command", "module"],
 )

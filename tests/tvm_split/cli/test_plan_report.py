@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
+from rpc_runtime.program.codec import Codec
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.cli.plan_report import memory_text, predicted_lines, prediction_as_json, print_plan
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction
 from tvm_split.planner.problem import CoresLoad, Sharding, Stage
-from tvm_split.rpc_runtime.program.codec import Codec
 
 A, B = "machine-a", "machine-b"
 LONG = "features.denseblock1.denselayer1.conv1"

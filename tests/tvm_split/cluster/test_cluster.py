@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
+from rpc_runtime.errors import WorkerUnavailableError
 from tests.helpers.waiting import eventually
 from tvm_split.cluster import cluster as cluster_module
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
-from tvm_split.rpc_runtime.errors import WorkerUnavailableError
 
 
 def test_local_machines_are_lettered() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from tests.helpers.kubernetes_api import KubernetesApi, pod
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cli.application import app
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="asks kubectl")
 SELECTOR = "app.kubernetes.io/name=tvm-split"

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, strategies as st
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.hardware import DISABLED_FEATURES_VARIABLE, features_in
+from schedules.traits import traits_of
 from tests.helpers.recorded_processors import NAMES, recorded
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import cannot_execute, cpu_target, target_text
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiler.targets import host_target
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.hardware import DISABLED_FEATURES_VARIABLE, features_in
-from tvm_split.schedules.traits import traits_of
 
 EXPECTED = {
     "alderlake-i7-1260p": "x86-64-v3+avxvnni",

@@ -13,6 +13,10 @@ import pytest
 from hypothesis import given, strategies
 
 import tvm_split
+from rpc_runtime.client.client import CudaDescription, CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.execution import nvcc
+from rpc_runtime.execution.cuda_code import PACKED, SOURCE
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.answer import answer
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
@@ -22,17 +26,13 @@ from tests.models.small_onnx_model import small_model
 from tvm_split.compiler import cuda_code
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.errors import CompileError
-from tvm_split.rpc_runtime.client.client import CudaDescription, CudaDeviceDescription, WorkerDescription, describe
-from tvm_split.rpc_runtime.execution import nvcc
-from tvm_split.rpc_runtime.execution.cuda_code import PACKED, SOURCE
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 LOAD = """
 import json, sys, tempfile
 from pathlib import Path
-from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+from rpc_runtime.worker.runtime_alone import load_runtime
 load_runtime()
-from tvm_split.rpc_runtime.execution import cuda_code
+from rpc_runtime.execution import cuda_code
 unpacked = []
 def watched(code):
     unpacked.append(cuda_code.binary_of(code))

@@ -10,6 +10,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from relay_passes.contract import main_function, operations_of
+from relay_passes.shards import channels
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
 from tvm_split.compiler.sharding import computed_shares, placed_model
@@ -17,8 +19,6 @@ from tvm_split.compiling import cut_model
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.problem import Exchange, Stage
-from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.shards import channels
 
 
 def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str] | None = None) -> Model:

@@ -9,6 +9,8 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 from tvm.relax import op
 
+from relay_passes.contract import main_function, operations_of
+from relay_passes.operands import shape_of
 from tests.helpers.relax_graphs import with_cuts_made
 from tests.helpers.relax_values import values_of
 from tests.helpers.shard_networks import Network
@@ -17,8 +19,6 @@ from tvm_split.compiler.sharding import placed_model
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.problem import Stage
-from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.operands import shape_of
 
 IMAGE = (1, 4, 12, 12)
 STEPS = ("convolution", "relu", "pool", "residual")

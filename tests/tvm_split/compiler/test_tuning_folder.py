@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.files import CACHE_VARIABLE
 from tvm_split.compiler.tuning_folder import DATABASE_VARIABLE, open_database, usable_folder
 from tvm_split.errors import TuningError
-from tvm_split.rpc_runtime.files import CACHE_VARIABLE
 
 
 def test_the_default_folder_is_this_users_alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

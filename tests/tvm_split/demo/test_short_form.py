@@ -1,5 +1,6 @@
 import torch
 
+from schedules.traits import traits_of
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiling import cut_model
@@ -7,7 +8,6 @@ from tvm_split.demo.network import DigitNetwork, shards_over, split_over
 from tvm_split.demo.short_form import short_form
 from tvm_split.frontends import load_model
 from tvm_split.planning import plan
-from tvm_split.schedules.traits import traits_of
 
 SECOND_MACHINE = """\
 def stage_1():  # on machine-b

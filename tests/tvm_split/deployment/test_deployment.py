@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import tvm_split
+from rpc_runtime.client.client import describe
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.deployment.deployment import CALLS_AT_A_TIME
-from tvm_split.rpc_runtime.client.client import describe
 
 X = torch.ones(1, 8)
 

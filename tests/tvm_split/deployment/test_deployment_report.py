@@ -5,14 +5,14 @@ import json
 
 import pytest
 
+from rpc_runtime.program.measurements import TraceEvent
+from rpc_runtime.program.program import Program, StageSpec
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, C, events_of, plan_for, stage, streamed, tensor
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.prediction import LinkPrediction
 from tvm_split.planner.problem import CoresLoad
-from tvm_split.rpc_runtime.program.measurements import TraceEvent
-from tvm_split.rpc_runtime.program.program import Program, StageSpec
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
 """A result every 12 ms, where 10 are predicted."""

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
 from tvm_split.deployment.timeline import (
     LANE_NAMES,
     Cell,
@@ -15,7 +16,6 @@ from tvm_split.deployment.timeline import (
     round_step,
     timeline,
 )
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
 
 MACHINES = ("a", "b")
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.program.kernel_times import NETWORK
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.targets import host_target
 from tvm_split.measuring.ceilings import CALLS, EFFORT, WEIGHTS, ceiling_code
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
-from tvm_split.rpc_runtime.program.kernel_times import NETWORK
 
 
 def test_a_network_takes_longer_than_its_kernels_for_its_weights() -> None:

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime import hardware
+from rpc_runtime.client.remote_kernels import RemoteKernels
 from tests.models import torch_models
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.measuring import machine_timing, timing_turns
 from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
-from tvm_split.rpc_runtime import hardware
-from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 

@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from rpc_runtime import hardware
+from rpc_runtime.client.client import CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -26,11 +31,6 @@ from tvm_split.measuring.link_store import MachineProbe
 from tvm_split.measuring.passages import Passage
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.rpc_runtime import hardware
-from tvm_split.rpc_runtime.client.client import CudaDeviceDescription, WorkerDescription, describe
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 A, B = "left", "right"
 SIZES = [12_288, 602_112]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.program.link_setting import LinkSetting
 from tvm_split.measuring.link_samples import LinkSample, StreamSample
 from tvm_split.measuring.link_store import LinkStore, MachineProbe, PairProbe, StreamProbe
 from tvm_split.measuring.store import Store
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting
 
 SAMPLES = (LinkSample(64, 1e-3, 5e-4), LinkSample(65536, 2e-3, None))
 ENDS = {"left": ["left:1", "host"], "right": ["right:1", "host"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rpc_runtime.execution.in_process_kernels import InProcessKernels
 from tests.helpers.rpc_runtime.timed_kernels import turns_of
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.machine_facts import MachineFacts
@@ -12,7 +13,6 @@ from tvm_split.measuring.machine_timing import MOST_TURNS, HostTiming, _MachineA
 from tvm_split.measuring.store import Store
 from tvm_split.measuring.target_code import TargetCode
 from tvm_split.measuring.timing_turns import TURNS
-from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
 
 CODE = TargetCode({"kind": "llvm"}, (), {}, 0)
 

@@ -5,10 +5,10 @@ import math
 import pytest
 
 import tvm_split
+from rpc_runtime.hardware import own_cores
 from tests.models.small_onnx_model import small_model
 from tvm_split.measuring import link_samples
 from tvm_split.measuring.model_profiling import profile_model
-from tvm_split.rpc_runtime.hardware import own_cores
 
 A, B = "machine-a", "machine-b"
 pytestmark = pytest.mark.usefixtures("busy_machine")

@@ -7,8 +7,8 @@ import platform
 import numpy as np
 import pytest
 
+from rpc_runtime.execution.stage_executable import StageExecutable, WeightCache, tensor_bytes, tensor_slot
 from tvm_split.measuring.probe_programs import ProbePrograms
-from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, WeightCache, tensor_bytes, tensor_slot
 
 
 @pytest.mark.parametrize(("taken", "made"), [(64, 64), (256, 64), (64, 256)])

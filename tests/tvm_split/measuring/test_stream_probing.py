@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.errors import WorkerError
 from tvm_split.measuring import link_samples, stream_probing
 from tvm_split.measuring.link_store import CERTAIN
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.stream_probing import PRODUCTS, probe_chain, probe_stream
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import WorkerError
 
 A, B = "left", "right"
 Opened = Callable[[int], Pipeline]

@@ -7,9 +7,9 @@ import statistics
 import pytest
 from hypothesis import given, strategies as st
 
+from rpc_runtime.program.kernel_times import KernelTime
 from tests.helpers.rpc_runtime.timed_kernels import timed, turns_of
 from tvm_split.measuring.timing_turns import TURNS, combined, contradictions, quietest, unlikeness
-from tvm_split.rpc_runtime.program.kernel_times import KernelTime
 
 SECONDS = st.floats(1e-7, 10.0)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rpc_runtime.program.measurements import COMPUTE, SEND, TraceEvent
 from tvm_split.pictures.timeline_picture import draw_picture
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, SEND, TraceEvent
 
 
 @pytest.mark.parametrize("machines", [2, 400])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from rpc_runtime.program.codec import Codec
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.planner.codec_choice import LEAST_GAIN, CodecTrial, fastest, may_limit
-from tvm_split.rpc_runtime.program.codec import Codec
 
 MEGABYTE = 1_000_000
 PLAIN = CodecTrial("cut", Codec.NONE, MEGABYTE, MEGABYTE)

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
+from rpc_runtime.program.program import CLIENT
 from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tvm_split.planner.fewer_machines import MARGIN, with_fewest_machines
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import evaluate, solve
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B = "machine-a", "machine-b"
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import tvm_split
+from rpc_runtime.program.codec import Codec
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import CoresLoad, Sharding, Stage
-from tvm_split.rpc_runtime.program.codec import Codec
 
 LLVM = {"kind": "llvm"}
 MACHINES = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abc")

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from rpc_runtime.program.turns import DIVISIBLE, LONGEST_CYCLE, turns_by_share
 from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
 from tests.helpers.planner.oracle import best, chain_plans, judge
 from tests.helpers.planner.problems import random_problem
@@ -17,7 +18,6 @@ from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import Deliveries, candidate
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.rpc_runtime.program.turns import DIVISIBLE, LONGEST_CYCLE, turns_by_share
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 

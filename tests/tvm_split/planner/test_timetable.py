@@ -8,12 +8,12 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
+from rpc_runtime.program.program import CLIENT
 from tests.helpers.planner.parts import part
 from tvm_split.errors import PlanError
 from tvm_split.planner.parts import Delivery, PlanParts
 from tvm_split.planner.problem import ProblemLink
 from tvm_split.planner.timetable import timetable
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B = "a", "b"
 

@@ -8,9 +8,9 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.credit_window import WIDENED_BY, ReceiveWindow
 from tests.helpers.scenarios import busiest, chain
-from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.transports.credit_window import WIDENED_BY, ReceiveWindow
 from tvm_split.simulation.scenario import Happenings, LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 from tvm_split.simulation.simulate import simulate
 

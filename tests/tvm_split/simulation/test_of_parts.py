@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from rpc_runtime.program.measurements import COMPUTE
+from rpc_runtime.program.program import CLIENT
 from tests.helpers.planner.parts import part
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tests.helpers.scenarios import busiest
@@ -22,8 +24,6 @@ from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import CodedLink
 from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.planner.profile import StreamingCost
-from tvm_split.rpc_runtime.program.measurements import COMPUTE
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.simulation.of_plans import scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import Simulation, simulate
 

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
+from rpc_runtime.program.measurements import COMPUTE
+from rpc_runtime.transports.credit_window import SendWindow
+from rpc_runtime.transports.credits import Outbox
 from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
 from tests.helpers.scenarios import busiest, chain
@@ -20,9 +23,6 @@ from tvm_split.deployment.timeline import timeline
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.search import evaluate, solve
-from tvm_split.rpc_runtime.program.measurements import COMPUTE
-from tvm_split.rpc_runtime.transports.credit_window import SendWindow
-from tvm_split.rpc_runtime.transports.credits import Outbox
 from tvm_split.simulation.of_plans import scenario_of_problem
 from tvm_split.simulation.scenario import (
     Happenings,
@@ -369,6 +369,6 @@ def test_it_needs_neither_the_compiler_nor_a_network() -> None:
 
 
 def test_a_worker_starts_without_what_simulates() -> None:
-    script = "import sys, tvm_split.rpc_runtime.worker.process; print('simpy' in sys.modules)"
+    script = "import sys, rpc_runtime.worker.process; print('simpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n")

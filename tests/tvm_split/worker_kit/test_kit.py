@@ -21,11 +21,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import tvm_split
+from rpc_runtime.execution.cuda_runtime import CUDA_LIBRARY
 from tests.helpers.empty_root import OUTSIDE, can_make_roots
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 from tvm_split.errors import KitError
-from tvm_split.rpc_runtime.execution.cuda_runtime import CUDA_LIBRARY
 from tvm_split.worker_kit.distributions import Platform
 from tvm_split.worker_kit.kit import ALSO, WorkerKit, write_kit
 from tvm_split.worker_kit.needed_files import TVM_CUDA_RUNTIME, is_needed
@@ -75,7 +75,8 @@ def test_a_kit_has_no_compiler_and_no_framework(kit: WorkerKit) -> None:
     assert not [name for name in names if name.startswith("libtvm_compiler") or name == TVM_CUDA_RUNTIME]
     found = {path.name for path in (kit.path / "packages").iterdir() if path.is_dir()}
     assert not found & {"torch", "onnx", "onnxruntime", "scipy", "pydantic", "rich", "highspy"}
-    assert {path.name for path in (kit.path / "packages/tvm_split").iterdir()} == {"__init__.py", "rpc_runtime"}
+    assert not found & {"tvm_split", "relay_passes", "schedules"}
+    assert "rpc_runtime" in found
 
 
 def test_a_kit_has_all_that_its_packages_require() -> None:

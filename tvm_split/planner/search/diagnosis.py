@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate
 from tvm_split.planner.search.instance import Instance, instance_of, names_of
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import precise_bytes_text, seconds_text
 
 Find = Callable[[Problem], Candidate | None]

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import ClusterError, PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemLink
 from tvm_split.planner.search.groups import Entries, Members, equal_groups
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST, short_list
 
 

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.groups import members_of
 from tvm_split.planner.problem import Piece, Problem
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 Numbers = npt.NDArray[np.intp]
 Members = Mapping[str, Sequence[str]]

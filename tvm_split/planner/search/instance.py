@@ -11,13 +11,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.groups import machines_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search.faults import sound_entries
 from tvm_split.planner.search.groups import Numbers, seconds_on
-from tvm_split.rpc_runtime.program.program import CLIENT
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

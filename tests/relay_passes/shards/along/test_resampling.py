@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from relay_passes.rewrite import constant
+from relay_passes.shards.region import ShardError
+from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import graph
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
-from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.region import ShardError
-from tvm_split.relay_passes.shards.rows import split_rows
 
 op = relax.op
 COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")

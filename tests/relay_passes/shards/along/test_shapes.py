@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tvm import relax
 
+from relay_passes.shards.region import ShardError
+from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
-from tvm_split.relay_passes.shards.region import ShardError
-from tvm_split.relay_passes.shards.rows import split_rows
 
 op = relax.op
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 from tvm import relax
 
+from relay_passes.shards.along.windows import transposed_range, window_range
+from relay_passes.shards.region import ShardError
+from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
-from tvm_split.relay_passes.shards.along.windows import transposed_range, window_range
-from tvm_split.relay_passes.shards.region import ShardError
-from tvm_split.relay_passes.shards.rows import split_rows
 
 op = relax.op
 RANGES = st.tuples(st.integers(0, 20), st.integers(1, 9)).map(lambda each: (each[0], each[0] + each[1]))
