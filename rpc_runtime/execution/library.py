@@ -6,15 +6,35 @@ import contextlib
 import fcntl
 import itertools
 import os
+import platform
 from collections.abc import Iterator
 from typing import Any
 
 import tvm_ffi
 
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.program.interface import Bytes
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _loads = itertools.count(1)
+
+
+ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
+"""By ``e_machine`` of the ELF header, what ``platform.machine()`` returns (System V ABI, chapter 4)."""
+
+
+def require_architecture(content: Bytes, where: str) -> None:
+    """Raise a `WorkerError` about ``where`` for a library that is none of this machine's architecture."""
+    head = content[:20].tobytes()
+    if len(head) < 20 or not head.startswith(b"\x7fELF"):
+        raise WorkerError(f"{where}: the library is no ELF shared object. Compile again")
+    number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+    architecture, here = ARCHITECTURES.get(number, f"ELF machine {number}"), platform.machine()
+    if architecture != here:
+        raise WorkerError(
+            f"{where}: the library was compiled for {architecture}, and this machine is {here}. Give the machine its "
+            "right target in the cluster's description and compile again"
+        )
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import BlobError, StageError, WorkerError
 from rpc_runtime.execution.cuda_runtime import load_cuda
-from rpc_runtime.execution.library import library_file, load
+from rpc_runtime.execution.library import library_file, load, require_architecture
 from rpc_runtime.execution.safetensors_file import single_tensor
-from rpc_runtime.execution.shared_object import check_shared_object
 from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
@@ -217,7 +216,7 @@ def find_device(kind: str, where: str) -> Any:
 
 def load_library(content: Bytes, where: str) -> Any:
     """TVM's module of a library, in a copy of its own; a `WorkerError` about ``where`` if it is none for here."""
-    check_shared_object(content, where)
+    require_architecture(content, where)
     with library_file(content) as descriptor:
         return load(descriptor)
 

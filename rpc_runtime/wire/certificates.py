@@ -6,9 +6,7 @@ either comes out as in use.
 
 from __future__ import annotations
 
-import base64
-import calendar
-import re
+import math
 import socket
 import ssl
 import time
@@ -23,9 +21,6 @@ PROBE_SECONDS = 2.0
 _NOT_YET_VALID, _EXPIRED = 9, 10  # of X509_V_ERR_… in openssl/x509_vfy.h
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _ANOTHER_NAME = (62, 64)
-_PEM = re.compile(rb"CERTIFICATE-----(.+?)-----END", re.DOTALL)
-_VALIDITY = re.compile(rb"(?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d|\x18\x0f)(\d{12,14}Z)")
-"""Two times in DER, of which the second is the end: RFC 5280, 4.1.2.5."""
 
 
 def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
@@ -38,7 +33,6 @@ def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
         raise InputError("TLS of a worker needs both a certificate and its key")
     ends = {tls.certificate: _certificate_end(tls.certificate, tls.key)}
     if tls.authority is not None:
-        _trusting(tls.authority)
         ends[tls.authority] = _authority_end(tls.authority)
     return tuple(
         f"{file} expires on {_date(end)}, in {(end - time.time()) / 86400:.0f} days: get a new one in time"
@@ -143,12 +137,9 @@ def _trust(context: ssl.SSLContext, file: Path) -> None:
 
 
 def _authority_end(file: Path) -> float:
-    """When the last of the certificates in a file that is trusted ends, in seconds since 1970."""
-    end = 0
-    for block in _PEM.findall(pem_content(file) or b""):
-        if found := _VALIDITY.search(base64.b64decode(block)):
-            year = "%y" if len(found[1]) == len("yymmddhhmmssZ") else "%Y"
-            end = max(end, calendar.timegm(time.strptime(found[1].decode(), f"{year}%m%d%H%M%SZ")))
+    """When the last authority in a file that is trusted ends, in seconds since 1970; infinite if it has none."""
+    ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in _trusting(file).get_ca_certs()]
+    end = max(ends, default=math.inf)
     if end < time.time():
         raise InputError(f"the authority in {file} expired on {_date(end)}: no certificate of it is accepted")
     return end
