@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.result_stream import take_stdout
 from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
 
@@ -29,12 +30,14 @@ PASSED = b"."
 
 
 def main() -> None:
+    answers = take_stdout()  # what a library prints is none
     load_runtime()  # once: every trial's child has it then
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         while (line := _read_line(selector)) is not None:
             outcome = _trial(json.loads(line), selector)
-            os.write(1, json.dumps(outcome).encode() + b"\n")
+            answers.write(json.dumps(outcome) + "\n")
+            answers.flush()
 
 
 def _read_line(selector: selectors.BaseSelector) -> bytes | None:

@@ -147,6 +147,13 @@ def test_what_passed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMake
 
 
 @needs_a_compiler
+def test_what_a_library_prints_is_no_answer(worker: LocalWorkers, maker: ProgramMaker) -> None:
+    code = r'puts("{\"signal\": 11}"); fflush(stdout);'
+    with pytest.raises(WorkerError, match="cannot load the library"):  # it has no function
+        open_on(worker, with_library(one_stage(maker), compiled(maker, code)), maker)
+
+
+@needs_a_compiler
 def test_what_crashed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
     """It may pass the next time, and crash in the worker the time after that."""
     crashed = tmp_path / "crashed"
