@@ -16,9 +16,9 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class CoreQuota:
-    """So many ``cores`` of processor time a second for all processes of a control group together.
+    """The processor time that all processes of a control group may use together, in cores (seconds per second).
 
-    ``group`` is equal for processes whose time is counted by the same group of one host.
+    Two processes of one host share a quota if their ``group`` is equal.
     """
 
     cores: float
@@ -27,7 +27,7 @@ class CoreQuota:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A limit of a control group and what its processes use; the page cache that can be dropped does not count."""
+    """A control group's memory limit and use; reclaimable page cache (``inactive_file``) does not count as used."""
 
     limit_bytes: int
     used_bytes: int
@@ -80,13 +80,13 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         path = paths.get("" if controllers is None else controller, "")
         if path and (controllers is None or controller in controllers):
             top = root / mount.strip("/")
-            # A container may see its path on the host, of which only its own group is mounted.
+            # The path may be the host's, although only the container's own group is mounted here.
             folder = top / path.removeprefix(mounted_group).strip("/")
-            yield from (each for each in (folder, *folder.parents) if each.is_dir() and each.is_relative_to(top))
+            yield from (group for group in (folder, *folder.parents) if group.is_dir() and group.is_relative_to(top))
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, str, list[str] | None]]:
-    """Where control groups are mounted, which group is mounted there, and its controllers; None in version 2.
+    """Yield each mount point of control groups, the group mounted there, and its controllers (None in version 2).
 
     See proc_pid_mountinfo(5).
     """

@@ -58,15 +58,15 @@ def _own(folder: Path, subject: str) -> Path:
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says of an error, and about which file."""
+    """Return the system's message for an error and the file that it names."""
     return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
 
 
 @contextlib.contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
-    """A new file that nobody else can read, and that takes the place of ``path`` if all in here goes well.
+    """Write a new file with mode 0600, which replaces ``path`` if the body raises nothing.
 
-    Whoever reads meanwhile sees the old file or the new one, never half of one. It is written in ``temporary``, a
+    A reader sees the old or the new content, never a part. It is written in ``temporary``, a
     folder on the same file system, by default beside ``path``.
     """
     descriptor, name = tempfile.mkstemp(dir=temporary or path.parent, prefix=WRITING)
@@ -80,19 +80,19 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Alone in here, of all threads and processes that lock the same file, which no other user can open.
+    """Hold an exclusive lock on a file among all threads and processes; no other user can open the file.
 
     Raises:
-        TimeoutError: somebody else has held the lock for so long.
+        TimeoutError: another holder kept the lock for ``timeout_seconds``.
         PermissionError: the file is another user's.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _require_own(descriptor, path)
         deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE_SECONDS
-        while not _is_taken(descriptor):
+        while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
-                text = f"a process that `fuser` names has held this lock for {timeout_seconds:g} s, end it"
+                text = f"another process has held this lock for {timeout_seconds:g} s; find it with fuser and end it"
                 raise TimeoutError(errno.ETIMEDOUT, text, str(path))
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -102,7 +102,7 @@ def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 def _require_own(descriptor: int, path: Path) -> None:
-    """Whoever can open a file can lock it: that is this user alone, also where the file is left from others' times."""
+    """Raise if another user owns a lock file, and remove others' access: whoever can open a file can lock it."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, f"user {status.st_uid} owns it, and this is user {os.geteuid()}", str(path))
@@ -110,7 +110,7 @@ def _require_own(descriptor: int, path: Path) -> None:
         os.fchmod(descriptor, 0o600)
 
 
-def _is_taken(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,7 +119,7 @@ def _is_taken(descriptor: int) -> bool:
 
 
 def keep(file: IO[bytes]) -> None:
-    """Shows others, by a lock, that a file's process lives: it ends with the process, or when the file is closed.
+    """Lock a file until it is closed or its process ends, so that others see that the process is alive.
 
     The file must be one that other users cannot open: they could lock it too.
     """
@@ -127,7 +127,7 @@ def keep(file: IO[bytes]) -> None:
 
 
 def is_kept(file: IO[bytes]) -> bool:
-    """Whether somebody has called `keep` for it, and lives."""
+    """Whether a living process holds the lock of `keep` on a file."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What the machine under this process is, as the operating system says."""
+"""Processor, memory and identity of this host, as the operating system reports them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ DISABLED_FEATURES_VARIABLE = "TVM_SPLIT_DISABLE_CPU_FEATURES"
 """Environment variable: instruction sets, by Linux's names and separated by spaces, that this host must not use."""
 
 _FEATURES_KEYS = {"x86_64": "flags", "amd64": "flags", "i686": "flags"}
-"""By architecture, the key of /proc/cpuinfo that lists instruction sets; ``Features`` for the others, which are ARM's.
+"""The key of /proc/cpuinfo that lists instruction sets, by architecture; ARM's ``Features`` is the default.
 
-An emulator for one program shows the host's file: there the key of the emulated architecture is missing.
+Under user-mode emulation the file is the host's, so it lacks the key of the emulated architecture.
 """
 
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Linux's names of the instruction sets that this host can execute.
+    """Linux's names of the instruction sets that this host can execute, without those that are disabled.
 
-    Empty where there is no /proc/cpuinfo, or where it describes another architecture.
+    See `DISABLED_FEATURES_VARIABLE`. Empty where there is no /proc/cpuinfo, or where it describes another architecture.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -58,12 +58,12 @@ def _memory_line(name: str) -> int:
 
 
 def total_memory_bytes() -> int:
-    """The memory that this process's control groups allow it, at most the host's; 0 when the system does not say."""
+    """Return the smallest of the host's memory and the control groups' limits, in bytes; 0 if not known."""
     return min([_memory_line("MemTotal"), *(limit.limit_bytes for limit in memory_limits())])
 
 
 def available_memory_bytes() -> int:
-    """What programs may still take, in bytes; 0 when the system does not say."""
+    """Return how many more bytes this process may allocate; 0 if not known."""
     left = (max(0, limit.limit_bytes - limit.used_bytes) for limit in memory_limits())
     return min([_memory_line("MemAvailable"), *left])
 
@@ -89,7 +89,7 @@ class HostCores:
 
     @property
     def text(self) -> str:
-        """For messages: ``2 cores``, or ``2 cores (a quota of 2.5 on 64 cores)``."""
+        """The number of cores for messages: ``2 cores``, or ``2 cores (a quota of 2.5 on 64)``."""
         count = "1 core" if self.count == 1 else f"{self.count} cores"
         return f"{count} (a quota of {self.quota:g} on {len(self.numbers)})" if self.quota else count
 
@@ -102,10 +102,10 @@ def own_cores() -> HostCores:
 
 
 def usable_together(cores: Iterable[HostCores]) -> int:
-    """How many cores processes of one host can keep busy at the same time; 0 if their numbers are not known.
+    """Return how many cores processes of one host can keep busy together; 0 if their core numbers are not known.
 
     A quota is rounded down, to no less than 1. Threads beyond the quota use it up early, and then all threads of the
-    group stop until the period ends.
+    group stop until the period ends. Quotas of different groups are added, so a group around them may allow less.
     """
     processes = list(cores)
     count = len({number for process in processes for number in process.numbers})
@@ -116,13 +116,15 @@ def usable_together(cores: Iterable[HostCores]) -> int:
 
 
 ALL_USERS = 2**32 - 1
-"""That many are mapped where no namespace has fewer users than the host."""
+"""The number of user ids in the initial user namespace; a ``uid_map`` with this count maps all users of the host."""
 
 
 @cache
 def memory_domain() -> str:
-    """What processes have in common that can share memory: a kernel, a network namespace, in which their sockets'
-    names are, and a user. Empty where it is not said."""
+    """Identify the processes that can share memory with this one; empty if the system does not say.
+
+    They have the same kernel, network namespace (for the names of sockets) and user.
+    """
     try:
         namespace, user = Path("/proc/self/ns/net").readlink(), _user_outside()
     except (OSError, ValueError):
@@ -131,14 +133,14 @@ def memory_domain() -> str:
 
 
 def _user_outside() -> int | None:
-    """This process's user by the number that the user namespace around its own knows; that is the host's, as a rule.
+    """Return this process's user id in the parent user namespace, which is usually the host's id.
 
-    None where the kernel shows strangers as this very user, as it does with all that a namespace does not map.
+    Return None if the user has the overflow id: the kernel shows it for every unmapped user as well.
     """
-    own, strangers = os.geteuid(), int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    own, overflow_id = os.geteuid(), int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
     mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text("ascii").splitlines()]
     maps_all = any(count == ALL_USERS for _, _, count in mapped)
-    if own == strangers and not maps_all:
+    if own == overflow_id and not maps_all:
         return None
     return next((outside + own - first for first, outside, count in mapped if first <= own < first + count), None)
 

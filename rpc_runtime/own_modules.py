@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def command(module: str) -> list[str]:
-    """``module`` as in ``python -m rpc_runtime.MODULE``."""
-    return [sys.executable, "-m", f"rpc_runtime.{module}"]
+    """Return the command that runs ``rpc_runtime.MODULE`` without importing from the current folder."""
+    return [sys.executable, "-P", "-m", f"rpc_runtime.{module}"]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's own, with ``variables``; the new process finds the package where this one did."""
+    """Return this process's environment with ``variables`` and this package's folder first in PYTHONPATH."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, "PYTHONPATH": path, **variables}

@@ -1,4 +1,4 @@
-"""Folders in which no other user of this host can change anything, for what is trusted when it is read again.
+"""Folders that no other user can change, for files that are trusted when they are read again.
 
 Needs Python's standard library alone: `tvm-split up` sends this file to machines that have nothing else.
 """
@@ -28,21 +28,21 @@ def private_folder(path: Path) -> None:
 
 
 def require_private(path: Path) -> None:
-    """Refuses a folder that another user, other than root, may write to or put another one in the place of.
+    """Raise if a user other than this one and root can write to a folder or replace it.
 
     The folder has to be this user's own. Those above it may be root's as well; where others may write to one of them,
-    it has to be sticky, as /tmp is, or lie below one that others cannot enter. A group that has no other members is
-    this user. What does not exist is not refused.
+    it has to be sticky, as /tmp is, or lie below one that others cannot enter. A private group
+    counts as its user: it has the user's name, or root's, and no other members. A missing folder is accepted.
 
     Raises:
         PermissionError: says what is wrong, and in which folder.
     """
-    for way in {path.absolute(), path.resolve()}:
-        _require_private(way)
+    for path_form in {path.absolute(), path.resolve()}:
+        _require_private(path_form)
 
 
 def tighten(path: Path) -> None:
-    """Takes from others the right to write to a folder of this user's: an earlier version made it with a wide umask."""
+    """Remove group and other write permission from a folder of this user, which an older version may have made."""
     with contextlib.suppress(OSError):
         status = path.lstat()
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & 0o022:
@@ -57,7 +57,7 @@ def _require_private(path: Path) -> None:
         except FileNotFoundError:
             return
         is_last = folder == path
-        owner = status.st_uid if entry.st_uid in (user, ROOT) else entry.st_uid  # of a link, whoever may change it
+        owner = status.st_uid if entry.st_uid in (user, ROOT) else entry.st_uid  # who owns a link can replace it
         if owner != user and (is_last or owner != ROOT):
             raise PermissionError(errno.EPERM, f"user {owner} owns it, and this is user {user}", str(folder))
         is_guarded = not is_last and (is_hidden or status.st_mode & stat.S_ISVTX)

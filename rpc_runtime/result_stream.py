@@ -1,4 +1,4 @@
-"""Standard output for the results of a process alone: what libraries write there goes to standard error."""
+"""Keep standard output for a process's results, and send what libraries print to standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 def take_stdout() -> TextIO:
-    """The stream to this process's standard output; descriptor 1 and ``sys.stdout`` lead to standard error afterwards.
+    """Return a stream to standard output, and redirect descriptor 1 and ``sys.stdout`` to standard error.
 
     Libraries write to descriptor 1 from C, and children inherit it. Only the entry point of a process may call this,
     and only once: in another program's process, standard output belongs to that program.

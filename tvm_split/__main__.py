@@ -6,7 +6,7 @@ import signal
 def main() -> None:
     """Run the command of this process's arguments and end the process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C gives no traceback of whatever is being imported
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
     from tvm_split.cli.application import run_application
 
     run_application()

@@ -1,4 +1,4 @@
-"""Loads shared libraries from memory: what is loaded is what was verified, whoever may write to any folder."""
+"""Load shared libraries from sealed memory, so that the loaded bytes are the verified bytes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "ri
 
 
 def require_architecture(content: Bytes, where: str) -> None:
-    """Raise a `WorkerError` about ``where`` for a library that is none of this machine's architecture."""
+    """Raise a `WorkerError` about ``where`` if the library is not for this machine's architecture."""
     head = content[:20].tobytes()
     if len(head) < 20 or not head.startswith(b"\x7fELF"):
-        raise WorkerError(f"{where}: the library is no ELF shared object. Compile again")
+        raise WorkerError(f"{where}: the library is not an ELF shared object. Compile again")
     number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
     architecture, here = ARCHITECTURES.get(number, f"ELF machine {number}"), platform.machine()
-    if architecture != here:
+    if architecture != here and not (architecture == "armv7l" and here.startswith("armv")):
         raise WorkerError(
             f"{where}: the library was compiled for {architecture}, and this machine is {here}. Give the machine its "
             "right target in the cluster's description and compile again"
@@ -39,7 +39,7 @@ def require_architecture(content: Bytes, where: str) -> None:
 
 @contextlib.contextmanager
 def library_file(content: Bytes) -> Iterator[int]:
-    """A descriptor of a file in memory that has no name and that nobody can change; it is closed afterwards."""
+    """Yield the descriptor of a sealed, unnamed file in memory with ``content``; close it afterwards."""
     descriptor = os.memfd_create("library.so", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content.data)
@@ -49,12 +49,12 @@ def library_file(content: Bytes) -> Iterator[int]:
 
 
 def load(descriptor: int) -> Any:
-    """TVM's module of the library in a file, which may be closed afterwards. It is unloaded with its last user.
+    """Load the library in a file as a TVM module. The file may be closed afterwards; the last reference unloads it.
 
     Each file can be loaded once: TVM keeps one context per file, so two stages must never share one.
     """
-    # For a path that it has loaded before, the C library returns that library, although the descriptor's number stands
-    # for another file by now. So the number of the load is in the path, in binary: "/." is 1 and "/" is 0.
+    # dlopen caches libraries by path, but descriptor numbers are reused. So each path contains the number of the load,
+    # in binary: "/." is 1 and "/" is 0.
     number = f"{next(_loads):b}".replace("1", "/.").replace("0", "/")
     # What `tvm_ffi.load_module` calls for a name that ends in .so.
     return tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(f"/proc/self/fd{number}/{descriptor}", "so")

@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 PATIENCE_SECONDS = 300.0
-"""The one deadline of all tests for what must happen: only a hang reaches it."""
+"""Timeout of every wait in the tests for an event that must happen; only a hang reaches it."""
 
 
 def eventually(look: Callable[[], Value], what: str) -> Value:
@@ -34,13 +34,14 @@ def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value]
 
 
 def stop(process: int) -> None:
-    """SIGSTOP; returns when all threads of a process stand still, which takes a moment on a busy machine."""
+    """Send SIGSTOP and return when all threads of a process have stopped."""
     os.kill(process, signal.SIGSTOP)
 
     def stands_still() -> bool:
-        states = [
-            path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process}/task").glob("*/stat")
-        ]
-        return set(states) == {"T"}
+        try:
+            texts = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
+        except OSError:  # a thread has just ended
+            return False
+        return {text.rpartition(")")[2].split()[0] for text in texts} == {"T"}
 
     eventually(stands_still, "all threads stand still")

@@ -1,8 +1,7 @@
-"""Quotas of processor time and limits of memory, in both versions of control groups, from folders made for the test."""
+"""Quotas and memory limits in both versions of control groups, read from made-up and from real folders."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -49,7 +48,7 @@ def root_with(folder: Path, groups: str, mounts: str, files: Files) -> Path:
                 "sys/fs/cgroup/system.slice/worker.service/cpu.max": "400000 100000",
             },
             1.5,
-            id="the limit of a group around it",
+            id="the limit of a parent group",
         ),
         pytest.param(
             "0::/user.slice/job",
@@ -60,7 +59,7 @@ def root_with(folder: Path, groups: str, mounts: str, files: Files) -> Path:
                 "sys/fs/cgroup/user.slice/other/cpu.max": "10000 100000",
             },
             0.5,
-            id="half a core, and another group has less",
+            id="a sibling group has a smaller quota",
         ),
         pytest.param(
             "4:cpu,cpuacct:/docker/abc\n5:memory:/docker/abc",
@@ -169,17 +168,18 @@ def half_a_core() -> Iterator[Path]:
         pytest.skip("only root makes control groups")
     for parent in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"):
         group = Path(parent) / f"tvm-split-test-{os.getpid()}"
-        with contextlib.suppress(OSError):
+        try:
             group.mkdir()
-            try:
-                limits = [group / name for name in HALF if (group / name).exists()]
-                if not limits:
-                    continue
+        except OSError:
+            continue
+        try:
+            limits = [group / name for name in HALF if (group / name).exists()]
+            if limits:
                 limits[0].write_text(HALF[limits[0].name])
                 yield group / "cgroup.procs"
                 return
-            finally:
-                group.rmdir()
+        finally:
+            group.rmdir()
     pytest.skip("no control group for processor time can be made here")
 
 

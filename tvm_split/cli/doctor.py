@@ -1,4 +1,4 @@
-"""``tvm-split doctor``: is this installation fit for work? Each check looks at one thing, and says what to do."""
+"""``tvm-split doctor``: check this installation; each check reports one result and what to do."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _guarded(check: Callable[[], Check]) -> Check:
         return Check(check.__name__.strip("_"), Verdict.FAIL, str(error))
     except Exception as error:
         name = check.__name__.strip("_")
-        advice = "install again: pip install --force-reinstall tvm-split"
+        advice = "in a checkout of tvm-split: pip install --force-reinstall ."
         return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", advice)
 
 
@@ -153,9 +153,14 @@ def _processor() -> Check:
 
     found, features = target_text(host_target(1)), cpu_features()
     if not features:
-        return Check("processor", Verdict.WARN, found, "mount /proc: without it, nothing but the least is used")
+        return Check(
+            "processor",
+            Verdict.WARN,
+            found,
+            "/proc/cpuinfo lists no instruction sets of this architecture: mount /proc, or kernels use the basic ones",
+        )
     if platform.machine() == "x86_64" and "avx2" not in features:
-        advice = "nothing to do, but kernels run at a fraction of the speed of processors with AVX2"
+        advice = "nothing to do; kernels are several times slower than on processors with AVX2"
         return Check("processor", Verdict.WARN, found, advice)
     return Check("processor", Verdict.OK, found)
 
@@ -165,7 +170,7 @@ def _cores() -> Check:
 
     cores = own_cores()
     if cores.count == 1:
-        advice = "several workers on this host would share it, and gain nothing"
+        advice = "use one worker on this host: several would share this core and gain nothing"
         return Check("cores", Verdict.WARN, cores.text, advice)
     return Check("cores", Verdict.OK, f"this process may use {cores.text}")
 

@@ -1,4 +1,4 @@
-"""Which machines of a cluster, and the client, compute on the same cores: as its file says, or as their hosts show."""
+"""Find the machines, including the client, that share cores: from the cluster file or from their hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_split.cluster.shared_cores import SharedCores
 
 
 def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
-    """Where the machines are, as far as that is known without asking their workers: on this host."""
+    """Return the cores of machines that are on this host, without asking their workers."""
     if cluster.kind == "local":
         here = cluster.machine_names
     else:
@@ -24,8 +24,8 @@ def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
 def shared_cores(cluster: Cluster, cores_of: Mapping[str, HostCores]) -> tuple[SharedCores, ...]:
     """The cores that several machines, or a machine and the client, share.
 
-    What the cluster says counts for whom it names; of the others those of one host share all cores that any of them may
-    run on, as far as their quotas allow. Machines in one process take turns already.
+    Machines that the cluster's description names share the cores stated there. Other machines of one host share all
+    cores in their affinity masks, up to their quotas. Machines of an in-process cluster compute in turn already.
     """
     if cluster.kind == "in_process":
         return cluster.shared_cores

@@ -1,4 +1,4 @@
-"""CPU targets from what processors can execute, and what a processor lacks of what a target lets LLVM use."""
+"""Derive CPU targets from instruction sets, and list those that a processor lacks for a target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = {
     "jsconv=jscvt lse=atomics crc=crc32 bf16 i8mm sve sve2 sme sme2",
     "arm": "neon vfp3=vfpv3 vfp4=vfpv4 hwdiv-arm=idiva hwdiv=idivt",
 }
-"""By architecture, LLVM's names of what compilers emit for arithmetic; after a =, what /proc/cpuinfo says."""
+"""Instruction sets for arithmetic, by architecture: LLVM's name, and after "=" the name in /proc/cpuinfo."""
 _LINUX_NAMES = {
     family: {llvm: linux or llvm for llvm, _, linux in (name.partition("=") for name in names.split())}
     for family, names in _NAMES.items()
@@ -42,7 +42,7 @@ _ADDED = {
     "aarch64": "sve2 sve i8mm bf16 fp16fml fullfp16 dotprod neon",
     "arm": "neon vfp4",
 }
-"""By architecture, LLVM's names of features for arithmetic that are added to a level; those that imply others first.
+"""Features that may be added to a level, by architecture, in LLVM's names; a feature precedes those it implies.
 
 AMX is not among them: a process has to ask the system for it first (``arch_prctl``), else its instructions are refused
 although the processor announces them. A user's own target may name it.
@@ -50,7 +50,7 @@ although the processor announces them. A user's own target may name it.
 
 
 def cpu_target(architecture: str, features: Collection[str], threads: int) -> dict[str, Any]:
-    """The LLVM target of a CPU: the highest level whose features it all has, and what it has beyond that.
+    """Return the LLVM target of a CPU: the highest level that it fully supports, plus further features.
 
     The name of the processor is not used: virtual machines and operating systems hide features of the model.
 
@@ -67,14 +67,14 @@ def _cpu_target(architecture: str, features: frozenset[str]) -> dict[str, Any]:
     family = _family(architecture)
     triple = {} if family == _family(platform.machine()) else {"mtriple": f"{architecture}-linux-gnu"}
     *levels, lowest = _LEVELS.get(family, ("generic",))
-    if triple and not knows_cpu(lowest, triple["mtriple"]):  # a worker may claim anything; LLVM would end this process
+    if triple and not knows_cpu(lowest, triple["mtriple"]):  # for an unknown one LLVM would end the process
         return {"kind": "llvm", "mcpu": lowest, **triple}
     names = (level for level in levels if _instruction_sets({"mcpu": level, **triple}) <= features)
     target: dict[str, Any] = {"kind": "llvm", "mcpu": next(names, lowest), **triple}
     known = _instruction_sets(target)
     mattr: list[str] = []
     for name in _ADDED.get(family, "").split() if features else ():
-        # What LLVM takes a feature to imply must be there as well.
+        # A feature is added only if the processor has everything that LLVM enables with it.
         implied = _instruction_sets({**target, "mattr": [*mattr, f"+{name}"]})
         if known < implied <= features | known:
             mattr, known = [*mattr, f"+{name}"], implied
@@ -89,13 +89,13 @@ def target_text(target: Mapping[str, Any]) -> str:
 
 
 def cpu_part(target: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a target says of the CPU: of a GPU's target its host, which may say nothing."""
+    """Return the CPU's part of a target: for a GPU its host, or a plain LLVM target if that is missing."""
     part = target if target["kind"] == "llvm" else target.get("host")
     return part if isinstance(part, Mapping) else {"kind": "llvm"}
 
 
 def cannot_execute(target: Mapping[str, Any], architecture: str, features: Collection[str]) -> str:
-    """Why a processor cannot execute a target's code for CPUs, in words that follow its name; empty if it can.
+    """Return why a processor cannot execute a target's CPU code, as the end of "the processor …"; empty if it can.
 
     Args:
         architecture: the processor's, as ``platform.machine()`` says it.
@@ -115,7 +115,7 @@ def cannot_execute(target: Mapping[str, Any], architecture: str, features: Colle
 def require_executable(
     what: str, machine: str, target: Mapping[str, Any], architecture: str, features: Collection[str]
 ) -> None:
-    """A `ClusterError` if a machine cannot execute ``what`` is compiled for its target; see `cannot_execute`."""
+    """Raise a `ClusterError` if a machine's processor cannot execute ``what``, which is compiled for ``target``."""
     problem = cannot_execute(target, architecture, features)
     if problem:
         raise ClusterError(

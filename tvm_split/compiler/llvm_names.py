@@ -1,4 +1,4 @@
-"""Which CPUs and features LLVM knows: what it does not know, it leaves out, or compiles for any."""
+"""Check names of CPUs and features: LLVM ignores unknown features and compiles unknown CPUs as generic."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ import tvm
 from tvm_split.errors import PlanError
 
 _ARM = re.compile(r"(arm(eb)?(v\d\w*)?|arm64|aarch64(_be|_32)?)(-|$)")
-"""Asked about another architecture whose name begins so, LLVM 22 ends the process."""
+"""Triples of ARM that LLVM can parse; for another triple with such a prefix, LLVM 22 ends the process."""
 _SILENCING = threading.Lock()
-"""Of two at a time, the later would put back what the other had put there."""
+"""Only one thread at a time may redirect standard error; otherwise the last one restores the wrong file."""
 
 
 def require_known_cpu(cpu: Mapping[str, Any]) -> None:
-    """Raise a `PlanError` for a CPU that LLVM does not know: about one it writes a page, and compiles for any.
+    """Raise a `PlanError` for a CPU that LLVM does not know: it would print a list and compile for a generic one.
 
-    Asked about a processor of which it knows not even the architecture it ends the process.
+    For an unknown architecture LLVM would end the process.
     """
     name, triple = str(cpu.get("mcpu", "generic")), _triple(cpu)
     if not knows_cpu(name, triple):
         raise PlanError(
             f"LLVM knows no CPU {name!r} for {triple}; give the target an mcpu and mtriple that it knows, or "
-            "leave out the machine's target: then it is what the machine's worker says"
+            "leave out the machine's target to use the one that its worker reports"
         )
 
 
 def require_known_features(cpu: Mapping[str, Any]) -> None:
-    """Raise a `PlanError` for what LLVM leaves out of ``mattr``, and for a name without a sign, which it takes for one
-    with a minus. What is no list of texts is TVM's to refuse."""
+    """Raise a `PlanError` for unknown features in ``mattr`` and for names without a sign, which LLVM reads as "-".
+
+    TVM refuses a ``mattr`` that is not a list of texts.
+    """
     triple, given = _triple(cpu), cpu.get("mattr", ())
     texts = given if isinstance(given, Sequence) and all(isinstance(each, str) for each in given) else ()
     for feature in (each for text in texts for each in text.split(",")):
@@ -58,7 +60,7 @@ def knows_cpu(name: str, triple: str) -> bool:
 
 @cache
 def _knows_feature(name: str, triple: str) -> bool:
-    """There is no list of all: whether it has any effect is what can be asked."""
+    """Whether a feature changes LLVM's set of features: LLVM offers no list of their names."""
     with _silenced():
         asked = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mattr": [f"+{name}"]})
         return name in tvm.target.codegen.llvm_get_cpu_features(asked)
@@ -66,7 +68,7 @@ def _knows_feature(name: str, triple: str) -> bool:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Standard error leads nowhere, where LLVM writes about what it does not know, beside what it answers."""
+    """Redirect standard error to /dev/null: LLVM reports unknown names there."""
     with _SILENCING, Path(os.devnull).open("w") as nothing:
         kept = os.dup(2)
         try:

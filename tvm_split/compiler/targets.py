@@ -1,4 +1,4 @@
-"""Targets: what the machines' own are, and what this host can run."""
+"""Find the compilation targets of machines, and check which targets this host can run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tvm_split.errors import ClusterError, PlanError
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
 REACHED_SECONDS = 3.0
-"""So long is waited for a worker whose machine can be planned for without it."""
+"""Timeout for describing a worker when its machine can be planned without it."""
 
 
 def host_target(threads: int) -> dict[str, Any]:
@@ -44,9 +44,9 @@ def require_known_targets(cluster: Cluster) -> None:
 
 
 def misfit(machine: Machine, worker: WorkerDescription) -> str:
-    """Why the worker that answers for a machine is not the one that is meant, and what to do; empty if it is.
+    """Return why the worker at a machine's address does not match its description, and what to do; empty if it does.
 
-    A worker that was given no name has its host's, and may stand for any machine.
+    A worker without ``--name`` reports its host's name, and then matches any machine.
     """
     if worker.machine not in (machine.name, worker.hostname):
         return (
@@ -81,7 +81,7 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
 
 
 def reached_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
-    """What those workers say of themselves that somebody else started and that can be reached, by machine."""
+    """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
     if cluster.kind != "remote":
         return {}
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
@@ -115,7 +115,7 @@ def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
 
 
 def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:
-    """A target as the user gave it, with what can be added, or a `ClusterError` for what must be said."""
+    """Return a user's target with defaults filled in; raise a `ClusterError` if it is incomplete or invalid."""
     here = f"{machine.described_at}: " * bool(machine.described_at) + f"machine {machine.name!r}"
     completed = dict(target)
     kind = completed.get("kind")

@@ -12,7 +12,7 @@ from tvm_split.errors import UntriedVersionWarning
 DISTRIBUTION = "tvm-split"
 
 
-def warn_of_untried(package: str, version: str, extra: str) -> None:
+def warn_if_untested(package: str, version: str, extra: str) -> None:
     """Warns if ``version`` of ``package`` is outside of the range that ``extra`` asks for."""
     try:
         texts = metadata.requires(DISTRIBUTION) or []

@@ -17,14 +17,14 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
 from tvm_split.frontends.channels_first import LaidOut, channels_first
 from tvm_split.frontends.normal_form import identifier, normal_form
-from tvm_split.frontends.tested_versions import warn_of_untried
+from tvm_split.frontends.tested_versions import warn_if_untested
 from tvm_split.frontends.torch_graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch_importer import import_graph
 from tvm_split.frontends.torch_reference import TorchReference
 from tvm_split.frontends.torch_tensors import shown, to_numpy, to_torch
 from tvm_split.model import Model
 
-warn_of_untried("torch", str(torch.__version__), extra="torch")  # once: a module is imported once
+warn_if_untested("torch", str(torch.__version__), extra="torch")  # once: a module is imported once
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

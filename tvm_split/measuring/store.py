@@ -1,7 +1,7 @@
 """What was measured, kept between runs: one file of JSON for each subject, such as a machine.
 
-A subject says on what was measured: host, versions, threads. The key of a measurement in its file says what: the code
-and shapes of a kernel, the ends of a link. So a second model, or another batch, takes from here what is equal.
+The subject is the measured system: host, versions, threads. A key identifies what was measured: a kernel's code and
+shapes, or a link's ends. So other models reuse equal measurements.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def entry_key(**parts: Any) -> str:
 
 
 class Store:
-    """The measurements of ``subject``, which JSON can hold; with ``folder`` None only as long as this lives.
+    """The measurements of ``subject``, which JSON can hold, in a file of ``folder``.
 
-    It is the same where ``folder`` cannot be made or written, where another user may write to it, and where another
-    process has kept its lock for ``lock_seconds``. ``notes`` says so, and what could not be read.
+    They stay in memory only if ``folder`` is None, cannot be written, is open to other users, or stays locked for
+    ``lock_seconds``. ``notes`` lists such problems and damaged files.
     """
 
     def __init__(self, folder: Path | None, subject: Mapping[str, Any], lock_seconds: float = LOCK_SECONDS) -> None:
@@ -101,10 +101,11 @@ class Store:
         return {}  # another version's is measured anew and written over
 
     def _note_unkept(self, folder: Path, error: OSError) -> None:
-        self.notes.append(f"measurements are not kept in {folder} ({reason_of(error)}): {REMEDY}")
+        remedy = REMEDY if isinstance(error, PermissionError) else f"or name another folder in ${CACHE_VARIABLE}"
+        self.notes.append(f"measurements are not kept in {folder} ({reason_of(error)}): {remedy}")
 
     def _note(self, problem: str) -> None:
-        note = f"{self.path} is damaged ({problem}): it is measured again"
+        note = f"{self.path} is damaged ({problem}): its measurements are made again"
         if note not in self.notes:
             self.notes.append(note)
 

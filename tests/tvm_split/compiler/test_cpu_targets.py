@@ -60,7 +60,7 @@ def test_targets_of_recorded_machines(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if EXPECTED[name].startswith("x86")])
-def test_vectors_are_as_wide_as_the_processor_has_them(name: str) -> None:
+def test_vector_lanes_match_the_processors_registers(name: str) -> None:
     architecture, text = recorded(name)
     target = tvm_target(cpu_target(architecture, features_in(text, architecture), 1))
     exceptions = {"knightslanding-phi7210": 16, "virtualbox-i7-8750h-avx2-no-fma-bmi": 8}
@@ -68,30 +68,30 @@ def test_vectors_are_as_wide_as_the_processor_has_them(name: str) -> None:
 
 
 @given(st.sampled_from(NAMES), st.data())
-def test_whatever_is_hidden_is_not_used(name: str, data: st.DataObject) -> None:
+def test_hidden_instruction_sets_are_not_used(name: str, data: st.DataObject) -> None:
     architecture, text = recorded(name)
     features = features_in(text, architecture)
     hidden = data.draw(st.sets(st.sampled_from(sorted(features)), max_size=12))
-    # A processor without these is none of its architecture.
+    # Every processor of the architecture has these.
     left = features - hidden | features & {"cmov", "mmx", "sse", "sse2", "fp", "asimd", "vfpv3", "neon"}
     assert cannot_execute(cpu_target(architecture, left, 1), architecture, left) == ""
 
 
 def test_amx_is_never_used_by_default() -> None:
-    """A process that has not asked the system for it ends by its first instruction, whatever /proc/cpuinfo lists."""
+    """An AMX instruction ends a process that has not requested AMX, whatever /proc/cpuinfo lists."""
     architecture, text = recorded("sapphirerapids-8480-bare-metal-amx")
     features = features_in(text, architecture)
     assert "amx_tile" in features
     target = {**cpu_target(architecture, features, 1), "mtriple": "x86_64-linux-gnu"}
-    # What it can execute without AMX is all that the target uses.
+    # The target must not need any AMX feature.
     without = {feature for feature in features if not feature.startswith("amx")}
     assert cannot_execute(target, architecture, without) == ""
-    asked = {**target, "mattr": [*target["mattr"], "+amx-bf16"]}
-    assert "amx_bf16" in cannot_execute(asked, architecture, without)
+    with_amx = {**target, "mattr": [*target["mattr"], "+amx-bf16"]}
+    assert "amx_bf16" in cannot_execute(with_amx, architecture, without)
 
 
 @pytest.mark.parametrize("architecture", ["armvEVIL", "aarch64evil", "riscv64", "nonsense", "armv7l; rm", ""])
-def test_what_a_worker_claims_to_be_ends_no_process(architecture: str) -> None:
+def test_an_invalid_architecture_of_a_worker_gives_a_generic_target(architecture: str) -> None:
     target = cpu_target(architecture, ["neon", "avx512f"], 1)
     assert target_text(target) == "generic"
 
@@ -111,20 +111,20 @@ with tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(workers
 """
 
 
-def test_a_masked_host_compiles_deploys_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_with_disabled_features_compiles_deploys_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DISABLED_FEATURES_VARIABLE, HIDDEN)
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["difference"] < 1e-4
-    assert told["targets"] == [told["host"]] * 2
-    for target in told["targets"]:
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["difference"] < 1e-4
+    assert report["targets"] == [report["host"]] * 2
+    for target in report["targets"]:
         assert "avx" not in target_text(target)
         if platform.machine() == "x86_64":
             assert traits_of(tvm_target(target)).lanes == 4
 
 
-def test_a_masked_worker_gets_what_it_can_execute() -> None:
+def test_a_worker_with_disabled_features_gets_what_it_can_execute() -> None:
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
     x = torch.randn(4, 64)
