@@ -11,6 +11,7 @@ from rich.table import Table
 from rpc_runtime.client.client import WorkerDescription
 from scripts.device_limits import Limits
 from scripts.torch_ways import WAYS
+from tvm_split.compiler.instruction_sets import cpu_target, target_text
 from tvm_split.units import bytes_text, seconds_text
 
 SHOWN_KERNELS = 12
@@ -21,7 +22,8 @@ def print_limits(console: Console, worker: WorkerDescription, limits: Limits) ->
     devices = [f"{each.arch} with {bytes_text(each.memory_bytes)}" for each in worker.cuda_devices]
     peaks = [f"{dtype} {peak / 1e12:.3g} TFLOP/s" for dtype, peak in limits.operations_per_second.items()]
     memory = f"memory {limits.bytes_per_second / 1e9:.4g} GB/s"
-    console.print(", ".join([*(devices or [f"a CPU ({worker.mcpu}), {worker.threads} threads"]), *peaks, memory]))
+    cpu = target_text(cpu_target(worker.architecture, worker.cpu_features, worker.threads))
+    console.print(", ".join([*(devices or [f"a CPU ({cpu}), {worker.threads} threads"]), *peaks, memory]))
 
 
 def print_networks(console: Console, found: Sequence[dict[str, Any]]) -> None:
