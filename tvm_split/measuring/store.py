@@ -105,7 +105,7 @@ class Store:
         self.notes.append(f"measurements are not kept in {folder} ({reason_of(error)}): {remedy}")
 
     def _note(self, problem: str) -> None:
-        note = f"{self.path} is damaged ({problem}): its measurements are made again"
+        note = f"{self.path} is damaged ({problem}): what it holds is measured again"
         if note not in self.notes:
             self.notes.append(note)
 

@@ -155,7 +155,7 @@ def test_machines_with_unlike_vectors_exchange_plain_images() -> None:
     model = tvm_split.load_model(Residual().eval(), (INPUT,))
     cluster = tvm_split.Cluster.in_process(2, threads=1)
     plan = tvm_split.plan(model, cluster, split={A: ["enter", "bend"], B: ["middle", "after", "pool", "last"]})
-    wide = with_target(with_target(plan, A, mcpu="skylake-avx512"), B, mcpu="skylake-avx512")
+    wide = with_target(with_target(plan, A, mcpu="skylake-avx512", mattr=[]), B, mcpu="skylake-avx512", mattr=[])
     unlike = with_target(wide, B, mcpu="haswell")
     for each, rank in ((wide, 5), (unlike, 4)):
         first, second = cut_model(model, each).computations
