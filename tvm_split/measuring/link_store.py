@@ -125,6 +125,6 @@ def link_store(
         endpoint = cluster.endpoints()[name]
         place = len(cluster.machines) if cluster.kind == "local" else [endpoint.address, endpoint.tls is not None]
         versions = [worker.protocol_version, worker.tvm_version, worker.numpy_version]
-        ends[name] = [place, worker.hostname, worker.cores, worker.threads, versions]
+        ends[name] = [place, worker.hostname, worker.cores, worker.core_quota, worker.threads, versions]
     store = Store(folder, {"links from": socket.gethostname()})
     return LinkStore(store, ends, cluster.link_settings, sizes, refresh)

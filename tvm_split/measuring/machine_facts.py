@@ -76,7 +76,13 @@ def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[Machine
         # In one process stages are called in turn, so they never compute at the same time.
         host=own.name if cluster.kind == "in_process" else own.host,
         memory_free_bytes=min(limits, default=0),
-        identity={**own.identity, "kind": cluster.kind, "machine": own.name, "threads": own.threads},
+        identity={
+            **own.identity,
+            "kind": cluster.kind,
+            "machine": own.name,
+            "threads": own.threads,
+            "core_quota": own.cores.quota,
+        },
     )
 
 
