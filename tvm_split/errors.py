@@ -70,6 +70,10 @@ class UntriedVersionWarning(UserWarning):
     """A framework is installed in a version that tvm-split was not tested with; the message says which ones it was."""
 
 
+class MeasurementsWarning(UserWarning):
+    """Measurements cannot be read or kept, so that they are made again; the message names the file and the remedy."""
+
+
 class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message has both figures."""
 

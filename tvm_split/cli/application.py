@@ -42,7 +42,7 @@ from tvm_split.cli import (
 from tvm_split.cli.console import STDOUT, print_error, print_note
 from tvm_split.cli.hidden_torch import hide_torch_from_tvm
 from tvm_split.cli.interrupts import ended_by_signals
-from tvm_split.errors import UntriedVersionWarning
+from tvm_split.errors import MeasurementsWarning, UntriedVersionWarning
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1
@@ -163,7 +163,8 @@ def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
-        warnings.simplefilter("default", UntriedVersionWarning)
+        for category in (MeasurementsWarning, UntriedVersionWarning):
+            warnings.simplefilter("once", category)
         # Without the place in our code, which tells the user of a command nothing.
         warnings.showwarning = lambda message, *_, **__: print_note(f"warning: {message}")
     hide_torch_from_tvm()

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, new_table, print_json, print_line, print_note
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_line
 from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.model_source import ModelOptions
 from tvm_split.cli.options import WrongUseError
@@ -195,8 +195,6 @@ def _profile_on_cluster(
             timeout_seconds=timeout_seconds,
             on_progress=report,
         )
-    for note in found.notes:
-        print_note(note)
     if json:
         print_json({**asdict(found.profile), "reports": [asdict(report) for report in found.reports]})
     else:

@@ -40,11 +40,10 @@ class MachineReport:
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """A profile, and how it came about. ``notes`` are about caches that could not be read."""
+    """A profile, and how it came about."""
 
     profile: ClusterProfile
     reports: tuple[MachineReport, ...]
-    notes: tuple[str, ...]
 
 
 class ModelProfiler:
@@ -124,8 +123,7 @@ def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTim
             cluster, {each.machine.name: replace(each.machine.cores, host=each.machine.host) for each in times}
         ),
     )
-    notes = tuple(dict.fromkeys(note for each in times for note in each.cache.notes))
-    return MeasuredCluster(profile, tuple(_report(each) for each in times), notes)
+    return MeasuredCluster(profile, tuple(_report(each) for each in times))
 
 
 def _calls_of_pieces(count: int, code: TargetCode, payers: Sequence[int]) -> list[list[KernelCall]]:

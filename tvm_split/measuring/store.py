@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +20,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_of, replacing
 from rpc_runtime.private_folder import private_folder
+from tvm_split.errors import MeasurementsWarning
 
 FORMAT = "tvm-split measurements"
 VERSION = 2
 REMEDY = f"repair owner and mode (chown, chmod go-w), or name another folder in ${CACHE_VARIABLE}"
 
 Measurement = TypeVar("Measurement")
+
+LOCKED_SECONDS = 60.0
+_locked_until: dict[Path, float] = {}
+"""When a folder whose lock was held is tried again: each store would wait for it as long as the one before."""
 
 
 def default_folder() -> Path:
@@ -40,19 +46,18 @@ class Store:
     """The measurements of ``subject``, which JSON can hold, in a file of ``folder``.
 
     They stay in memory only if ``folder`` is None, cannot be written, is open to other users, or stays locked for
-    ``lock_seconds``. ``notes`` lists such problems and damaged files.
+    ``lock_seconds``. A `MeasurementsWarning` names such a problem, and a damaged file.
     """
 
     def __init__(self, folder: Path | None, subject: Mapping[str, Any], lock_seconds: float = LOCK_SECONDS) -> None:
         self._lock_seconds = lock_seconds
-        self.notes: list[str] = []
         self.path = None
-        if folder is not None:
+        if folder is not None and not _was_locked(folder):
             try:
                 private_folder(folder)
                 self.path = folder / f"{entry_key(**subject)[:32]}.json"
             except OSError as error:
-                self._note_unkept(folder, error)
+                self._warn_unkept(folder, error)
         self._subject = dict(subject)
         self._entries = self._read()
 
@@ -64,17 +69,17 @@ class Store:
         try:
             return kind.validate_python({**entry, "measured_at": min(entry["measured_at"], time.time())})
         except (LookupError, TypeError, ValidationError) as error:
-            self._note(f"{type(error).__name__} in an entry")
+            self._warn_damaged(f"{type(error).__name__} in an entry")
             return None
 
     def put(self, entries: Mapping[str, Any]) -> None:
         """Keep dataclasses by key, beside what others have written in the meantime.
 
-        A folder that cannot be used only costs time the next time, and is not tried again.
+        A folder that cannot be used only costs time the next time, and is not tried again soon.
         """
         added = {key: asdict(entry) for key, entry in entries.items()}
         self._entries = {**self._entries, **added}
-        if self.path is None:
+        if self.path is None or _was_locked(self.path.parent):
             return
         folder = self.path.parent
         try:
@@ -84,7 +89,9 @@ class Store:
                 content = {"format": FORMAT, "version": VERSION, "subject": self._subject, "entries": entries}
                 file.write(json.dumps(content, indent=1).encode())
         except OSError as error:
-            self._note_unkept(folder, error)
+            if isinstance(error, TimeoutError):
+                _locked_until[folder] = time.monotonic() + LOCKED_SECONDS
+            self._warn_unkept(folder, error)
             self.path = None
 
     def _read(self) -> dict[str, Any]:
@@ -97,17 +104,21 @@ class Store:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            self._note(str(error))
+            self._warn_damaged(str(error))
         return {}  # another version's is measured anew and written over
 
-    def _note_unkept(self, folder: Path, error: OSError) -> None:
+    def _warn_unkept(self, folder: Path, error: OSError) -> None:
         remedy = REMEDY if isinstance(error, PermissionError) else f"or name another folder in ${CACHE_VARIABLE}"
-        self.notes.append(f"measurements are not kept in {folder} ({reason_of(error)}): {remedy}")
+        text = f"measurements are not kept in {folder} ({reason_of(error)}): {remedy}"
+        warnings.warn(text, MeasurementsWarning, stacklevel=1)
 
-    def _note(self, problem: str) -> None:
-        note = f"{self.path} is damaged ({problem}): what it holds is measured again"
-        if note not in self.notes:
-            self.notes.append(note)
+    def _warn_damaged(self, problem: str) -> None:
+        text = f"{self.path} is damaged ({problem}): what it holds is measured again"
+        warnings.warn(text, MeasurementsWarning, stacklevel=1)
+
+
+def _was_locked(folder: Path) -> bool:
+    return time.monotonic() < _locked_until.get(folder, 0.0)
 
 
 @dataclass(frozen=True)
