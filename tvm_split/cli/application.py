@@ -164,9 +164,9 @@ def run_application() -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
         for category in (MeasurementsWarning, UntriedVersionWarning):
-            warnings.simplefilter("once", category)
+            warnings.simplefilter("always", category)
         # Without the place in our code, which tells the user of a command nothing.
-        warnings.showwarning = lambda message, *_, **__: print_note(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: _print_warning(str(message))
     hide_torch_from_tvm()
     # Help and shell completion, which come before a command, are results too, and typer writes them to `sys.stdout`.
     for_libraries = sys.stdout
@@ -177,6 +177,12 @@ def run_application() -> None:
             app(obj=for_libraries)
         finally:
             _flush(STDOUT.file)
+
+
+@functools.cache
+def _print_warning(text: str) -> None:
+    """Print each text once: Python forgets what it has shown whenever a library changes the filters of warnings."""
+    print_note(f"warning: {text}")
 
 
 def _flush(stream: TextIO) -> None:
