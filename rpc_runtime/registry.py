@@ -96,7 +96,7 @@ class Registry(Generic[Kind]):
                 "update the package, or uninstall it"
             ) from error
 
-    def _checked(self, kind: Any) -> Any:
+    def _checked(self, kind: Kind) -> Kind:
         base = self._base
         if base and not (isinstance(kind, base) or (isinstance(kind, type) and issubclass(kind, base))):
             raise TypeError(f"{kind!r} is no {base.__name__}")
