@@ -18,8 +18,6 @@ from relay_passes.rewrite import operator_name
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.errors import PlanError
-from tvm_split.measuring.part_estimates import PartEstimates, deliveries_of
-from tvm_split.measuring.part_profiling import profile_parts
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import named, with_independent_layers
 from tvm_split.planner.part_evaluation import evaluate_parts, lack_of_memory
@@ -35,6 +33,8 @@ from tvm_split.planner.shard_blocks import blocks_of
 from tvm_split.planner.shard_search import Segment, Way, cheapest
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
 from tvm_split.planner.tensor_types import shape_of, tensors_in
+from tvm_split.shard_planning.estimates import PartEstimates, deliveries_of
+from tvm_split.shard_planning.timing import profile_parts
 from tvm_split.steps import StepProgress
 
 MOST_TIMED = 3
