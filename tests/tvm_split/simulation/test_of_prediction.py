@@ -14,35 +14,36 @@ from hypothesis import given, settings, strategies as st
 
 from rpc_runtime.program.measurements import COMPUTE
 from rpc_runtime.program.program import CLIENT
-from tests.helpers.planner.parts import part
-from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
+from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
+from tests.helpers.planner.steps import evaluate_stages, step
 from tests.helpers.scenarios import busiest
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.part_prediction import Certificate, predict_parts
-from tvm_split.planner.parts import Delivery, PlanParts
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import CodedLink
+from tvm_split.planner.prediction import Certificate, CodedLink, predict
 from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.planner.profile import StreamingCost
-from tvm_split.simulation.of_plans import scenario_of_plan, with_measured_compute
+from tvm_split.planner.step_graph import StepGraph, Transfer, lower
+from tvm_split.simulation.of_prediction import scenario_of, scenario_of_plan, with_measured_compute
+from tvm_split.simulation.scenario import MachineTimes, Scenario
 from tvm_split.simulation.simulate import Simulation, simulate
 
 FREE = {"bytes_per_second": math.inf, "latency_seconds": 0.0}
-JOINED = PlanParts(
-    (part("a0", A, 2.0), part("b0", B, 3.0), part("a1", A, 1.0)),
+JOINED = StepGraph(
+    (step("a0", A, 2.0), step("b0", B, 3.0), step("a1", A, 1.0)),
     (
-        Delivery("x_a", CLIENT, ("a0",), 50.0),
-        Delivery("x_b", CLIENT, ("b0",), 50.0),
-        Delivery("half_a", "a0", ("a1",), 100.0),
-        Delivery("half_b", "b0", ("a1",), 100.0),
-        Delivery("y", "a1", (), 50.0),
+        Transfer("x_a", CLIENT, ("a0",), 50.0),
+        Transfer("x_b", CLIENT, ("b0",), 50.0),
+        Transfer("half_a", "a0", ("a1",), 100.0),
+        Transfer("half_b", "b0", ("a1",), 100.0),
+        Transfer("y", "a1", (), 50.0),
     ),
 )
 """Two parts and one exchange: what b has made joins what a has."""
 
 
 def planned(
-    parts: PlanParts,
+    parts: StepGraph,
     *,
     transfer_seconds: float = 0.0,
     coded: dict[tuple[str, str], CodedLink] | None = None,
@@ -53,9 +54,9 @@ def planned(
     streaming = StreamingCost(transfer_seconds, 0.0, 1.0, 0.0, 1.0)
     profile = replace(profile, machines=tuple(replace(each, streaming=streaming) for each in profile.machines))
     problem = chain_problem(profile, "latency")
-    prediction = predict_parts(problem, profile, parts, Certificate(0.0, "test"), coded)
+    prediction = predict(problem, parts, Certificate(0.0, "test"), profile, coded)
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (A, B, C))
-    used = tuple(dict.fromkeys(each.machine for each in parts.parts))
+    used = tuple(dict.fromkeys(each.machines[0] for each in parts.steps))
     stage = Stage(used, ("layer_0",), (1 / len(used),) * len(used), "stage", Sharding("rows", "each"))
     return Plan("net", "latency", "test", machines, (stage,), prediction)
 
@@ -96,19 +97,19 @@ def test_one_exchange_in_a_stream() -> None:
     assert {each.machine: each.computing for each in found.machines} == pytest.approx({A: 1.0, B: 1.0})
 
 
-def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> PlanParts:
+def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> StepGraph:
     """Two parts on each machine; the second ones take the edges of the other's first."""
-    return PlanParts(
-        (part("a0", A, seconds_a), part("b0", B, seconds_b), part("a1", A, last_a), part("b1", B, last_b)),
+    return StepGraph(
+        (step("a0", A, seconds_a), step("b0", B, seconds_b), step("a1", A, last_a), step("b1", B, last_b)),
         (
-            Delivery("x", CLIENT, ("a0",), 0.0),
-            Delivery("x", CLIENT, ("b0",), 0.0),
-            Delivery("edge_a", "a0", ("b1",), 100.0),
-            Delivery("own_a", "a0", ("a1",), 400.0),
-            Delivery("edge_b", "b0", ("a1",), 100.0),
-            Delivery("own_b", "b0", ("b1",), 400.0),
-            Delivery("y_a", "a1", (), 0.0),
-            Delivery("y_b", "b1", (), 0.0),
+            Transfer("x", CLIENT, ("a0",), 0.0),
+            Transfer("x", CLIENT, ("b0",), 0.0),
+            Transfer("edge_a", "a0", ("b1",), 100.0),
+            Transfer("own_a", "a0", ("a1",), 400.0),
+            Transfer("edge_b", "b0", ("a1",), 100.0),
+            Transfer("own_b", "b0", ("b1",), 400.0),
+            Transfer("y_a", "a1", (), 0.0),
+            Transfer("y_b", "b1", (), 0.0),
         ),
     )
 
@@ -131,29 +132,29 @@ def test_halos_that_take_long_hold_no_stream_up(latency_seconds: float) -> None:
     assert period == pytest.approx(0.02, rel=0.05)
 
 
-def random_parts(seed: int) -> PlanParts:
+def random_parts(seed: int) -> StepGraph:
     """All take something of parts before them or of the client, and all that nobody takes is an output."""
     generator = random.Random(seed)
     names = [f"p{number}" for number in range(generator.randint(1, 9))]
     home = {name: generator.choice((A, B, C)) for name in names}
     seconds = {name: generator.uniform(0.01, 1.0) for name in names}
-    parts = tuple(part(name, home[name], seconds[name], seconds[name] * generator.uniform(1, 2)) for name in names)
+    parts = tuple(step(name, home[name], seconds[name], seconds[name] * generator.uniform(1, 2)) for name in names)
     deliveries: dict[tuple[str, str], list[str]] = {}
     for number, name in enumerate(names):
         for source in generator.sample([CLIENT, *names[:number]], generator.randint(1, min(number + 1, 3))):
             deliveries.setdefault((source, home[name]), []).append(name)
     taken = {source for source, _ in deliveries}
     size = {name: generator.uniform(1.0, 100.0) for name in (CLIENT, *names)}
-    return PlanParts(
+    return StepGraph(
         parts,
         (
             *(
-                Delivery(f"of_{source}", source, tuple(deliveries[source, machine]), size[source])
+                Transfer(f"of_{source}", source, tuple(deliveries[source, machine]), size[source])
                 for source in (CLIENT, *names)
                 for machine in (A, B, C)
                 if (source, machine) in deliveries
             ),
-            *(Delivery(f"of_{name}", name, (), size[name]) for name in names if name not in taken),
+            *(Transfer(f"of_{name}", name, (), size[name]) for name in names if name not in taken),
         ),
     )
 
@@ -175,9 +176,9 @@ def test_parts_are_what_their_machine_does_and_no_stream_is_faster(seed: int, tr
     prediction, scenario = plan.prediction, scenario_of_plan(plan)
     assert prediction is not None
     for machine in prediction.machines:
-        own = [each for each in prediction.parts if each.machine == machine.machine]
+        own = [each for each in prediction.steps if each.machines == (machine.machine,)]
         for field in ("compute_seconds", "alone_seconds", "transfer_seconds"):
-            whole = math.fsum(getattr(each, field) for each in own)
+            whole = math.fsum(getattr(each, field)[0] for each in own)
             assert whole == pytest.approx(getattr(machine, field), abs=1e-12)
     limit = busiest(scenario)
     assert limit <= prediction.period_seconds * (1 + 1e-9)
@@ -204,7 +205,7 @@ def test_what_was_measured_of_a_machine_is_shared_out_over_its_parts() -> None:
     assert stages["a0"].stream_seconds == pytest.approx(4.0 + 0.1)
     assert stages["a1"].stream_seconds == pytest.approx(2.0 + 0.2)
     assert (stages["a0"].single_seconds, stages["a1"].single_seconds) == pytest.approx((4.0, 2.0))
-    idle = replace(JOINED, parts=tuple(replace(each, seconds=0.0) for each in JOINED.parts))
+    idle = replace(JOINED, steps=tuple(replace(each, seconds=(0.0,)) for each in JOINED.steps))
     measured = with_measured_compute(scenario_of_plan(planned(idle, **FREE)), {A: 6.0}).machines[A]
     assert [each.stream_seconds for each in measured.stages.values()] == [3.0, 3.0]
 
@@ -214,16 +215,6 @@ def test_a_plan_file_has_what_is_simulated() -> None:
     read = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert read == plan
     assert scenario_of_plan(read) == scenario_of_plan(plan)
-
-
-def test_plan_files_from_before_are_read_and_to_be_made_anew() -> None:
-    content = planned(JOINED).to_dict()
-    for name in ("parts", "deliveries"):
-        del content["prediction"][name]
-    read = Plan.from_dict(json.loads(json.dumps(content)))
-    assert read.prediction is not None
-    with pytest.raises(PlanError, match=r"the machines of stage compute it together, and .* make the plan anew"):
-        scenario_of_plan(read)
 
 
 def _put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -238,23 +229,22 @@ def _put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_put("parts", 0, "machine", value="lamp"), "a0 is of stage on 'lamp', and there is no such stage or machine"),
-        (_put("parts", 0, "stage", value="other"), "a0 is of other on 'machine-a', and there is no"),
-        (_put("parts", 0, "name", value="b0"), "there are two parts b0"),
-        (_put("deliveries", 0, "takers", value=["lamp"]), "x_a goes from client to lamp"),
-        (_put("deliveries", 2, "source", value="lamp"), "half_a goes from lamp to a1, which does not follow it"),
-        (_put("deliveries", 2, "source", value="a1"), "half_a goes from a1 to a1, which does not follow it"),
-        (_put("deliveries", 4, "source", value="lamp"), "y goes from lamp to client"),
-        (_put("deliveries", 3, "tensor", value="half_a"), "half_a is made by a0 and by b0"),
-        (_put("deliveries", 2, "takers", value=["client"]), "half_a goes to a part named 'client'"),
-        (_put("deliveries", value=[]), "a0 takes nothing"),
+        (_put("steps", 0, "name", value="b0"), "two steps have the same name"),
+        (_put("steps", 0, "shares", value=[0.5, 0.5]), "step 'a0' has not one value for each of its machines"),
+        (_put("transfers", 0, "targets", value=["lamp"]), "x_a goes from client to lamp"),
+        (_put("transfers", 2, "source", value="lamp"), "half_a goes from lamp to a1, which does not follow it"),
+        (_put("transfers", 2, "source", value="a1"), "half_a goes from a1 to a1, which does not follow it"),
+        (_put("transfers", 4, "source", value="lamp"), "y goes from lamp to client"),
+        (_put("transfers", 3, "tensor", value="half_a"), "half_a is made by a0 and by b0"),
+        (_put("transfers", 2, "targets", value=["client"]), "half_a goes from a0 to client"),
         (_put("links", value=[]), "nothing is predicted of the link from client to machine-a"),
+        (_put("machines", value=[]), "nothing is predicted of machine 'machine-a'"),
     ],
 )
 def test_what_does_not_fit_together_is_named(change: Callable[[dict[str, Any]], None], words: str) -> None:
     content = json.loads(json.dumps(planned(JOINED).to_dict()))
     change(content["prediction"])
-    with pytest.raises(PlanError, match=f"prediction does not fit together: {words}"):
+    with pytest.raises(PlanError, match=words):
         scenario_of_plan(Plan.from_dict(content))
 
 
@@ -265,3 +255,70 @@ def test_links_of_parts_lie_in_memory_as_those_of_stages(transport: str, shares:
     links = tuple(replace(each, transport=transport) for each in plan.prediction.links)
     scenario = scenario_of_plan(replace(plan, prediction=replace(plan.prediction, links=links)))
     assert {each.shares_memory for each in scenario.links.values()} == {shares}
+
+
+SECONDS = st.floats(1e-3, 0.1)
+
+
+def told(scenario: Scenario) -> tuple[float | None, float | None]:
+    """Period, and the latency of one alone."""
+    found: Simulation = simulate(scenario, micro_batches=100)
+    return found.period_seconds, None if found.single is None else found.single.mean_seconds
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=5), st.floats(1e5, 1e9), st.floats(1.0, 1.5))
+def test_a_plan_is_simulated_as_it_is_predicted(
+    seconds: list[tuple[float, float]], bandwidth: float, contention: float
+) -> None:
+    times = {A: [each[0] for each in seconds], B: [each[1] for each in seconds]}
+    profile = chain_profile(times, bytes_per_second=bandwidth, contention=contention, latency_seconds=1e-5)
+    plan = planned_best(profile)
+    assert plan.prediction is not None
+    period, latency = told(scenario_of_plan(plan))
+    assert period == pytest.approx(plan.prediction.period_seconds, rel=1e-6)
+    assert latency == pytest.approx(plan.prediction.latency_seconds, rel=1e-6)
+
+
+def test_plans_and_problems_say_the_same_of_replicas_that_share_cores_with_the_client() -> None:
+    profile = chain_profile({A: [0.02, 0.01], B: [0.02, 0.01], C: [0.02, 0.01]}, latency_seconds=1e-4)
+    streaming = StreamingCost(0.001, 0.0, 1.0, 0.001, 1.0)
+    profile = replace(
+        profile,
+        machines=tuple(replace(each, streaming=streaming) for each in profile.machines),
+        shared_cores=(SharedCores((A, B, C, "client"), 2),),
+    )
+    stages = (Stage((A, B), ("layer_0",), (0.5, 0.5)), Stage((C,), ("layer_1",)))
+    plan, problem = planned_best(profile, stages), chain_problem(profile)
+    assert plan.prediction is not None
+    of_plan, of_problem = scenario_of_plan(plan), scenario_of(predict(problem, lower(problem, stages), Certificate()))
+    assert of_plan.client_seconds == pytest.approx(of_problem.client_seconds) == pytest.approx(0.002)
+    assert of_plan.shared_cores == of_problem.shared_cores == profile.shared_cores
+    assert told(of_plan) == pytest.approx(told(of_problem), rel=1e-6)
+    period, least = told(of_plan)[0], evaluate_stages(problem, stages).period_seconds
+    assert period is not None
+    assert least <= period < 1.1 * least  # now and then a core has nothing to do
+
+
+def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
+    plan = planned_best(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), maximum_machines=2, stages=2)
+    scenario = scenario_of_plan(plan)
+    first, stage = plan.stages[0].machine, plan.stages[0].name
+    slower = with_measured_compute(scenario, {first: 0.05})
+    before, measured = scenario.machines[first].stages[stage], slower.machines[first].stages[stage]
+    assert measured.stream_seconds == pytest.approx(0.05)
+    assert measured.single_seconds == pytest.approx(before.single_seconds * 0.05 / before.stream_seconds)
+    assert told(slower)[0] == pytest.approx(0.05, rel=1e-6)
+    costly = replace(before, stream_seconds=before.stream_seconds + 0.004, transfer_seconds=0.004)
+    machines = {**scenario.machines, first: MachineTimes({stage: costly})}
+    busy = with_measured_compute(replace(scenario, machines=machines), {first: 0.05}).machines[first].stages[stage]
+    assert busy.stream_seconds == pytest.approx(0.054)
+    assert busy.single_seconds == pytest.approx(measured.single_seconds)
+    with pytest.raises(PlanError, match="'lamp' was measured, and the plan does not use it"):
+        with_measured_compute(scenario, {"lamp": 1.0})
+
+
+def test_plans_of_which_nothing_is_known_are_refused() -> None:
+    plan = planned_best(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), stages=2)
+    with pytest.raises(PlanError, match="has no prediction"):
+        scenario_of_plan(replace(plan, prediction=None))
