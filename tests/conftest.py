@@ -1,4 +1,4 @@
-"""Settings of all tests: equal examples in every run, a cache folder of their own, no measured times, working Ctrl-C."""
+"""Settings of all tests: equal examples in every run, an own cache folder, no measured times, working Ctrl-C."""
 
 from __future__ import annotations
 
