@@ -57,7 +57,7 @@ def tighten(path: Path) -> None:
 
 
 def _links_and_target(path: Path) -> list[Path]:
-    """Return the symbolic links on the way to a path in their order, then its target; none has a link above its name."""
+    """Return the symbolic links on the way to a path, in their order, and its target; none has a link above it."""
     links: list[Path] = []
     current, names = Path("/"), list(reversed(path.parts[1:]))
     while names:
