@@ -36,5 +36,5 @@ def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str
         "streamed": 100,
         "advice": [],
         "profiled_at": prediction["profiled_at"],
-        "corrections": prediction["corrections"],
+        "corrections": prediction.get("corrections", {}),
     }
