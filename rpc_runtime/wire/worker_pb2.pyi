@@ -437,18 +437,16 @@ class TimeKernelsRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., minimum_rounds: _Optional[int] = ..., minimum_seconds: _Optional[float] = ..., limit_seconds: _Optional[float] = ...) -> None: ...
 
 class KernelTime(_message.Message):
-    __slots__ = ("function", "seconds", "best_seconds", "rounds", "error")
+    __slots__ = ("function", "seconds", "rounds", "error")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    BEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     function: str
     seconds: float
-    best_seconds: float
     rounds: int
     error: str
-    def __init__(self, function: _Optional[str] = ..., seconds: _Optional[float] = ..., best_seconds: _Optional[float] = ..., rounds: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, function: _Optional[str] = ..., seconds: _Optional[float] = ..., rounds: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class TimeKernelsReply(_message.Message):
     __slots__ = ("times",)

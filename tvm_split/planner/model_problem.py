@@ -92,8 +92,7 @@ def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
-    # Waiting for a core is in what was measured in company, and comes from the shared cores of the problem, too.
-    slower = max(1.0, contended / alone / crowding) if alone > 0 else 1.0
+    slower = max(1.0, contended / alone) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
