@@ -25,7 +25,7 @@ from tests.models import torch_models
 from tvm_split.deployment.benchmark import bench
 from tvm_split.deployment.report_values import Comparison
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.model_problem import stages_of_layers
+from tvm_split.planner.build_problem import stages_of_layers
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.posing import pose, predict_stages

@@ -15,7 +15,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import shared_cores
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
-from tvm_split.planner.pieces import piece_edges, pieces_of, pieces_of_kernels
+from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
 from tvm_split.profiling.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
 from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code

@@ -109,7 +109,7 @@ class ClusterTiming:
         known = [each for each in times if each.checked_kernel is not None]
         steps.total += len(known)
         if known:
-            HostTiming(known, partial(_open_session, cluster, timeout_seconds), timeout_seconds, steps.begin).check(
+            HostTiming(known, partial(open_session, cluster, timeout_seconds), timeout_seconds, steps.begin).check(
                 library_of, self._blobs
             )
 
@@ -118,8 +118,8 @@ class ClusterTiming:
         hosts: dict[str, list[MachineTimes]] = {}
         for each in times:
             hosts.setdefault(each.machine.host, []).append(each)
-        open_session = partial(_open_session, cluster, timeout_seconds)
-        timings = [HostTiming(group, open_session, timeout_seconds, steps.begin) for group in hosts.values()]
+        opened = partial(open_session, cluster, timeout_seconds)
+        timings = [HostTiming(group, opened, timeout_seconds, steps.begin) for group in hosts.values()]
         wanted: dict[int, set[str]] = {}
         for timing, group in zip(timings, hosts.values(), strict=True):
             for each in group:
@@ -149,7 +149,8 @@ class ClusterTiming:
         return self._libraries[key]
 
 
-def _open_session(cluster: Cluster, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
+def open_session(cluster: Cluster, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
+    """Where kernels of a machine are timed: in this process, or on its worker. Errors are those of `RemoteKernels`."""
     if cluster.kind == "in_process":
         return InProcessKernels(machine.threads)
     return RemoteKernels(cluster.endpoints()[machine.name], timeout_seconds)

@@ -22,9 +22,9 @@ from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_kernels, schedule_stage
+from tvm_split.compiler.describe import shape_of, size_bytes, tensors_in
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.model import Model
-from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.profiling import timing_turns
+from tvm_split.profiling import link_samples
 from tvm_split.profiling.link_profiles import Chain, link_profiles
 from tvm_split.profiling.link_samples import (
     SMALLEST_BYTES,
@@ -224,8 +224,8 @@ class _Probing:
     def _is_believable(self, name: str, known: MachineProbe) -> bool:
         """Whether a round trip to a machine now does not contradict what is known; slower counts by the best one."""
         now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
-        slowest = timing_turns.DISAGREEMENT * now.single_seconds
-        return now.best_seconds / timing_turns.DISAGREEMENT <= known.round_trip_seconds <= slowest
+        slowest = link_samples.DISAGREEMENT * now.single_seconds
+        return now.best_seconds / link_samples.DISAGREEMENT <= known.round_trip_seconds <= slowest
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """The machines of every host on which transfers find no core that computes nothing."""
@@ -371,7 +371,7 @@ def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> b
     """Whether transfers find a core that computes nothing: none of those may, on which workers of the host compute."""
     worker = workers[machine]
     here = tuple(name for name, other in workers.items() if other.host == worker.host)
-    return SharedCores(here, worker.cores or 1).crowding(_threads(workers)) < 1
+    return SharedCores(here, worker.cores or 1).oversubscription(_threads(workers)) < 1
 
 
 def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:

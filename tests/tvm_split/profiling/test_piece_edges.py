@@ -15,7 +15,7 @@ from tests.models import torch_models
 from tvm_split.compiler.targets import host_target
 from tvm_split.compiling import cut_model, tensor_spec
 from tvm_split.planner.by_hand import with_independent_layers
-from tvm_split.planner.pieces import piece_edges, pieces_of
+from tvm_split.planner.graph import piece_edges, pieces_of
 from tvm_split.profiling.kernels import target_code
 
 MACHINES = ("machine-a", "machine-b", "machine-c")

@@ -8,7 +8,7 @@ import torch
 import tvm_split
 from tests.models.torch_models import vgg
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replanning import calibrated
+from tvm_split.planner.replan import calibrated
 from tvm_split.planner.request import PlanRequest
 from tvm_split.posing import pose
 from tvm_split.shard_planning.estimates import PartEstimates
