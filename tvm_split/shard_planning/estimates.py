@@ -80,7 +80,7 @@ class PartEstimates:
             if piece is not None:
                 work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
                 held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
-        self.oversubscription = {each.machine: profile.crowding(each.machine) for each in profile.machines}
+        self.oversubscription = {each.machine: profile.oversubscription(each.machine) for each in profile.machines}
         """By machine, how many times longer machines of its host compute because they wait for cores."""
         self._rates: dict[tuple[str, str], _Rate] = {}
         self._prepacked: dict[str, float] = {}

@@ -93,7 +93,7 @@ def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
     together = "timing machine-a and machine-b at the same time"
     assert [what for what, _, _ in steps if what.startswith("timing")] == [
         *(first, second, together),
-        *(second, first, together),
+        *(together, second, first),
         *(first, second, together),
     ]
     assert [done for _, done, _ in steps] == list(range(len(steps)))
