@@ -14,7 +14,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IMAGE, BASE = "localhost/tvm-split-worker", "localhost/debian-python"
 SUITE = "bookworm"
 LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
