@@ -16,9 +16,10 @@ from typing import Any
 from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side
 from scripts.processes import Checkout, Figures
 from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
+from tvm_split.planner.evaluate import evaluate
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.search import evaluate
+from tvm_split.planner.step_graph import lower
 
 PLANNED, SIMPLE = "tvm-split", "the best simple way"
 MACHINES = (8, 16, 32, 64, 128, 256, 1024)
@@ -69,7 +70,7 @@ def solved(checkout: Checkout, problem: Path, seconds: float) -> Figures:
 def simple_way(problem: Problem) -> Figures:
     """The period of the best of one machine, first fit and, with replicas, the whole network on every machine."""
     plans = [best_single(problem), first_fit(problem), *([dealt_to_all(problem)] if problem.replicas else [])]
-    return {"period_seconds": min(evaluate(problem, plan, by_shares=True).period_seconds for plan in plans if plan)}
+    return {"period_seconds": min(evaluate(problem, lower(problem, plan)).period_seconds for plan in plans if plan)}
 
 
 @contextmanager
