@@ -1,6 +1,6 @@
 """The image of ``deploy/Containerfile``, and the workers that compose starts of it, in real containers.
 
-``make test-extra NAME=container`` builds it. Networks of their own are compose's part: here containers share the host's.
+``make test-extra NAME=container`` builds it. Their own networks are compose's part: here containers share the host's.
 """
 
 from __future__ import annotations
