@@ -1,4 +1,4 @@
-"""One hop, one way, between two workers, by each transport; beside what copying, memory and sockets need for it.
+"""One hop, one way, between two workers, by each transport; beside what copying and a socket need for it.
 
 Latency is from the end of the sender's stage to the begin of the receiver's, by the trace of both, while the sender
 computes the next tensor. Throughput is that of a stream whose stages only fill the tensor and read a little of it.
@@ -8,7 +8,6 @@ Processor time is that of both workers for one tensor.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import multiprocessing
 import os
 import socket
@@ -27,10 +26,10 @@ import numpy as np
 from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
 
-SIZES = {1_000: 2, 100_000: 2, 800_000: 2, 16_000_000: 20}
+SIZES = {1_000: 8, 100_000: 8, 800_000: 8, 16_000_000: 64}
 """Bytes of a tensor, and matrix products that the sender computes for each: longer than the transfer takes."""
 TRANSPORTS = ("shm", "grpc")
-FEATURES = 1024
+ROWS, FEATURES = 64, 512
 FILL = 6
 """First results of a stream that do not count."""
 IDLE_SECONDS = 10.0
@@ -51,13 +50,13 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers:
                 x = layer(x)
-            return x.mean(1, keepdim=True).expand(1, size_bytes // 4) + 1.0
+            return x.mean().reshape(1, 1).expand(1, size_bytes // 4) + 1.0
 
     class Receiver(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[:, :16] + 1.0
 
-    x = np.zeros((1, FEATURES), np.float32)
+    x = np.zeros((ROWS, FEATURES), np.float32)
     split = {"machine-a": ["0"], "machine-b": ["1"]}
     with contextlib.ExitStack() as until_end:
         workers = until_end.enter_context(tvm_split.Cluster.local(2))
@@ -138,139 +137,87 @@ def _children_seconds() -> float:
 
 # What a hop could cost at best, without the project: two processes on the cores of two workers.
 
-MEMCPY, MEMORY, UNIX, TCP = RAW = ("memcpy", "memory, unix socket", "unix socket", "tcp socket")
-SLOTS = 3
+MEMCPY, UNIX = RAW = ("memcpy", "unix socket")
 WARM_UP, FEWEST = 10, 40
-"""Messages whose processor time does not count, and how many there are at least."""
+"""Messages that do not count, and how many there are at least."""
 WORD = struct.Struct("<q")
 """When a message left, in nanoseconds of the host's clock; 0 is the end."""
 MATRIX = np.ones((256, 256), np.float32)
 COMPUTING_SECONDS = 0.002
-"""For each message of the latency's stream, so that the receiver waits for it."""
+"""For each message of the stream whose latency counts, so that the receiver waits for it."""
 
 
-class RawSender:
-    """``payload``, for so many seconds again and again; computes before each message."""
-
-    def __init__(self, size_bytes: int, seconds: float, computing_seconds: float) -> None:
-        self.payload = np.arange(size_bytes, dtype=np.uint32).astype(np.uint8)
-        self.count = 0
-        self._computed_seconds = 0.0
-        self._end, self._computing_seconds = time.perf_counter() + seconds, computing_seconds
-        self._begun = time.process_time()
-
-    def has_next(self) -> bool:
-        """Compute for the next message; false at the end."""
-        if self.count >= FEWEST and time.perf_counter() > self._end:
-            return False
-        if self.count == WARM_UP:
-            self._begun, self._computed_seconds = time.process_time(), 0.0
-        start = time.process_time()
-        while time.process_time() - start < self._computing_seconds:
+def messages(seconds: float, computing_seconds: float) -> Iterator[None]:
+    """One message after another for so long; computes before each."""
+    end, number = time.perf_counter() + seconds, 0
+    while number < FEWEST or time.perf_counter() < end:
+        begin = time.process_time()
+        while time.process_time() - begin < computing_seconds:
             MATRIX @ MATRIX
-        self._computed_seconds += time.process_time() - start
-        self.count += 1
-        return True
-
-    @property
-    def processor_seconds(self) -> float:
-        """For one message, without the computing."""
-        return (time.process_time() - self._begun - self._computed_seconds) / (self.count - WARM_UP)
+        yield
+        number += 1
 
 
-def copy(sender: RawSender, slots: Sequence[np.ndarray]) -> dict[str, float]:
-    latencies, first = [], time.monotonic_ns()
-    while sender.has_next():
-        start = time.monotonic_ns()
-        slots[sender.count % SLOTS][:] = sender.payload
-        latencies.append(time.monotonic_ns() - start)
-    return {**_figures(latencies, time.monotonic_ns() - first), "processor_seconds": sender.processor_seconds}
+def copied(payload: np.ndarray, seconds: float, computing_seconds: float) -> dict[str, float]:
+    """Copying in one process."""
+    target, times = np.empty_like(payload), []
+    for _ in messages(seconds, computing_seconds):
+        start = time.process_time()
+        target[:] = payload
+        times.append(time.process_time() - start)
+    each = statistics.median(times[WARM_UP:])
+    return {"latency_seconds": each, "per_second": 1 / each, "processor_seconds": each}
 
 
-def send(sender: RawSender, connection: socket.socket, slots: Sequence[np.ndarray], is_shared: bool) -> None:
-    """To memory that the receiver sees, if that is shared, else through the socket."""
-    while sender.has_next():
-        word = WORD.pack(time.monotonic_ns())
-        if is_shared:
-            if sender.count > SLOTS:
-                connection.recv(1)
-            slots[sender.count % SLOTS][:] = sender.payload
-            connection.sendall(word)
-        else:
-            sent = connection.sendmsg([word, sender.payload.data])
-            connection.sendall(sender.payload.data[sent - WORD.size :])
-    connection.sendall(WORD.pack(0))
-
-
-def receive(connection: socket.socket, slots: Sequence[np.ndarray], is_shared: bool, results: Connection) -> None:
-    """Sends its figures when the sender ends."""
-    begun, first, latencies = 0.0, 0, []
-    word = bytearray(WORD.size)
-    while connection.recv_into(word, 0, socket.MSG_WAITALL) and (start := WORD.unpack(word)[0]):
-        if not is_shared:
-            connection.recv_into(slots[len(latencies) % SLOTS], 0, socket.MSG_WAITALL)
-        latencies.append(time.monotonic_ns() - start)
-        first = first or start
-        if len(latencies) == WARM_UP:
-            begun = time.process_time()
-        if is_shared:
-            with contextlib.suppress(BrokenPipeError):  # the sender has ended
-                connection.send(b"c")
-    used = (time.process_time() - begun) / (len(latencies) - WARM_UP)
-    results.send({**_figures(latencies, time.monotonic_ns() - first), "processor_seconds": used})
-
-
-def _figures(latencies: Sequence[int], nanoseconds: int) -> dict[str, float]:
-    return {
-        "latency_seconds": statistics.median(latencies) * 1e-9,
-        "per_second": len(latencies) / nanoseconds * 1e9,
-    }
-
-
-def connected(kind: str) -> tuple[socket.socket, socket.socket]:
-    if kind != TCP:
-        return socket.socketpair()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        calling = socket.create_connection(listener.getsockname())
-        answering, _ = listener.accept()
-    for end in (calling, answering):
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return calling, answering
-
-
-def raw_stream(kind: str, sender: RawSender, core: int) -> dict[str, float]:
-    """The figures of one way; ``processor_seconds`` are those of both sides."""
-    size = sender.payload.nbytes
-    block = np.frombuffer(mmap.mmap(-1, max(SLOTS * size, mmap.PAGESIZE)), np.uint8)
-    slots = [block[slot * size :][:size] for slot in range(SLOTS)]
-    if kind == MEMCPY:
-        return copy(sender, slots)
-    is_shared, (here, there) = kind == MEMORY, connected(kind)
-    results, sent = multiprocessing.Pipe(duplex=False)
-
-    def as_receiver() -> None:
-        here.close()
-        os.sched_setaffinity(0, {core})
-        with there:
-            receive(there, slots, is_shared, sent)
-
-    process = multiprocessing.get_context("fork").Process(target=as_receiver, daemon=True)
+def sent(payload: np.ndarray, seconds: float, computing_seconds: float, core: int) -> dict[str, float]:
+    """Through a unix socket to a process on another core; processor time is that of both."""
+    here, there = socket.socketpair()
+    results, answers = multiprocessing.Pipe(duplex=False)
+    arguments = (here, there, payload.nbytes, core, answers)
+    process = multiprocessing.get_context("fork").Process(target=_receive, args=arguments, daemon=True)
     process.start()
     there.close()
+    used, count = 0.0, 0
     with here:
-        send(sender, here, slots, is_shared)
+        for _ in messages(seconds, computing_seconds):
+            begin = time.process_time()
+            done = here.sendmsg([WORD.pack(time.monotonic_ns()), payload.data])
+            here.sendall(payload.data[done - WORD.size :])
+            used += time.process_time() - begin
+            count += 1
+        here.sendall(WORD.pack(0))
         figures: dict[str, float] = results.recv()
     process.join()
-    return {**figures, "processor_seconds": figures["processor_seconds"] + sender.processor_seconds}
+    return {**figures, "processor_seconds": figures["processor_seconds"] + used / count}
+
+
+def _receive(sender: socket.socket, connection: socket.socket, size: int, core: int, answers: Connection) -> None:
+    sender.close()
+    os.sched_setaffinity(0, {core})
+    word, target, latencies, arrivals = bytearray(WORD.size), bytearray(size), [], []
+    while connection.recv_into(word, 0, socket.MSG_WAITALL) and (start := WORD.unpack(word)[0]):
+        connection.recv_into(target, 0, socket.MSG_WAITALL)
+        arrivals.append(time.monotonic_ns())
+        latencies.append(arrivals[-1] - start)
+    counted = arrivals[WARM_UP:]
+    figures = {
+        "latency_seconds": statistics.median(latencies[WARM_UP:]) * 1e-9,
+        "per_second": (len(counted) - 1) / (counted[-1] - counted[0]) * 1e9,
+        "processor_seconds": time.process_time() / len(latencies),
+    }
+    answers.send(figures)
 
 
 @contextmanager
 def raw(kind: str, size_bytes: int, cores: Sequence[int]) -> Iterator[Prepared]:
     os.sched_setaffinity(0, {cores[0]})
+    payload = np.arange(size_bytes, dtype=np.uint32).astype(np.uint8)
 
     def measure(what: str, seconds: float) -> Figures:
-        beside = raw_stream(kind, RawSender(size_bytes, seconds, COMPUTING_SECONDS), cores[1])
-        streamed = raw_stream(kind, RawSender(size_bytes, seconds, 0.0), cores[1])
+        beside, streamed = (
+            copied(payload, seconds, computing) if kind == MEMCPY else sent(payload, seconds, computing, cores[1])
+            for computing in (COMPUTING_SECONDS, 0.0)
+        )
         return {
             "latency_seconds": beside["latency_seconds"],
             "bytes_per_second": streamed["per_second"] * size_bytes,
@@ -314,7 +261,7 @@ def subjects(options: Options) -> Mapping[str, MakeSides]:
 
 
 CASE = Case(
-    doc="One hop between two workers by each transport, beside copying and sockets; and what an idle deployment uses. "
+    doc="One hop between two workers by each transport, beside copying and a unix socket; what idle deployments use. "
     "--set seconds=0.5: of each stream.",
     subjects=subjects,
     ratios=tuple(

@@ -28,7 +28,12 @@ LIMIT = 1e-4
         pytest.param("light_vgg19", 2, {"machine-a": ["n0"], "machine-b": ["n14"]}, marks=pytest.mark.long),
         pytest.param("light_vgg19", 3, None, marks=pytest.mark.long),
         pytest.param("light_squeezenet", 1, None, marks=pytest.mark.slow),
-        ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),
+        pytest.param(
+            "light_squeezenet",
+            3,
+            {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_answers_are_those_of_the_source(
