@@ -240,8 +240,7 @@ def print_subject(console: Console, subject: str, content: Mapping[str, Any]) ->
         table.add_row(side, *(f"{figures[key]:.4g}" if key in figures else "" for key in keys))
     console.print(table)
     for side, facts in content["facts"].items():
-        console.print(
-            f"{side}: {', '.join(f'{key} {value}' for key, value in facts.items())}", markup=False, highlight=False
-        )
+        for key, value in facts.items():
+            console.print(f"{side}: {key}: {value}", markup=False, highlight=False)
     for text, value in content["ratios"].items():
         console.print(f"{text}: {value:.3f}", markup=False, highlight=False)

@@ -145,7 +145,7 @@ def test_there_are_no_circles_between_modules() -> None:
         {
             name: {
                 each
-                for each in imports_of(path, ast.parse(path.read_text()).body) & set(ours)
+                for each in imports_of(path, tree_of(path).body) & set(ours)
                 if each not in (name, *ROOMS) and not name.startswith(f"{each}.") and not each.startswith(f"{name}.")
             }
             for name, path in ours.items()
