@@ -25,7 +25,7 @@ from scripts.sides import RUNS, difference, torch_outputs
 from tests.helpers.relay import Relay
 from tests.models import torch_models
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.measuring.target_code import target_code
+from tvm_split.profiling.kernels import target_code
 
 OURS, TORCH = "tvm-split", "torch"
 WAYS = ("eager", "channels_last", "graphs", "compile")
