@@ -34,7 +34,7 @@ from tests.models import torch_models
 from tvm_split.demo.demonstration import MICRO_BATCH
 from tvm_split.demo.network import CHANNELS as IMAGE_CHANNELS, IMAGE_SIZE, DigitNetwork
 from tvm_split.deployment.benchmark import bench
-from tvm_split.measuring.model_profiling import profile_model
+from tvm_split.profiling.cluster_profile import profile_model
 from tvm_split.progress import step_progress
 from tvm_split.simulation.of_prediction import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
