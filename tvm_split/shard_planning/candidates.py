@@ -29,7 +29,7 @@ from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.shard_blocks import blocks_of
-from tvm_split.planner.shard_search import Segment, Way, cheapest
+from tvm_split.planner.shard_search import Segment, ShardOption, cheapest
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
 from tvm_split.planner.step_graph import StepGraph
 from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
@@ -41,14 +41,14 @@ MOST_TIMED = 3
 WORTH_TIMING = 1.25
 """An estimate may be so many times what is to be beaten: parts often take less than their share of a piece's work."""
 MOST_TRIES = 40
-"""How often a rewrite is asked how far a stage can reach, for one way of sharing."""
+"""How often a rewrite is asked how far a stage can reach, for one option of sharing."""
 SIZES = (2, 3, 4)
 """Of the sets of machines that share, besides all of them: each size the fastest."""
 BALANCING = 3
 
 
 @dataclass(frozen=True)
-class SharedPlan:
+class ShardPlan:
     """Stages of layers, some of them shared, and what they do; ``is_timed`` if parts were timed in their own shapes."""
 
     stages: tuple[Stage, ...]
@@ -70,7 +70,7 @@ class SharedPlan:
         return ComparedPlan(self.words, counted, evaluation.period_seconds, evaluation.latency_seconds, why)
 
 
-class SharedPlans:
+class ShardCandidates:
     """Looks for plans with shared stages, for the machines of a problem.
 
     ``make_plan`` makes a plan of stages, with the machines' targets; to estimate, no target is needed.
@@ -96,14 +96,14 @@ class SharedPlans:
         self._blocks = blocks_of(model.graph, profile, forbidden)
         self._block_of = {layer: number for number, block in enumerate(self._blocks) for layer in block.layers}
 
-    def estimated(self, stages: tuple[Stage, ...]) -> SharedPlan:
+    def estimated(self, stages: tuple[Stage, ...]) -> ShardPlan:
         """Raises a `PlanError` where the stages cannot be shared so, or have no links."""
         graph = self._estimates.steps_of(self._plan(stages))
-        return SharedPlan(stages, graph, evaluate(self._problem, graph))
+        return ShardPlan(stages, graph, evaluate(self._problem, graph))
 
     def timed(
-        self, plans: Sequence[SharedPlan], cluster: Cluster, on_progress: StepProgress | None
-    ) -> tuple[SharedPlan, ...]:
+        self, plans: Sequence[ShardPlan], cluster: Cluster, on_progress: StepProgress | None
+    ) -> tuple[ShardPlan, ...]:
         """The same with their parts timed in their own shapes; errors as of `profile_parts`."""
         found = profile_parts(
             self._model,
@@ -115,20 +115,20 @@ class SharedPlans:
             on_progress=on_progress,
         )
         return tuple(
-            SharedPlan(each.stages, graph, evaluate(self._problem, graph), True)
+            ShardPlan(each.stages, graph, evaluate(self._problem, graph), True)
             for each, graph in zip(plans, found, strict=True)
         )
 
-    def candidates(self) -> tuple[SharedPlan, ...]:
+    def candidates(self) -> tuple[ShardPlan, ...]:
         """Plans that keep to what is demanded, the best by their estimates first."""
-        groups = self._ways()
+        groups = self._options()
         # Where memory is short, machines should have nothing to themselves that they could share.
         return self._found_with(groups, all_shared=False) or self._found_with(groups, all_shared=True)
 
-    def _found_with(self, groups: Sequence[Sequence[Way]], *, all_shared: bool) -> tuple[SharedPlan, ...]:
-        found: dict[tuple[Stage, ...], SharedPlan] = {}
-        for ways in [[way for each in groups for way in each], *groups]:
-            segments = cheapest(self._blocks, ways, self._links, *self._client_bytes(), all_shared=all_shared)
+    def _found_with(self, groups: Sequence[Sequence[ShardOption]], *, all_shared: bool) -> tuple[ShardPlan, ...]:
+        found: dict[tuple[Stage, ...], ShardPlan] = {}
+        for options in [[option for each in groups for option in each], *groups]:
+            segments = cheapest(self._blocks, options, self._links, *self._client_bytes(), all_shared=all_shared)
             stages = self._stages(segments)
             if not stages or stages in found:
                 continue
@@ -140,14 +140,14 @@ class SharedPlans:
         balanced = [*map(self._balanced, best[:MOST_TIMED]), *best[MOST_TIMED:]]
         return tuple(sorted(self.kept(balanced), key=self._value))
 
-    def kept(self, plans: Iterable[SharedPlan]) -> tuple[SharedPlan, ...]:
+    def kept(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
         """Those that keep to what is demanded."""
         return tuple(each for each in plans if self.keeps_demands(each))
 
-    def _value(self, plan: SharedPlan) -> float:
+    def _value(self, plan: ShardPlan) -> float:
         return objective_seconds(self._problem.objective, plan.evaluation)
 
-    def keeps_demands(self, plan: SharedPlan) -> bool:
+    def keeps_demands(self, plan: ShardPlan) -> bool:
         """Whether a plan fits the memory, and keeps to pins, numbers of stages and machines, and limits."""
         problem, evaluation = self._problem, plan.evaluation
         pairs = {(layer, machine) for stage in plan.stages for layer in stage.layers for machine in stage.machines}
@@ -161,18 +161,18 @@ class SharedPlans:
         inputs = sum(each.size_bytes for each in self._model.inputs)
         return float(inputs), float(sum(each.size_bytes for each in self._model.outputs))
 
-    def _ways(self) -> list[list[Way]]:
-        """By how and by whom blocks are shared, the ways to do so: no more begun when time is up, but for the first."""
+    def _options(self) -> list[list[ShardOption]]:
+        """Options by sharding and machines; when time is up, no more than the first are looked for."""
         deadline = time.monotonic() + self._request.time_limit_seconds
-        found: list[list[Way]] = []
+        found: list[list[ShardOption]] = []
         for machines in self._teams():
             shares = rounded(in_proportion([self._seconds_on(machine) for machine in machines]))
             for sharding in _shardings(self._model):
                 if found and time.monotonic() > deadline:
                     return found
-                ways = list(self._ways_of(sharding, machines, shares))
-                if ways:
-                    found.append(ways)
+                options = list(self._options_of(sharding, machines, shares))
+                if options:
+                    found.append(options)
         return found
 
     def _teams(self) -> Iterator[tuple[str, ...]]:
@@ -189,65 +189,69 @@ class SharedPlans:
         times = next(each for each in self._profile.machines if each.machine == machine)
         return sum(each.seconds for each in times.pieces.values())
 
-    def _ways_of(self, sharding: Sharding, machines: tuple[str, ...], shares: tuple[float, ...]) -> Iterator[Way]:
+    def _options_of(
+        self, sharding: Sharding, machines: tuple[str, ...], shares: tuple[float, ...]
+    ) -> Iterator[ShardOption]:
         tries = MOST_TRIES
         first, last = 0, len(self._blocks)
         while first < last and tries:
             for end in range(last, first, -1):
-                way = Way(sharding, machines, shares, first, {})
-                if not tries or self._looked_ahead(way, end) is None:
+                option = ShardOption(sharding, machines, shares, first, {})
+                if not tries or self._looked_ahead(option, end) is None:
                     tries = max(0, tries - 1)
                     continue
-                seconds = self._by_end(way, end)
+                seconds = self._by_end(option, end)
                 if seconds:
-                    yield replace(way, seconds=seconds)
+                    yield replace(option, seconds=seconds)
                 first = end - 1
                 break
             first += 1
 
-    def _by_end(self, way: Way, last: int) -> dict[int, Sequence[float]]:
+    def _by_end(self, option: ShardOption, last: int) -> dict[int, Sequence[float]]:
         """The seconds of each block by where the stage ends: only halos that are computed twice depend on that.
 
         As rewritten for the last end; for others of fused tiles what is computed there is looked at only.
         """
-        whole = self._costs(way, last)
+        whole = self._costs(option, last)
         if whole is None:
             return {}
         found: dict[int, Sequence[float]] = {last: whole}
-        fused = way.sharding.axis in ("rows", "columns") and way.sharding.exchange == "fused"
-        for end in range(way.begin + 1, last):
-            seconds = self._looked_ahead(way, end) if fused else whole[: end - way.begin]
+        fused = option.sharding.axis in ("rows", "columns") and option.sharding.exchange == "fused"
+        for end in range(option.begin + 1, last):
+            seconds = self._looked_ahead(option, end) if fused else whole[: end - option.begin]
             if seconds is not None:
                 found[end] = seconds
         return found
 
-    def _plan_around(self, way: Way, end: int) -> tuple[Plan, int]:
-        """A plan whose machines share a way's blocks up to ``end``, and the position of that stage."""
-        ends = ((0, way.begin), (end, len(self._blocks)))
-        around = [Segment(*span, way.holder) for span in ends if span[0] < span[1]]
-        segments = sorted([*around, Segment(way.begin, end, way.holder, way)], key=lambda each: each.first)
-        return self._plan(self._stages(segments)), int(way.begin > 0)
+    def _plan_around(self, option: ShardOption, end: int) -> tuple[Plan, int]:
+        """A plan whose machines share a option's blocks up to ``end``, and the position of that stage."""
+        ends = ((0, option.begin), (end, len(self._blocks)))
+        around = [Segment(*span, option.holder) for span in ends if span[0] < span[1]]
+        segments = sorted([*around, Segment(option.begin, end, option.holder, option)], key=lambda each: each.first)
+        return self._plan(self._stages(segments)), int(option.begin > 0)
 
-    def _may_share(self, way: Way, end: int) -> bool:
-        return all(machine in block.seconds for block in self._blocks[way.begin : end] for machine in way.machines)
+    def _may_share(self, option: ShardOption, end: int) -> bool:
+        return all(
+            machine in block.seconds for block in self._blocks[option.begin : end] for machine in option.machines
+        )
 
-    def _looked_ahead(self, way: Way, end: int) -> list[float] | None:
+    def _looked_ahead(self, option: ShardOption, end: int) -> list[float] | None:
         """The seconds of each block without exchanges, as far as they are seen ahead; None if it cannot be shared."""
-        if not self._may_share(way, end):
+        if not self._may_share(option, end):
             return None
         try:
-            found = self._estimates.looked_ahead(*self._plan_around(way, end))
+            found = self._estimates.looked_ahead(*self._plan_around(option, end))
         except PlanError:
             return None
         seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
         for (layer, machine), each in found.items():
             if layer in self._block_of:
                 seconds[self._block_of[layer], machine] += each
-        return [max(seconds[block, machine] for machine in way.machines) for block in range(way.begin, end)]
+        return [max(seconds[block, machine] for machine in option.machines) for block in range(option.begin, end)]
 
-    def _costs(self, way: Way, end: int) -> list[float] | None:
+    def _costs(self, option: ShardOption, end: int) -> list[float] | None:
         """The seconds of each block with what is exchanged in it, of the rewritten model; None if it cannot be."""
-        plan, shared = self._plan_around(way, end)
+        plan, shared = self._plan_around(option, end)
         try:
             placed = placed_model(self._model, plan)
         except PlanError:
@@ -255,8 +259,8 @@ class SharedPlans:
         computing = self._computing(placed, plan, shared)
         exchanging = self._exchanging(placed, shared)
         return [
-            max((computing[block, machine] for machine in way.machines), default=0.0) + exchanging[block]
-            for block in range(way.begin, end)
+            max((computing[block, machine] for machine in option.machines), default=0.0) + exchanging[block]
+            for block in range(option.begin, end)
         ]
 
     def _computing(self, placed: PlacedModel, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
@@ -302,8 +306,8 @@ class SharedPlans:
         whole = with_independent_layers(self._model.graph, groups)
         return named(
             Stage((segment.machine,), tuple(layers))
-            if segment.way is None
-            else Stage(segment.way.machines, tuple(layers), segment.way.shares, sharding=segment.way.sharding)
+            if segment.option is None
+            else Stage(segment.option.machines, tuple(layers), segment.option.shares, sharding=segment.option.sharding)
             for segment, layers in zip(segments, whole, strict=True)
         )
 
@@ -312,7 +316,7 @@ class SharedPlans:
         machines = tuple(PlannedMachine(machine.name, {"kind": "llvm"}, 1) for machine in self._problem.machines)
         return Plan(self._model.name, self._problem.objective, "", machines, stages)
 
-    def _balanced(self, plan: SharedPlan) -> SharedPlan:
+    def _balanced(self, plan: ShardPlan) -> ShardPlan:
         """The plan with shares by which the machines of each stage are done at the same time, if that is better.
 
         Machines whose memory is too small get as much less as they are over it.
@@ -335,11 +339,11 @@ class SharedPlans:
                 best = plan
         return best
 
-    def _rank(self, plan: SharedPlan) -> tuple[float, float]:
+    def _rank(self, plan: ShardPlan) -> tuple[float, float]:
         return memory_shortage(self._problem, plan.evaluation), self._value(plan)
 
 
-def worth_timing(plans: Sequence[SharedPlan], problem: Problem, beat_seconds: float) -> tuple[SharedPlan, ...]:
+def worth_timing(plans: Sequence[ShardPlan], problem: Problem, beat_seconds: float) -> tuple[ShardPlan, ...]:
     """The few whose estimates are not too far from what is to be beaten."""
     near = [
         each for each in plans if objective_seconds(problem.objective, each.evaluation) <= WORTH_TIMING * beat_seconds
@@ -357,7 +361,7 @@ def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
 
 
 def _shardings(model: Model) -> tuple[Sharding, ...]:
-    """The ways that a model's operators suggest, the likeliest first: there may be no time for all."""
+    """The options that a model's operators suggest, the likeliest first: there may be no time for all."""
     operations = operations_of(main_function(model.module))
     operators = {operator_name(each.value) for each in operations}
     images = [
