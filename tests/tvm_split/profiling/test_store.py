@@ -56,13 +56,11 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
         b"[]",
         b"{}",
         b"[" * 100_000,
-        b'{"format": "tvm-split measurements", "version": 2, "entries": []}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": 7}}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": 1, "best_seconds": 1}}}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": -1, "best_seconds": 1, '
-        b'"measured_at": 0}}}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": NaN, "best_seconds": 1, '
-        b'"measured_at": 0}}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": []}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": 7}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": 1}}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": -1, "measured_at": 0}}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": NaN, "measured_at": 0}}}',
     ],
 )
 def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> None:
