@@ -22,7 +22,7 @@ from tvm_split.profiling.store import Store, default_folder, entry_key, kept
 
 MACHINE = {"hostname": "box", "machine": "machine-a", "threads": 1}
 KIND = TypeAdapter(CachedTime)
-ENTRY = CachedTime(2e-3, 1e-3, 1_700_000_000.0)
+ENTRY = CachedTime(2e-3, 1_700_000_000.0)
 
 
 def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_another_versions_file_is_written_over(tmp_path: Path) -> None:
 
 
 def test_nothing_is_from_the_future(tmp_path: Path) -> None:
-    Store(tmp_path, MACHINE).put({"k": CachedTime(1.0, 1.0, time.time() + 1e6)})
+    Store(tmp_path, MACHINE).put({"k": CachedTime(1.0, time.time() + 1e6)})
     found = Store(tmp_path, MACHINE).get("k", KIND)
     assert found is not None
     assert found.measured_at <= time.time()
