@@ -13,7 +13,7 @@ from tvm_split.planner.part_prediction import Certificate, predict_parts
 from tvm_split.planner.prediction import ComparedPlan, Prediction
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.search.division_bound import division_bound
+from tvm_split.planner.search.bounds import division_bound
 from tvm_split.planner.search.instance import names_of
 from tvm_split.shard_planning.shared_plans import SharedPlan, SharedPlans, worth_timing
 from tvm_split.steps import StepProgress

@@ -15,7 +15,7 @@ from tvm_split.planner.part_evaluation import evaluate_parts, lack_of_memory
 from tvm_split.planner.parts import Delivery, PlanParts
 from tvm_split.planner.problem import Problem, ProblemLink, ProblemMachine, Stage, objective_seconds
 from tvm_split.planner.search import evaluate, solve
-from tvm_split.planner.search.division_bound import division_bound
+from tvm_split.planner.search.bounds import division_bound
 
 ENDS = [(one, other) for one in ("a", "b", "client") for other in ("a", "b", "client") if one != other]
 MACHINES = (ProblemMachine("a", 1000.0, contention=2.0, transfer_seconds=0.5), ProblemMachine("b", 50.0))

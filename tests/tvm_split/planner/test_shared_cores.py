@@ -13,8 +13,8 @@ from tvm_split.planner.part_evaluation import evaluate_parts
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search.bounds import division_bound
 from tvm_split.planner.search.candidate import one_machine_candidates
-from tvm_split.planner.search.division_bound import division_bound
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.milp import period_bound
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,63 +60,47 @@ def has_replicas(plan: Candidate) -> bool:
     return any(len(stage.machines) > 1 for stage in plan.stages)
 
 
-class Deliveries:
-    """Plans of one instance as they are delivered: replicas have the shares that turns give them, or are left out."""
+def delivered(instance: Instance, plan: Candidate) -> Candidate:
+    """The plan as it runs: replicas have the shares of their round-robin schedule, or are left out.
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
-        self._known: dict[tuple[Placed, ...], Candidate] = {}
+    No plan is better than with shares of any size. A plan without replicas is given back as it is.
+    """
+    if not has_replicas(plan):
+        return plan
+    loads = {instance.machine_number[load.machine]: load for load in plan.evaluation.loads}
+    several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
+    schedules = fairest_turns(
+        [[loads[machine].share for machine in machines] for machines in several],
+        [max(loads[machine].compute_seconds for machine in machines) for machines in several],
+    )
+    share_of = {
+        machine: count / sum(counts)
+        for machines, counts in zip(several, schedules, strict=True)
+        for machine, count in zip(machines, counts, strict=True)
+        if count
+    }
+    stages = [
+        Placed(tuple(each for each in stage.machines if each in share_of), stage.pieces)
+        if len(stage.machines) > 1
+        else stage
+        for stage in plan.stages
+    ]
+    return Candidate(*measure(instance, stages, share_of))
 
-    def of(self, plan: Candidate) -> Candidate:
-        """The plan itself if it has no replicas."""
-        if not has_replicas(plan):
-            return plan
-        if plan.stages not in self._known:
-            self._known[plan.stages] = self._with_turns(plan)
-        return self._known[plan.stages]
 
-    def best_of(self, plans: Iterable[Candidate], deadline: float) -> Candidate | None:
-        """The best one that keeps to the limits as it is delivered; after the deadline of those that cost no time:
-        those that are known, or have no replicas.
-
-        Turns make no plan better, so the best by shares of any size come first, and who is worse by these is not asked.
-        """
-        problem = self._instance.problem
-        found: list[Candidate] = []
-        least = math.inf
-        for plan in sorted(plans, key=lambda each: each.value(problem)):
-            if plan.value(problem) > least * (1 + TOLERANCE):
-                break
-            is_ready = plan.stages in self._known or not has_replicas(plan)
-            if found and time.monotonic() > deadline and not is_ready:
-                continue
-            delivered = self.of(plan)
-            if within_limits(problem, delivered.evaluation):
-                found.append(delivered)
-                least = min(least, delivered.value(problem))
-        return best_of(problem, found)
-
-    def _with_turns(self, plan: Candidate) -> Candidate:
-        instance = self._instance
-        loads = {instance.machine_number[load.machine]: load for load in plan.evaluation.loads}
-        several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
-        turns = fairest_turns(
-            [[loads[machine].share for machine in machines] for machines in several],
-            [max(loads[machine].compute_seconds for machine in machines) for machines in several],
-        )
-        share_of = {
-            machine: count / sum(counts)
-            for machines, counts in zip(several, turns, strict=True)
-            for machine, count in zip(machines, counts, strict=True)
-            if count
-        }
-        stages = [
-            Placed(tuple(each for each in stage.machines if each in share_of), stage.pieces)
-            if len(stage.machines) > 1
-            else stage
-            for stage in plan.stages
-        ]
-        return Candidate(*measure(instance, stages, share_of))
+def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
+    """The best plan as it runs, of those that keep to the limits then; None if there is none."""
+    problem = instance.problem
+    kept: list[Candidate] = []
+    least = math.inf
+    for plan in sorted(plans, key=lambda each: each.value(problem)):
+        if plan.value(problem) > least * (1 + TOLERANCE):
+            break
+        running = delivered(instance, plan)
+        if within_limits(problem, running.evaluation):
+            kept.append(running)
+            least = min(least, running.value(problem))
+    return best_of(problem, kept)
 
 
 def possible_plans(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 
 import numpy as np
 
+from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, candidate, lack_of, one_machine_candidates
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
@@ -16,7 +16,6 @@ from tvm_split.planner.search.machine_classes import Counts, groups_of, machine_
 from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
 from tvm_split.planner.search.stage_dp import (
     MOST_MATRIX_BYTES,
-    OutOfTimeError,
     Sequence,
     StageTable,
     Value,
@@ -26,27 +25,25 @@ from tvm_split.planner.search.stage_dp import (
 
 MOST_STEPS = 2.0e9
 """Matrix elements that one table may touch: some seconds."""
-STEPS_A_SECOND = 2.0e8
-"""Of the time limit; with fewer, a table would hardly come to its end."""
 
 
 class ChainSearch:
     """All questions to one chain; the costs of its stages are computed once.
 
     One machine by itself has no contention, so such plans are measured apart from the tables.
-    What has no answer by the deadline (monotonic) raises an `OutOfTimeError`.
+    What has no answer within the budget raises an `OutOfBudgetError`.
     """
 
-    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
+    def __init__(self, instance: Instance, budget: Budget | None = None) -> None:
         self.instance = instance
-        self.deadline = deadline
+        self.budget = budget or Budget()
         groups = groups_of(instance, machine_classes(instance), replicas=instance.problem.replicas)
         self._costs: StageCosts = chain_costs(instance, groups)
         self._alone = one_machine_candidates(instance)
 
     def table(self, value: Value, period_limit: float = math.inf, value_limit: float = math.inf) -> StageTable:
         problem, machines = self.instance.problem, self.instance.machine_limit
-        return StageTable(self._costs, value, machines, problem.stages, period_limit, value_limit, self.deadline)
+        return StageTable(self._costs, value, machines, problem.stages, period_limit, value_limit, self.budget)
 
     def least_period(self) -> float:
         """Of any plan, whatever its latency; infinite if there is none."""
@@ -112,8 +109,8 @@ class ChainSearch:
                 _keep_best(wanted, {used: each for used, each in best.items() if used[kind] > count})
         found = [*self._alone]
         for used in wanted:
-            if time.monotonic() > self.deadline:
-                raise OutOfTimeError
+            self.budget.require()
+            self.budget.spend(EVALUATION_WORK)
             found.append(self.candidate(table.sequence(used)))
         return found
 
@@ -158,9 +155,9 @@ def solve_chain(search: ChainSearch) -> Candidate | None:
     return search.fastest(period)
 
 
-def is_small_enough(instance: Instance, time_limit_seconds: float = math.inf) -> bool:
-    """Whether the tables of this chain take seconds, and no more than there are; else it is searched as any graph."""
-    most = min(MOST_STEPS, STEPS_A_SECOND * time_limit_seconds)
+def is_small_enough(instance: Instance, work: float = math.inf) -> bool:
+    """Whether the tables of this chain take some seconds, and so much work at most; else it is searched as a graph."""
+    most = min(MOST_STEPS, work)
     cost = table_cost(machine_classes(instance), len(instance.pieces) + 1, replicas=instance.problem.replicas)
     return cost.steps <= most and cost.bytes <= MOST_MATRIX_BYTES
 

@@ -17,6 +17,8 @@ from tvm_split.planner.search.order_costs import OrderCosts
 
 FINE = 1e-10
 """Share of a period to which it is halved upon."""
+PERIODS = 6
+"""Between the least one and that of all pieces in turn, under which machines are filled where the latency counts."""
 CLIENT_LIMITS = 9
 """Speeds of links to the client, below which machines are left out of a plan that deals all of the network out."""
 
@@ -30,7 +32,7 @@ def simple_plans(instance: Instance) -> list[Candidate]:
         filling = _Filling(instance, order)
         plans.append(filling.least())
         if problem.objective == "latency" or math.isfinite(problem.maximum_latency_seconds):
-            plans.append(filling.under(problem.maximum_period_seconds))
+            plans += [filling.under(problem.maximum_period_seconds), *filling.under_longer()]
     if problem.replicas:
         everything = tuple(range(len(instance.pieces)))
         plans += [[Placed(each, everything)] for each in whole_sets(instance, range(len(instance.machines)))]
@@ -63,6 +65,15 @@ class _Filling:
         self._cut = cut_bytes(instance)
         limited = bool(np.isfinite(instance.memory).any())
         self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
+
+    def under_longer(self) -> list[list[Placed] | None]:
+        """Under ever longer periods, with ever fewer stages."""
+        stages = self.least()
+        if not stages:
+            return []
+        low = max(float(self._instance.seconds[list(each.pieces), each.machines[0]].sum()) for each in stages)
+        ratio = self._longest / max(low, FINE * self._longest)
+        return [self.under(low * ratio ** (number / PERIODS) * (1 + FINE)) for number in range(1, PERIODS)]
 
     def least(self) -> list[Placed] | None:
         """Under the least period at which there is such a plan; None if there is none."""

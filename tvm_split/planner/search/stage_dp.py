@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
@@ -72,10 +72,6 @@ class _State:
     values: Floats
 
 
-class OutOfTimeError(Exception):
-    """Of a table that has not come to its end by its deadline."""
-
-
 class StageTable:
     """The best values for all numbers of machines used; `best` gives them, `sequence` the stages behind one.
 
@@ -86,7 +82,7 @@ class StageTable:
         stage_count: exactly so many stages.
         period_limit: no stage and no link with a period above this.
         value_limit: no plan with a value above this.
-        deadline: (monotonic) by which it is filled, or an `OutOfTimeError` raised.
+        budget: within which it is filled, or an `OutOfBudgetError` raised.
     """
 
     def __init__(
@@ -97,9 +93,9 @@ class StageTable:
         stage_count: int | None = None,
         period_limit: float = math.inf,
         value_limit: float = math.inf,
-        deadline: float = math.inf,
+        budget: Budget | None = None,
     ) -> None:
-        self._deadline = deadline
+        self._budget = budget or Budget()
         self._costs = costs
         self._value = value
         self._replicated = any(sum(counts) > 1 for counts in costs.groups.counts)
@@ -159,8 +155,7 @@ class StageTable:
         for used in itertools.product(*sizes):
             if not 0 < sum(used) <= self._machine_limit:
                 continue
-            if time.monotonic() > self._deadline:
-                raise OutOfTimeError
+            self._budget.require()
             found: dict[int, list[tuple[int, Floats]]] = {}
             for number, counts in enumerate(groups.counts):
                 before = _minus(used, counts)
@@ -169,6 +164,7 @@ class StageTable:
                 if not any(before):
                     found.setdefault(int(self._counts_stages), []).append((number, self._stages[number][:, 0]))
                 for stages, state in self._states_with(before):
+                    self._budget.spend(len(self._costs.crossing_bytes) ** 2 + CALL_STEPS)
                     values = self._extended(state, number)
                     if values is not None:
                         found.setdefault(stages + int(self._counts_stages), []).append((number, values))
