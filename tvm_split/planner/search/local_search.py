@@ -16,10 +16,10 @@ import numpy as np
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.ideals import predecessors, successors
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.machine_classes import machine_classes
+from tvm_split.planner.search.placement import Placed
 
 TEMPERATURES = (0.05, 1e-5)
 """By how large a share a change may make the plan worse, about: at first and at the end (simulated annealing)."""
@@ -115,7 +115,7 @@ class LocalSearch:
             plan = candidate(instance, stages)
         except PlanError:
             return None
-        return plan if fits(instance, plan) and within_limits(instance.problem, plan.evaluation) else None
+        return plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None
 
     @staticmethod
     def _state(plan: Candidate) -> _State:

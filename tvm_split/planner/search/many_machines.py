@@ -16,11 +16,11 @@ from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, candidate, delivered, fits
 from tvm_split.planner.search.crowded_cores import crowded_cores, pooled, ways_to_count
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.milp import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 
@@ -64,7 +64,7 @@ class ManyMachines:
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
-        periods = (delivered(instance, each).evaluation.period_seconds for each in known)
+        periods = (delivered(instance, each).flow.period_seconds for each in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
 
@@ -155,7 +155,7 @@ class ManyMachines:
         if not fits(instance, plan):
             return None
         self.found.append(plan)
-        period = delivered(instance, plan).evaluation.period_seconds
+        period = delivered(instance, plan).flow.period_seconds
         self._shortest = min(self._shortest, period)
         return period
 

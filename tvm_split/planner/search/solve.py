@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Problem, Solution, gap_of
+from tvm_split.planner.evaluate import evaluate
+from tvm_split.planner.problem import TOLERANCE, Problem, Solution, gap_of, objective_seconds
 from tvm_split.planner.search.budget import WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import Candidate, best_delivered, candidate, delivered, within_limits
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
@@ -16,8 +17,9 @@ from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_c
 from tvm_split.planner.search.crowded_chain import is_crowded_chain, solve_crowded_chain
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
 from tvm_split.planner.search.graph import Found, GraphSearch, nearest_to_memory
-from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
+from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.simple_plans import simple_plans
+from tvm_split.planner.step_graph import lower
 from tvm_split.units import seconds_text
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
@@ -68,7 +70,7 @@ def solve(
         return _solution(instance, found, chosen, lambda plan: plan)
     best = best_delivered(instance, [chosen, *found.others])
     if best is None:
-        period = delivered(instance, chosen).evaluation.period_seconds
+        period = delivered(instance, chosen).flow.period_seconds
         raise PlanError(
             f"the best plan found has a period of {seconds_text(period)} by the round-robin schedules of its replicas, "
             f"and at most {seconds_text(problem.maximum_period_seconds)} are allowed; with shares of any size it would "
@@ -101,8 +103,8 @@ def _by_tables(instance: Instance, budget: Budget) -> Found:
     if problem.shared_cores:
         others = [candidate(instance, each.stages) for each in others]
     others += _simple_plans(instance, budget.until(TABLES_SHARE)) if problem.replicas else []
-    gap = gap_of(chosen.evaluation.period_seconds, loose.evaluation.period_seconds)
-    holds = within_limits(problem, chosen.evaluation)
+    gap = gap_of(chosen.flow.period_seconds, loose.flow.period_seconds)
+    holds = within_limits(problem, chosen.flow)
     if gap <= TOLERANCE or (holds and problem.objective == "latency"):
         method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
         return Found(chosen, tuple(others), chosen.value(problem), method, exact=True)  # equal but for rounding
@@ -135,14 +137,16 @@ def _crowded(instance: Instance) -> Found | None:
 def _solution(
     instance: Instance, found: Found, chosen: Candidate, deliver: Callable[[Candidate], Candidate]
 ) -> Solution:
-    value = chosen.value(instance.problem)
+    stages = chosen.named(instance)
+    evaluation = evaluate(instance.problem, lower(instance.problem, stages))
+    value = objective_seconds(instance.problem.objective, evaluation)
     # Where cores are too few, other shares than those by speed may be better, as a schedule may happen to give them.
     bound = min(found.lower_bound_seconds, value)
     best = value if found.chosen is None else found.chosen.value(instance.problem)
     is_worse = value > best * (1 + TOLERANCE)
     return Solution(
-        stages=chosen.named(instance),
-        evaluation=chosen.evaluation,
+        stages=stages,
+        evaluation=evaluation,
         lower_bound_seconds=bound,
         gap=gap_of(value, bound),
         method=found.method + (SCHEDULED_AFTERWARDS if is_worse else ""),
