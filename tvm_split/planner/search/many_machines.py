@@ -24,8 +24,12 @@ from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 
-FIRST_WIDTH, LAST_WIDTH = 4, 32
-"""Partial plans that are kept side by side: at first, and where time is left."""
+WIDTH = 4
+"""Partial plans that are kept side by side."""
+MOST_TRIES = 100
+"""Further searches, by disturbed prices."""
+DISTURBANCE = 0.05
+"""Share by which prices differ from the fair ones then, about. Another one of several good fillings is tried so."""
 COARSE, FINE = 0.02, 0.001
 """Share of a period by which the next one is longer at first, and to which it is halved upon."""
 LONG = 1.0
@@ -54,13 +58,13 @@ class ManyMachines:
         self._classes = machine_classes(instance)
         self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
         self._counts = self._singles.counts.astype(np.float64)
-        self._prices = fair_prices(self._singles.seconds, self._counts, budget.until(0.1))
+        self._prices = fair_prices(self._singles.seconds, self._counts, budget.rest(0.15))
         # No plan's machines are worth more together than the dearest that may be used.
         worth = float(_fastest(self._singles.counts, self._prices, self._most_machines) @ self._prices.classes)
         self.bound = self._prices.bound / max(worth / float(self._counts @ self._prices.classes), 1e-12) * (1 - 1e-9)
         self._crowded = crowded_cores(instance)
         if self._crowded:
-            cores = fair_prices(*pooled(self._singles, self._counts, self._crowded), budget.until(0.2))
+            cores = fair_prices(*pooled(self._singles, self._counts, self._crowded), budget.rest(0.15))
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
@@ -78,16 +82,18 @@ class ManyMachines:
         else:
             slowest = self._singles.seconds.min(axis=1).max()
             self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
-        self._place(costs, self._singles, self._prices, FIRST_WIDTH)
+        self._place(costs, self._singles, self._prices)
         if instance.problem.replicas:
             self._place_sets(costs)
         if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
             together = OrderCosts(instance, order, together=True)
-            self._place(together, self._singles, self._prices, FIRST_WIDTH)
-        width = 2 * FIRST_WIDTH
-        while not self._is_near() and width <= LAST_WIDTH and not self._budget.is_used_up:
-            self._place(costs, self._singles, self._prices, width)
-            width *= 2
+            self._place(together, self._singles, self._prices)
+        generator = np.random.default_rng(0)
+        for _ in range(MOST_TRIES):
+            if self._is_near() or self._budget.is_used_up:
+                return
+            prices = _disturbed(self._prices, generator)
+            self._place(costs, self._singles, prices, low=self._shortest * (1 - COARSE))
 
     def surpasses(self, machines: Collection[int], period: float) -> bool:
         """Whether no plan on these machines alone, of at least two, can have a shorter period."""
@@ -97,16 +103,16 @@ class ManyMachines:
     def _is_near(self) -> bool:
         return self._shortest <= self.bound * (1 + NEAR_ENOUGH)
 
-    def _place(self, costs: OrderCosts, units: Units, prices: Prices, width: int) -> None:
+    def _place(self, costs: OrderCosts, units: Units, prices: Prices, low: float = 0.0) -> None:
         """Halve upon the period of plans on all units, or on the fastest of them if not all may be used."""
         size = len(units.members[0][0])
         for counted, counts in ways_to_count(units, self._crowded, prices.classes):
-            beam = StageBeam(costs, counted, prices, width)
+            beam = StageBeam(costs, counted, prices, WIDTH)
             left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
-            self._halve(beam, left)
+            self._halve(beam, left, low)
             is_none = len(self.found) == known
             if is_none and self._most_machines < len(self._instance.machines):  # some must be on slow machines
-                self._halve(beam, counts)
+                self._halve(beam, counts, low)
 
     def _with_own_cores(self) -> Counts:
         """As many machines of each kind as find cores of their own."""
@@ -122,13 +128,13 @@ class ManyMachines:
     def _most_machines(self) -> int:
         return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
 
-    def _halve(self, beam: StageBeam, left: Counts) -> None:
+    def _halve(self, beam: StageBeam, left: Counts, low: float) -> None:
         """Search between the bound and the shortest period known; upwards first, if no plan is known.
 
         In the end slightly below the best, as often as that succeeds. Without any plan it goes on when the budget is
         used up, in long steps: one machine alone may be hundreds of times slower.
         """
-        low, high, step = max(self.bound, self._longest * SHORTEST), self._shortest, COARSE
+        low, high, step = max(low, self.bound, self._longest * SHORTEST), self._shortest, COARSE
         while low < self._longest and high > self.bound and (not self.found or not self._budget.is_used_up):
             if self._budget.is_used_up:
                 step = max(step, LONG)
@@ -175,7 +181,15 @@ class ManyMachines:
             if np.isinf(units.seconds).all(axis=1).any():  # a piece that only single machines can run
                 continue
             prices = fair_prices(units.seconds, units.counts.astype(np.float64), self._budget.until(0.5))
-            self._place(costs, units, prices, FIRST_WIDTH)
+            self._place(costs, units, prices)
+
+
+def _disturbed(prices: Prices, generator: np.random.Generator) -> Prices:
+    """Prices that prove nothing, each a little higher or lower."""
+    classes, pieces = (
+        each * np.exp(DISTURBANCE * generator.standard_normal(len(each))) for each in (prices.classes, prices.pieces)
+    )
+    return Prices(classes, pieces, 0.0)
 
 
 def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
