@@ -47,7 +47,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"network": "branches"},
 )
 """What differs from `COMMON`."""
-LARGEST_GAP = 0.05
+LARGEST_GAP = 0.06
 PIECES_A_MACHINE = 10
 """From so many on, where links are alike, no gap is larger."""
 LARGEST_BYTES = 2e9
