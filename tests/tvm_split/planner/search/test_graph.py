@@ -173,7 +173,7 @@ def test_a_stage_with_a_skip_is_dealt_out() -> None:
 @given(SEEDS, st.integers(12, 24))
 def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=3, chain=False, plain=True, replicas=True)
-    found = solve(problem, budget=Budget(work=3 * LITTLE))
+    found = solve(problem, budget=Budget(work=2 * LITTLE))
     assert evaluate_stages(problem, found.stages) == found.evaluation
     without = solve(dataclasses.replace(problem, replicas=False), budget=Budget(work=LITTLE))
     value, other = (

@@ -282,7 +282,7 @@ def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(
             *(ProblemLink(name, "client", 1.25e8, 2e-4) for name in names),
         ),
     )
-    found = solved(oversubscribed(many, four, 1), 10 * LITTLE)
+    found = solved(oversubscribed(many, four, 1), 4 * LITTLE)
     assert found.gap <= 0.06
     assert found.evaluation.period_seconds <= solved(few, 4 * LITTLE).evaluation.period_seconds * 1.02
 
