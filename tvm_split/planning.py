@@ -39,6 +39,7 @@ from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.shard import Shard, as_shards
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.planner.step_graph import lower
+from tvm_split.planner.strategy import solve_by
 from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice, ShardChoice
@@ -196,7 +197,7 @@ def _chosen(
     """The best plan of whole layers, or, for latency or where none fits, one with splits inside layers."""
     refusal, whole = None, None
     try:
-        found = solve(posed.problem, time_limit_seconds=request.time_limit_seconds)
+        found = solve_by(request.strategy, posed.problem, request.time_limit_seconds)
         whole = _whole(model, posed, with_fewest_machines(posed.problem, found))
     except PlanError as error:
         refusal = error
@@ -309,7 +310,12 @@ def _whole_again(
     threshold: float,
 ) -> tuple[Choice, Change]:
     """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
-    found = replan(posed.problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold)
+    found = replan(
+        posed.problem,
+        solved,
+        partial(solve_by, request.strategy, time_limit_seconds=request.time_limit_seconds),
+        threshold,
+    )
     stages = stages_of_layers(model.graph, posed.profile, found.stages) if found.change.changed else current
     predicted = partial(predict_solution, posed.problem, posed.profile, found.best, found.stages)
     return Choice(stages, predicted(), predicted), found.change
