@@ -22,7 +22,7 @@ from tvm_split.planner.search.candidate import (
     one_machine_candidates,
     within_limits,
 )
-from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of, topological_orders
+from tvm_split.planner.search.ideals import Ideals, ideals_of, topological_orders
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.latency_beam import LatencyBeam, LatencyOrder
 from tvm_split.planner.search.local_search import LocalSearch
@@ -31,7 +31,7 @@ from tvm_split.planner.search.many_machines import ManyMachines
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram, period_bound
 from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.simple_plans import simple_plans
-from tvm_split.planner.search.stage_costs import StageCosts
+from tvm_split.planner.search.stage_costs import StageCosts, stage_costs
 from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
 
 CLOSED = 2 * SOLVER_TOLERANCE
@@ -130,7 +130,7 @@ class GraphSearch:
         """The plan found that lacks the fewest bytes of the memory of ``limited``."""
         ideals = ideals_of(self._instance)
         groups, _ = self._groups(len(ideals.members))
-        costs = ideal_costs(self._instance, groups, ideals, optimistic=False)
+        costs = stage_costs(self._instance, groups, ideals, optimistic=False)
         self._measure_sequences(lack_table(limited, costs), groups, ideals)
         return min(self._found, key=lambda each: (lack_of(limited, each), len(each.machines)), default=None)
 
@@ -205,25 +205,20 @@ class GraphSearch:
                 self._measure(stages)
 
     def _search_ideals(self, ideals: Ideals, groups: Groups, all_groups: bool) -> None:
-        """Plans that are sequences of ideals, by three views of what transfers cost; the first gives the bound."""
-        problem = self._instance.problem
-        bounding = ideal_costs(self._instance, groups, ideals, optimistic=True)
-        nothing = np.zeros(len(ideals.members))
-        loose = dataclasses.replace(bounding, crossing_bytes=nothing)
-        careful = ideal_costs(self._instance, groups, ideals, optimistic=False)
+        """Plans that are sequences of ideals, by the best links and by the worst; the first gives the bound."""
+        problem, instance = self._instance.problem, self._instance
+        is_throughput = problem.objective == "throughput"
+        best, worst = (stage_costs(instance, groups, ideals, optimistic=each) for each in (True, False))
         try:
-            table = self._table(bounding, "period")
+            table = self._table(best, "period")
             self._measure_sequences(table, groups, ideals)
-            if ideals.complete and all_groups and problem.objective == "throughput":
+            if ideals.complete and all_groups and is_throughput:
                 bound = min(table.best().values(), default=math.inf) * (1 - 1e-9)
                 self._raise_bound(bound, "dynamic programming over the ideals of the graph")
-            for costs in (loose, careful):
-                if problem.objective == "throughput" and self._is_proven():
-                    break
-                self._measure_sequences(self._table(costs, "period"), groups, ideals)
-            if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
-                # The stages' own cost has the transfers.
-                for costs in (loose, dataclasses.replace(careful, crossing_bytes=nothing)):
+            if not (is_throughput and self._is_proven()):
+                self._measure_sequences(self._table(worst, "period"), groups, ideals)
+            if not is_throughput or problem.maximum_latency_seconds < math.inf:
+                for costs in (best, worst):
                     self._measure_sequences(self._table(costs, "latency"), groups, ideals)
         except OutOfBudgetError:
             return

@@ -13,8 +13,13 @@ from tvm_split.planner.problem import TOLERANCE, Problem, Solution, gap_of, obje
 from tvm_split.planner.search.budget import WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import Candidate, best_delivered, candidate, delivered, within_limits
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
-from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
-from tvm_split.planner.search.crowded_chain import is_crowded_chain, solve_crowded_chain
+from tvm_split.planner.search.chain import (
+    ChainSearch,
+    is_oversubscribed,
+    is_small_enough,
+    solve_chain,
+    solve_oversubscribed,
+)
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
 from tvm_split.planner.search.graph import Found, GraphSearch, nearest_to_memory
 from tvm_split.planner.search.instance import Instance, instance_of
@@ -29,7 +34,7 @@ TABLES_SHARE = 0.8
 """Of the budget: then a chain whose tables are not finished is searched as any other graph."""
 CHAIN_METHOD = "exact: dynamic programming over sets of machines and cuts of a chain"
 REPLICA_METHOD = "exact: dynamic programming over sets of machines, replicas and cuts of a chain"
-CROWDED_METHOD = "exact: dynamic programming over cuts of a chain on machines that share cores"
+SHARED_CORES_METHOD = "exact: dynamic programming over cuts of a chain on machines that share cores"
 CORES_AFTERWARDS = "dynamic programming over a chain without shared cores, which were counted afterwards"
 CORES_GAP = 0.02
 """What plans without shared cores may be better by at most, if a plan that was found without them is to do; about what
@@ -85,7 +90,7 @@ def _searched(instance: Instance, budget: Budget) -> Found:
             return _by_tables(instance, budget)
         except OutOfBudgetError:
             pass
-    return _crowded(instance) or GraphSearch(instance, budget.rest()).solve()
+    return _on_shared_cores(instance) or GraphSearch(instance, budget.rest()).solve()
 
 
 def _by_tables(instance: Instance, budget: Budget) -> Found:
@@ -108,8 +113,8 @@ def _by_tables(instance: Instance, budget: Budget) -> Found:
     if gap <= TOLERANCE or (holds and problem.objective == "latency"):
         method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
         return Found(chosen, tuple(others), chosen.value(problem), method, exact=True)  # equal but for rounding
-    if (crowded := _crowded(instance)) is not None:
-        return crowded
+    if (found := _on_shared_cores(instance)) is not None:
+        return found
     if holds and gap <= CORES_GAP:
         return Found(chosen, tuple(others), bound, CORES_AFTERWARDS, exact=False)
     return GraphSearch(instance, budget.rest(), known=[chosen, *others], loose_bound=bound).solve()
@@ -124,14 +129,14 @@ def _simple_plans(instance: Instance, budget: Budget) -> list[Candidate]:
     return [candidate(instance, each.stages) for each in known] + simple_plans(instance)
 
 
-def _crowded(instance: Instance) -> Found | None:
+def _on_shared_cores(instance: Instance) -> Found | None:
     """The best plan of a chain on identical machines that all share the same cores; None if it is none, or has none."""
-    if not is_crowded_chain(instance):
+    if not is_oversubscribed(instance):
         return None
-    chosen, others = solve_crowded_chain(instance)
+    chosen, others = solve_oversubscribed(instance)
     if chosen is None:
         return None
-    return Found(chosen, tuple(others), chosen.value(instance.problem), CROWDED_METHOD, exact=True)
+    return Found(chosen, tuple(others), chosen.value(instance.problem), SHARED_CORES_METHOD, exact=True)
 
 
 def _solution(

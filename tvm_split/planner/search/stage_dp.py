@@ -2,8 +2,8 @@
 
 Linear partition over unequal machines: best[used, last group][j] = min over k of the cost of a stage k … j on the last
 group, combined with the best of best[used − last, group before][k] and the link between the two. Combining is the
-maximum for the period and the sum for the latency. Sets as in PipeEdge (Hu et al. 2022), where equal machines are
-counted; stages on several machines as in PipeDream (Narayanan et al. 2019).
+maximum for the period and the sum for the latency and for loads, which have nothing for links. Sets as in PipeEdge (Hu
+et al. 2022), where identical machines are counted; stages on several machines as in PipeDream (Narayanan et al. 2019).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_MATRIX_BYTES = 1.0e9
 
 MOST_SECONDS = 1.0e300
 
-Value = Literal["period", "latency"]
+Value = Literal["period", "latency", "load"]
 
 
 @dataclass(frozen=True)
@@ -207,25 +207,21 @@ class StageTable:
             blocked |= stream > self._limit
         if self._value == "latency":
             stream = stream + np.where(unlinked, 0.0, lag)[:, None] * crosses
-        found = self._combine(state.values, stream)
+        found = state.values.copy() if self._value == "load" else self._combine(state.values, stream)
         found[blocked] = math.inf
         return found
 
     def _stage(self, group: int) -> Floats:
-        if self._value == "period":
-            matrix = self._costs.period[group]
-            return matrix if math.isinf(self._limit) else np.where(matrix <= self._limit, matrix, math.inf)
-        matrix = self._costs.latency[group]
-        return (
-            matrix if math.isinf(self._limit) else np.where(self._costs.period[group] <= self._limit, matrix, math.inf)
-        )
+        costs = self._costs
+        matrix = {"period": costs.period, "latency": costs.latency, "load": costs.load}[self._value][group]
+        return matrix if math.isinf(self._limit) else np.where(costs.period[group] <= self._limit, matrix, math.inf)
 
     def _combine(self, one: Floats, other: Floats) -> Floats:
         return np.maximum(one, other) if self._value == "period" else one + other
 
 
 def lack_table(instance: Instance, costs: StageCosts) -> StageTable:
-    """A table whose latency is bytes: what stages lack of an instance's memory, summed over machines.
+    """A table of the bytes that stages lack of an instance's memory, summed over machines.
 
     Args:
         costs: of the same stages without a limit to memory.
@@ -239,20 +235,11 @@ def lack_table(instance: Instance, costs: StageCosts) -> StageTable:
         )
         for counts in groups.counts
     ]
-    free = dataclasses.replace(
-        groups,
-        seconds_per_byte=np.zeros_like(groups.latency),
-        latency=np.where(np.isinf(groups.latency), math.inf, 0.0),
-    )
-    bytes_lacking = tuple(
+    load = tuple(
         np.where(np.isinf(possible), math.inf, lack) for possible, lack in zip(costs.latency, lacks, strict=True)
     )
-    return StageTable(
-        dataclasses.replace(costs, groups=free, latency=bytes_lacking),
-        "latency",
-        instance.machine_limit,
-        instance.problem.stages,
-    )
+    costs = dataclasses.replace(costs, load=load)
+    return StageTable(costs, "load", instance.machine_limit, instance.problem.stages)
 
 
 def _minus(used: Counts, counts: Counts) -> Counts:
