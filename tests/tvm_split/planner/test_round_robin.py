@@ -18,7 +18,7 @@ from tvm_split.planner.round_robin import fairest_turns, with_turns
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.candidate import best_delivered, candidate, delivered
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -172,13 +172,13 @@ def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(spe
 
 
 def test_a_plan_without_replicas_may_be_better_as_it_runs():
-    dealt = [Placed((0, 1), (0,))]
+    dealt = [Placement((0, 1), (0,))]
     two = instance_of(one_piece([1.0, 2**0.5, 1.0]))
     ideal = candidate(two, dealt)
     running = delivered(two, ideal)
     between = (ideal.evaluation.period_seconds + running.evaluation.period_seconds) / 2
     three = instance_of(one_piece([1.0, 2**0.5, between / 0.01]))
-    best_of_both = best_delivered(three, [candidate(three, dealt), candidate(three, [Placed((2,), (0,))])])
+    best_of_both = best_delivered(three, [candidate(three, dealt), candidate(three, [Placement((2,), (0,))])])
     assert best_of_both is not None
     assert best_of_both.evaluation.period_seconds == pytest.approx(between)
 

@@ -16,7 +16,7 @@ from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.bounds import division_bound
 from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.milp import period_bound
+from tvm_split.planner.search.mixed_integer import period_bound
 from tvm_split.planner.step_graph import StepGraph, Transfer
 
 SEEDS = st.integers(0, 2**32)

@@ -1,6 +1,6 @@
 """Values that no plan can be below: by machines' prices, by the client's links, by the longest path, by divided pieces.
 
-Prices are the dual of dividing every piece over the machines at will (`milp.period_bound`). For prices y of
+Prices are the dual of dividing every piece over the machines at will (`mixed_integer.period_bound`). For prices y of
 the machines' time that add up to 1, no plan of several machines has a period below Σ over pieces of the least of
 y · seconds.
 """
@@ -17,7 +17,7 @@ from tvm_split.planner.problem import Problem
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.ideals import predecessors, successors
 from tvm_split.planner.search.instance import Flags, Floats, Instance, instance_of
-from tvm_split.planner.search.milp import period_bound
+from tvm_split.planner.search.mixed_integer import period_bound
 
 STEPS = 60
 """Of the search for prices."""

@@ -12,14 +12,14 @@ from tvm_split.planner.evaluate import Flow
 from tvm_split.planner.problem import TOLERANCE, Evaluation, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.round_robin import fairest_turns
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.placement import Placed, flow_of_stages
+from tvm_split.planner.search.placement import Placement, flow_of_stages
 
 
 @dataclass(frozen=True)
 class Candidate:
     """Stages by numbers, in the order in which values flow, and what they do."""
 
-    stages: tuple[Placed, ...]
+    stages: tuple[Placement, ...]
     flow: Flow
 
     @property
@@ -54,7 +54,7 @@ class Candidate:
         return tuple(found)
 
 
-def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
+def candidate(instance: Instance, stages: Sequence[Placement]) -> Candidate:
     """Measured, with shares of any size; raises as `flow_of_stages` does."""
     return Candidate(*flow_of_stages(instance, stages))
 
@@ -83,7 +83,7 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
         if count
     }
     stages = [
-        Placed(tuple(each for each in stage.machines if each in share_of), stage.pieces)
+        Placement(tuple(each for each in stage.machines if each in share_of), stage.pieces)
         if len(stage.machines) > 1
         else stage
         for stage in plan.stages
@@ -152,5 +152,5 @@ def one_machine_candidates(instance: Instance) -> list[Candidate]:
     """All pieces on one machine, for every machine that fits them."""
     everything = tuple(range(len(instance.pieces)))
     possible = [machine for machine in range(len(instance.machines)) if np.isfinite(instance.seconds[:, machine]).all()]
-    found = [candidate(instance, [Placed((machine,), everything)]) for machine in possible]
+    found = [candidate(instance, [Placement((machine,), everything)]) for machine in possible]
     return [each for each in found if fits(instance, each)]

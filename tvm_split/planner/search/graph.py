@@ -27,12 +27,12 @@ from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.latency_beam import LatencyBeam, LatencyOrder
 from tvm_split.planner.search.local_search import LocalSearch
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
-from tvm_split.planner.search.many_machines import ManyMachines
-from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram, period_bound
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.mixed_integer import SOLVER_TOLERANCE, PlacementProgram, period_bound
+from tvm_split.planner.search.placement import Placement
+from tvm_split.planner.search.priced_search import PricedSearch
 from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_costs import StageCosts, stage_costs
-from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
+from tvm_split.planner.search.stage_table import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
 
 CLOSED = 2 * SOLVER_TOLERANCE
 """A gap below this counts as closed, since no solver of linear programs proves more."""
@@ -181,7 +181,7 @@ class GraphSearch:
         if all_groups:
             self._search_ideals(ideals, groups, all_groups)
             return
-        search = ManyMachines(instance, budget, known=self._found)
+        search = PricedSearch(instance, budget, known=self._found)
         search.search()
         self._raise_bound(search.bound, "what the machines' time is worth")
         self._keep(search.found[len(self._found) :])
@@ -265,9 +265,11 @@ class GraphSearch:
             ]
             pieces = [np.flatnonzero(later & ~earlier) for earlier, later in itertools.pairwise(members)]
             machines = groups.machines(list(sequence.groups))
-            self._measure([Placed(group, tuple(each.tolist())) for group, each in zip(machines, pieces, strict=True)])
+            self._measure(
+                [Placement(group, tuple(each.tolist())) for group, each in zip(machines, pieces, strict=True)]
+            )
 
-    def _measure(self, stages: list[Placed]) -> None:
+    def _measure(self, stages: list[Placement]) -> None:
         """Keep a plan if it is allowed."""
         self._budget.spend(EVALUATION_WORK * len(stages))
         try:

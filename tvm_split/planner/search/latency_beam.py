@@ -22,7 +22,7 @@ from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.order_costs import OrderCosts
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
 NEXT_KINDS = 3
@@ -106,7 +106,7 @@ class LatencyBeam:
         self._ahead = SecondsAhead(instance, self._classes)
         self._lag, self._slow = self._ahead.lag, self._ahead.slow
 
-    def plans(self, width: int, budget: Budget) -> Iterator[list[Placed]]:
+    def plans(self, width: int, budget: Budget) -> Iterator[list[Placement]]:
         """The best ways to the end, of which so many are kept at each cut; none if the budget does not suffice.
 
         They are to be measured: a link between stages that are no neighbours may be missing.
@@ -227,14 +227,14 @@ class LatencyBeam:
         with np.errstate(invalid="ignore"):
             return np.where(sizes > 0, lag + sizes * slow, 0.0)
 
-    def _placed(self, last: _Way) -> list[Placed]:
+    def _placed(self, last: _Way) -> list[Placement]:
         waiting = [list(members) for members in self._classes]
         ways = [last]
         while ways[-1].before is not None:
             ways.append(ways[-1].before)
         ways.reverse()
         return [
-            Placed((waiting[way.kind].pop(0),), tuple(sorted(self._costs.order[before.cut : way.cut].tolist())))
+            Placement((waiting[way.kind].pop(0),), tuple(sorted(self._costs.order[before.cut : way.cut].tolist())))
             for before, way in itertools.pairwise(ways)
         ]
 

@@ -19,7 +19,7 @@ from tvm_split.planner.search.candidate import Candidate, candidate, fits, withi
 from tvm_split.planner.search.ideals import predecessors, successors
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.machine_classes import machine_classes
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 
 TEMPERATURES = (0.05, 1e-5)
 """By how large a share a change may make the plan worse, about: at first and at the end (simulated annealing)."""
@@ -47,8 +47,8 @@ class _State:
         start = self.ends[segment - 1] if segment else 0
         return self.order[start : self.ends[segment]]
 
-    def stages(self) -> list[Placed]:
-        return [Placed(group, tuple(sorted(self.pieces(each)))) for each, group in enumerate(self.machines)]
+    def stages(self) -> list[Placement]:
+        return [Placement(group, tuple(sorted(self.pieces(each)))) for each, group in enumerate(self.machines)]
 
 
 class LocalSearch:

@@ -13,14 +13,14 @@ from tvm_split.planner.problem import TOLERANCE, Problem, Solution, gap_of, obje
 from tvm_split.planner.search.budget import WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import Candidate, best_delivered, candidate, delivered, within_limits
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
-from tvm_split.planner.search.chain import (
+from tvm_split.planner.search.diagnosis import require_places, why_impossible
+from tvm_split.planner.search.exact import (
     ChainSearch,
     is_oversubscribed,
     is_small_enough,
     solve_chain,
     solve_oversubscribed,
 )
-from tvm_split.planner.search.diagnosis import require_places, why_impossible
 from tvm_split.planner.search.graph import Found, GraphSearch, nearest_to_memory
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.simple_plans import simple_plans

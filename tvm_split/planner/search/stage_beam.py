@@ -18,9 +18,8 @@ import numpy.typing as npt
 from tvm_split.planner.search.bounds import Prices
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.instance import Flags, Floats
-from tvm_split.planner.search.order_costs import OrderCosts, Units, costs_possible
-from tvm_split.planner.search.placement import Placed
-from tvm_split.planner.search.stretches import Stretches
+from tvm_split.planner.search.order_costs import OrderCosts, Stretches, Units, costs_possible
+from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
 STEP_WORK = 500
@@ -62,7 +61,7 @@ class StageBeam:
         self._tables: dict[int, Flags] = {}
         self._reach: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
-    def stages(self, period: float, most: int, left: Counts, budget: Budget) -> list[Placed] | None:
+    def stages(self, period: float, most: int, left: Counts, budget: Budget) -> list[Placement] | None:
         """Stages of at most ``most`` units out of ``left`` (of each kind) under a period; None if none are found."""
         self._tables, self._reach = {}, self._stretches.reach(period)
         kinds = len(self._units.members)
@@ -140,7 +139,7 @@ class StageBeam:
         open_links[alone, alone] = np.inf
         return np.asarray(open_links.min(axis=1)[group_of[kinds]], dtype=np.float64)
 
-    def _placed(self, last: _Partial) -> list[Placed]:
+    def _placed(self, last: _Partial) -> list[Placement]:
         steps = [last]
         while steps[-1].before is not None:
             steps.append(steps[-1].before)
@@ -148,7 +147,7 @@ class StageBeam:
         found = []
         for before, step in itertools.pairwise(reversed(steps)):
             held = sorted(self._costs.order[before.end : step.end].tolist())
-            found.append(Placed(tuple(sorted(waiting[step.kind].pop(0))), tuple(held)))
+            found.append(Placement(tuple(sorted(waiting[step.kind].pop(0))), tuple(held)))
         return found
 
 

@@ -17,7 +17,7 @@ from tvm_split.planner.search.bounds import SecondsAhead
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.machine_classes import machine_classes
-from tvm_split.planner.search.milp import PlacementProgram, period_bound
+from tvm_split.planner.search.mixed_integer import PlacementProgram, period_bound
 
 SEEDS = st.integers(0, 2**32)
 LITTLE = 1.0e8

@@ -28,7 +28,7 @@ from tvm_split.planner.problem import Objective, Pin, Problem, ProblemLink, Prob
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.many_machines import ManyMachines
+from tvm_split.planner.search.priced_search import PricedSearch
 from tvm_split.planner.search.simple_plans import simple_plans
 
 SEEDS = st.integers(0, 2**32)
@@ -133,7 +133,7 @@ def test_plans_hold_and_bounds_are_below_every_plan(
     instance = instance_of(problem)
     if np.isinf(instance.seconds).all(axis=1).any():
         return  # which `solve` says before it searches
-    search = ManyMachines(instance, Budget())
+    search = PricedSearch(instance, Budget())
     search.search()
     expected = best(problem, graph_plans(problem))
     if expected is None:

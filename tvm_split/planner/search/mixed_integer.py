@@ -19,7 +19,7 @@ from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
 from tvm_split.planner.search.instance import Instance, Tensor
 from tvm_split.planner.search.linear_program import LinearProgram
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 
 SOLVER_TOLERANCE = 1e-6
 """What HiGHS proves holds up to this share: bounds are taken so much lower."""
@@ -80,7 +80,7 @@ class PlacementProgram:
         for piece, columns in enumerate(self._place):
             held.setdefault(max(columns, key=lambda m: float(values[columns[m]])), []).append(piece)
         try:
-            plan = candidate(instance, [Placed((machine,), tuple(pieces)) for machine, pieces in held.items()])
+            plan = candidate(instance, [Placement((machine,), tuple(pieces)) for machine, pieces in held.items()])
         except PlanError:  # a value that HiGHS took for whole was not
             return bound, None
         return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None

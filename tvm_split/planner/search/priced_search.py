@@ -15,12 +15,12 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, candidate, delivered, fits
-from tvm_split.planner.search.crowded_cores import crowded_cores, pooled, ways_to_count
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.machine_classes import machine_classes
-from tvm_split.planner.search.milp import longest_latency
+from tvm_split.planner.search.mixed_integer import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.oversubscribed_cores import oversubscribed_cores, pooled, ways_to_count
+from tvm_split.planner.search.placement import Placement
 from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 
@@ -43,7 +43,7 @@ SHORTEST = 1e-9
 Counts = npt.NDArray[np.intp]
 
 
-class ManyMachines:
+class PricedSearch:
     """One instance within a budget; `search` finds plans and raises ``bound``, in seconds.
 
     Plans are compared as they are delivered, with the shares that turns give their replicas.
@@ -62,9 +62,9 @@ class ManyMachines:
         # No plan's machines are worth more together than the dearest that may be used.
         worth = float(_fastest(self._singles.counts, self._prices, self._most_machines) @ self._prices.classes)
         self.bound = self._prices.bound / max(worth / float(self._counts @ self._prices.classes), 1e-12) * (1 - 1e-9)
-        self._crowded = crowded_cores(instance)
-        if self._crowded:
-            cores = fair_prices(*pooled(self._singles, self._counts, self._crowded), budget.rest(0.15))
+        self._oversubscribed = oversubscribed_cores(instance)
+        if self._oversubscribed:
+            cores = fair_prices(*pooled(self._singles, self._counts, self._oversubscribed), budget.rest(0.15))
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
@@ -106,7 +106,7 @@ class ManyMachines:
     def _place(self, costs: OrderCosts, units: Units, prices: Prices, low: float = 0.0) -> None:
         """Halve upon the period of plans on all units, or on the fastest of them if not all may be used."""
         size = len(units.members[0][0])
-        for counted, counts in ways_to_count(units, self._crowded, prices.classes):
+        for counted, counts in ways_to_count(units, self._oversubscribed, prices.classes):
             beam = StageBeam(costs, counted, prices, WIDTH)
             left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
             self._halve(beam, left, low)
@@ -116,7 +116,7 @@ class ManyMachines:
 
     def _with_own_cores(self) -> Counts:
         """As many machines of each kind as find cores of their own."""
-        _, counts = next(ways_to_count(self._singles, self._crowded, self._prices.classes))
+        _, counts = next(ways_to_count(self._singles, self._oversubscribed, self._prices.classes))
         return counts
 
     @property
@@ -149,7 +149,7 @@ class ManyMachines:
             else:
                 high, step = min(period, reached), math.inf
 
-    def _keep(self, stages: Sequence[Placed]) -> float | None:
+    def _keep(self, stages: Sequence[Placement]) -> float | None:
         """The period of a plan as it is delivered, which is kept if it holds; None if it does not."""
         instance = self._instance
         wanted = instance.problem.stages
@@ -170,7 +170,7 @@ class ManyMachines:
         ways = (self._with_own_cores(), self._singles.counts)
         members = dict.fromkeys(tuple(_members(self._singles, counts)) for counts in ways)
         for each in dict.fromkeys(chosen for able in members for chosen in whole_sets(self._instance, able)):
-            self._keep([Placed(each, tuple(range(len(self._instance.pieces))))])
+            self._keep([Placement(each, tuple(range(len(self._instance.pieces))))])
 
     def _place_sets(self, costs: OrderCosts) -> None:
         """Pipelines whose stages have replicas: of ever smaller units."""
@@ -224,7 +224,7 @@ def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Count
         yield [tuple(each[start : start + size]) for each in places.values() for start in range(0, len(each), size)]
 
 
-def _with_count(instance: Instance, stages: Sequence[Placed], wanted: int) -> list[Placed]:
+def _with_count(instance: Instance, stages: Sequence[Placement], wanted: int) -> list[Placement]:
     """As many stages as wanted, if there are fewer: the longest ones are cut in two, with an idle machine or a replica.
 
     The rest is left to whoever measures the plan.
@@ -250,12 +250,12 @@ def _with_count(instance: Instance, stages: Sequence[Placed], wanted: int) -> li
                 kept, others = stage.machines[:half], stage.machines[half:]
             else:
                 continue
-            found[number : number + 1] = [Placed(kept, pieces), Placed(others, held)]
+            found[number : number + 1] = [Placement(kept, pieces), Placement(others, held)]
             break
         else:
             return found
     return found
 
 
-def _mean_seconds(instance: Instance, stage: Placed) -> float:
+def _mean_seconds(instance: Instance, stage: Placement) -> float:
     return float(instance.times[np.ix_(stage.pieces, stage.machines)].sum(axis=0).mean()) / len(stage.machines)

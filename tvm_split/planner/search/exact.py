@@ -23,9 +23,9 @@ from tvm_split.planner.search.candidate import (
 from tvm_split.planner.search.ideals import ideals_of
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts, groups_of, machine_classes
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 from tvm_split.planner.search.stage_costs import StageCosts, stage_costs
-from tvm_split.planner.search.stage_dp import (
+from tvm_split.planner.search.stage_table import (
     MOST_MATRIX_BYTES,
     Sequence,
     StageTable,
@@ -101,7 +101,7 @@ class ChainSearch:
         return candidate(
             self.instance,
             [
-                Placed(group, tuple(range(start, end)))
+                Placement(group, tuple(range(start, end)))
                 for group, start, end in zip(machines, starts, sequence.ends, strict=True)
             ],
         )
@@ -208,7 +208,7 @@ class _OversubscribedSearch:
         costs = search.costs
         self._search = search
         self._costs = dataclasses.replace(costs, load=(costs.computed[0] * own / cores,))
-        flow = candidate(instance, [Placed((0,), tuple(range(len(instance.pieces))))]).flow
+        flow = candidate(instance, [Placement((0,), tuple(range(len(instance.pieces))))]).flow
         problem = instance.problem
         taken = flow.counts[-1] * problem.client_transfer_seconds
         taken += flow.sizes[-1] * problem.client_transfer_seconds_per_byte
