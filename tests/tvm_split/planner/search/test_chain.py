@@ -51,7 +51,7 @@ def test_other_plans_are_never_better(seed: int, pieces: int, machines: int) -> 
 
 @pytest.mark.parametrize("replicas", [False, True])
 def test_a_chain_has_a_plan_and_its_bound_also_without_time_for_the_exact_one(replicas: bool) -> None:
-    problem = many_machines_problem(9, 40, replicas=replicas)
+    problem = many_machines_problem(7, 40, replicas=replicas)
     found = solve(problem, budget=Budget(work=2e5))
     exact = solve(problem, budget=Budget())
     assert exact.method.startswith("exact")
