@@ -86,7 +86,7 @@ def deployed(
         }
         links = tuple(tvm_split.Link(source, end, address=far.get(end)) for source, end in permutations(names, 2))
         machines = tuple(tvm_split.Machine(name, 1, endpoint=workers.endpoints[name]) for name in names)
-        cluster = tvm_split.Cluster("remote", machines, links)
+        cluster = tvm_split.Cluster(machines, links)
         model = tvm_split.load_model(network, (x,))
         split = {name: [str(index)] for index, name in enumerate(names)}
         bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split))

@@ -60,7 +60,7 @@ def cluster_of(bits_per_second: float, **link: Any) -> Iterator[tvm_split.Cluste
     ):
         machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoint) for name, endpoint in endpoints.items())
         links = (tvm_split.Link(*NAMES, **link),) if link else ()
-        yield tvm_split.Cluster("remote", machines, links)
+        yield tvm_split.Cluster(machines, links)
 
 
 def seconds_apart(deployment: tvm_split.Deployment, inputs: Sequence[Any]) -> Figures:

@@ -105,7 +105,7 @@ def cluster_of(case: Case) -> Iterator[tvm_split.Cluster]:
                 relay = stack.enter_context(Relay(workers.endpoints[end].address, **SLOW_LINK))
                 links.append(tvm_split.Link(source, end, address=relay.address))
         machines = tuple(tvm_split.Machine(name, 1, endpoint=workers.endpoints[name]) for name in NAMES)
-        yield tvm_split.Cluster("remote", machines, tuple(links))
+        yield tvm_split.Cluster(machines, tuple(links))
 
 
 def splits() -> Iterator[dict[str, list[str]]]:

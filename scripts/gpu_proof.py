@@ -112,7 +112,7 @@ class Prover:
         with one_gpu_each(self._threads, TIMEOUT_SECONDS) as endpoints:
             described = self._machines[1].target
             machines = tuple(tvm_split.Machine(gpu, self._threads, described, endpoint=endpoints[gpu]) for gpu in GPUS)
-            cluster = tvm_split.Cluster("remote", machines, (tvm_split.Link(*GPUS, transport=transport),))
+            cluster = tvm_split.Cluster(machines, (tvm_split.Link(*GPUS, transport=transport),))
             split = dict(zip(GPUS, ([model.layer_names[at]] for at in (0, len(model.layer_names) // 2)), strict=True))
             bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split), verify=False)
             found = self._piped(bundle, cluster, network, inputs)
@@ -170,7 +170,7 @@ class Prover:
     def _bundle(
         self, model: tvm_split.Model, links: tuple[tvm_split.Link, ...] = (), **plan: Any
     ) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
-        cluster = tvm_split.Cluster("remote", self._machines, links)
+        cluster = tvm_split.Cluster(self._machines, links)
         # Not compared in this process: what is compiled for a GPU would be compiled again for the CPU.
         return tvm_split.compile(model, tvm_split.plan(model, cluster, **plan), verify=False), cluster
 
