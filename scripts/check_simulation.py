@@ -68,7 +68,7 @@ class Expected:
     """Seconds, as they were written down before anything was measured; ``doubts`` are the profile's."""
 
     case: str
-    crowding: float
+    oversubscription: float
     predicted_period: float
     simulated_period: float
     predicted_latency: float
@@ -166,7 +166,7 @@ def expected_of(case: Case, plan: tvm_split.Plan) -> Expected:
     assert simulated.single is not None
     return Expected(
         case=case.name,
-        crowding=max((each.crowding for each in prediction.shared_cores), default=1.0),
+        oversubscription=max((each.oversubscription for each in prediction.shared_cores), default=1.0),
         predicted_period=prediction.period_seconds,
         simulated_period=simulated.period_seconds,
         predicted_latency=prediction.latency_seconds,

@@ -12,7 +12,7 @@ from tvm_split.model import Model
 from tvm_split.planner.build_problem import model_problem, stages_of_pieces
 from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.graph import piece_edges
-from tvm_split.planner.identical import with_alike_counted
+from tvm_split.planner.identical import with_identical_averaged
 from tvm_split.planner.prediction import Prediction, predict_solution
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile
@@ -40,7 +40,7 @@ def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: Step
             model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress
         )
         profile = found.profile
-    profile = with_alike_counted(profile)
+    profile = with_identical_averaged(profile)
     return PosedProblem(profile, problem_of(model, cluster, profile, request), origin)
 
 

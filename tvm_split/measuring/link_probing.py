@@ -371,7 +371,7 @@ def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> b
     """Whether transfers find a core that computes nothing: none of those may, on which workers of the host compute."""
     worker = workers[machine]
     here = tuple(name for name, other in workers.items() if other.host == worker.host)
-    return SharedCores(here, worker.cores or 1).crowding(_threads(workers)) < 1
+    return SharedCores(here, worker.cores or 1).oversubscription(_threads(workers)) < 1
 
 
 def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:
