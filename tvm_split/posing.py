@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import PlanError
-from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
 from tvm_split.planner.build_problem import model_problem, stages_of_pieces
 from tvm_split.planner.estimate import estimated_profile
@@ -18,6 +17,7 @@ from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search import solve
+from tvm_split.profiling.cluster_profile import profile_model
 from tvm_split.steps import StepProgress
 
 
