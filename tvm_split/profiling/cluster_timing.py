@@ -134,7 +134,7 @@ class ClusterTiming:
             key: self._library(key, wanted[key], partial(code.build, wanted[key])) for key, code in to_build.items()
         }
         ceiling_libraries = {key: self._library(key, (), code.build) for key, code in ceilings.items()}
-        if cluster.kind != "in_process":
+        if not cluster.launcher.in_process:
             cluster.endpoints()  # starts local workers, once
             with ThreadPoolExecutor(len(timings)) as pool:
                 list(pool.map(lambda timing: timing.measure(libraries, ceiling_libraries, self._blobs), timings))
@@ -151,7 +151,7 @@ class ClusterTiming:
 
 def open_session(cluster: Cluster, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
     """Where kernels of a machine are timed: in this process, or on its worker. Errors are those of `RemoteKernels`."""
-    if cluster.kind == "in_process":
+    if cluster.launcher.in_process:
         return InProcessKernels(machine.threads)
     return RemoteKernels(cluster.endpoints()[machine.name], timeout_seconds)
 
@@ -193,7 +193,7 @@ class CallSeconds:
 
 def _require_runnable(cluster: Cluster, machines: Sequence[MachineFacts]) -> None:
     for machine in machines:
-        if cluster.kind == "in_process" and machine.target["kind"] != "llvm":
+        if cluster.launcher.in_process and machine.target["kind"] != "llvm":
             raise ProfileError(
                 f"machine {machine.name!r} has the target {dict(machine.target)}, and in one process only the CPU can "
                 "be timed; start a worker on the machine and name it in a cluster file"
