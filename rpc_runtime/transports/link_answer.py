@@ -17,8 +17,6 @@ from rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, hos
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, parsed
 
-CHOICE_SECONDS = 10.0
-
 
 class LinkAnswer:
     """Answers one stream from ``peer``. ``on_end(error)`` may be called several times; the first is the cause.
@@ -63,8 +61,9 @@ class LinkAnswer:
             threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
             if self._nccl is not None:
                 self._nccl.join(lambda: not self._refused and not self._link.closed)
-            if not self._chosen.wait(CHOICE_SECONDS):
-                raise ProtocolError(f"the caller has not chosen a transport within {CHOICE_SECONDS:g} seconds")
+            seconds = self._link.timeouts.choice_seconds
+            if not self._chosen.wait(seconds):
+                raise ProtocolError(f"the caller has not chosen a transport within {seconds:g} seconds")
             if self._refused:
                 return
             if self._carrier is None:

@@ -226,7 +226,7 @@ class LinkCall:
         if accept.socket:
             try:
                 memory = own_memory(self._link)
-                connection = shared_memory.call(accept.socket, accept.secret)
+                connection = shared_memory.call(accept.socket, accept.secret, self._link.timeouts)
             except WorkerError as error:
                 self._reason = str(error)
             except OSError as error:

@@ -1,8 +1,6 @@
 """What both ends of a link share: closing, what is said next, and knowing whether the other end lives.
 
-A connection whose cable is cut, or whose other end stands still, stays open for minutes. gRPC's own pings would tell,
-but they wait behind the data in the socket's buffer, so that a slow link would seem dead. Here each end says something
-at least once in a beat, and whatever arrives counts as life. Only a worker does not ask that of a client, where a
+Each end says something at least once in a beat (`liveness`). Only a worker does not ask that of a client, where a
 single call in C may keep Python's lock for longer, and nothing but gRPC can answer meanwhile.
 
 A link is carried in one of two ways. A stream (gRPC) has a thread of its own that waits for what `frames` says next,
@@ -15,20 +13,17 @@ thread of its own there, too (`hand_over`), since the computing thread should no
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
 from rpc_runtime.transports.nccl_device import MakeNccl
 from rpc_runtime.transports.slots import Slot
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
-BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 4.0
-"""So long takes the longest frame, 1 MiB, over the slowest link that is meant to work, 256 KiB/s."""
 HEARTBEAT = control_frame(FrameKind.HEARTBEAT)
 
 
@@ -85,7 +80,13 @@ class LinkEnd:
     """
 
     def __init__(
-        self, station: Station, routes: Sequence[PlannedRoute], nccl: MakeNccl | None, *, patient: bool
+        self,
+        station: Station,
+        routes: Sequence[PlannedRoute],
+        nccl: MakeNccl | None,
+        timeouts: LinkTimeouts,
+        *,
+        patient: bool,
     ) -> None:
         self.nccl = nccl
         self.station = station
@@ -95,7 +96,8 @@ class LinkEnd:
         self._closed = False
         self._end = threading.Event()
         self._patient = patient
-        self._heard: float | None = None  # nobody is late before the first word
+        self.timeouts = timeouts
+        self._liveness = Liveness(timeouts)
         self._carrier: Carrier | None = None
         self._has_places = False
         self._handing = False
@@ -126,8 +128,8 @@ class LinkEnd:
         while True:
             with self._lock:
                 while (message := self._begin_locked()) is None and not self._closed:
-                    begin = time.monotonic()
-                    if not self._wake.wait(BEAT_SECONDS):
+                    begin = self._liveness.clock()
+                    if not self._wake.wait(self.timeouts.beat_seconds):
                         self.require_life(begin)
                         break
                 if self._closed:
@@ -157,7 +159,7 @@ class LinkEnd:
                 if message is not None and not self._closed:
                     self._said_locked(message)
                 while (message := self._begin_locked()) is None and not self._closed:
-                    self._wake.wait(BEAT_SECONDS)
+                    self._wake.wait(self.timeouts.beat_seconds)
                 if self._closed or message is None:
                     return
             if not self._handed(message, carrier):
@@ -196,17 +198,12 @@ class LinkEnd:
         """Called after waiting in vain for a beat, since ``begin`` of the monotonic clock.
 
         Raises:
-            WorkerUnavailableError: nothing has arrived for ``SILENCE_SECONDS``.
+            WorkerUnavailableError: nothing has arrived for too long.
         """
-        here = time.monotonic()
-        if self._heard is None or self._patient:
-            return
-        if here - begin > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
-            self._heard = here
-        if here - self._heard > SILENCE_SECONDS:
+        if not self._patient and self._liveness.is_silent(begin):
             raise WorkerUnavailableError(
-                f"nothing has arrived for {SILENCE_SECONDS:g} seconds: the connection is dead, or its other end "
-                "stands still"
+                f"nothing has arrived for {self.timeouts.silence_seconds:g} seconds: the connection is dead, or its "
+                "other end stands still"
             )
 
     def _takes(self, frame: Frame, kind: FrameKind) -> bool:
@@ -215,7 +212,7 @@ class LinkEnd:
         Raises:
             ProtocolError: it is neither that nor of ``kind``.
         """
-        self._heard = time.monotonic()
+        self._liveness.hear()
         if frame.kind is FrameKind.HEARTBEAT:
             return False
         if frame.kind is not kind:

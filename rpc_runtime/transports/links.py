@@ -30,6 +30,7 @@ from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_availab
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from rpc_runtime.transports.credits import Grants, Outbox
 from rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.nccl_device import MakeNccl
 from rpc_runtime.transports.slots import MakeSlot, Slot
 from rpc_runtime.wire.framing import (
@@ -123,9 +124,11 @@ class OutgoingLink(LinkEnd):
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         require_available(routes)
-        super().__init__(station, routes, nccl, patient=any(route.destination == CLIENT for route in routes))
+        patient = any(route.destination == CLIENT for route in routes)
+        super().__init__(station, routes, nccl, timeouts, patient=patient)
         self._outbox = Outbox(routes)
         self._sending = {
             route.tensor_index: _Sending(route, self._outbox.window(route.tensor_index), coder_of(route))
@@ -249,11 +252,12 @@ class IncomingLink(LinkEnd):
         routes: Sequence[PlannedRoute],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         *,
         reuse: bool,
     ) -> None:
         require_available(routes)
-        super().__init__(station, routes, nccl, patient=any(route.source == CLIENT for route in routes))
+        super().__init__(station, routes, nccl, timeouts, patient=any(route.source == CLIENT for route in routes))
         self._grants = Grants(routes)
         self._receiving = {
             route.tensor_index: _Receiving(route, self._grants.window(route.tensor_index), coder_of(route))

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS, LinkEnd
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.liveness import Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
@@ -36,10 +37,10 @@ CALM_SECONDS = 0.05
 STOP_SECONDS = 2.0
 
 
-def join() -> World:
+def join(seconds: float = JOIN_SECONDS) -> World:
     """The world that this process is started in. For the main thread, once, before other threads use the interpreter.
 
-    A process that takes longer than `JOIN_SECONDS` ends: MPI waits for all ranks, and can be told no other deadline.
+    A process that takes longer than ``seconds`` ends: MPI waits for all ranks, and can be told no other deadline.
 
     Raises:
         InputError: MPI is not installed, or was not started by its own ``mpiexec``.
@@ -52,7 +53,7 @@ def join() -> World:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise InputError(f"MPI cannot be used ({error}): pip install 'tvm-split[mpi]'") from error
-    faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         level = _initialized_when_all_ranks_are_there(MPI)
         communicator = MPI.COMM_WORLD
@@ -268,7 +269,7 @@ class MpiStream:
         self._world.remove(self)
         if self._thread is not threading.current_thread():
             with contextlib.suppress(RuntimeError):  # it was never started
-                self._thread.join(BEAT_SECONDS + STOP_SECONDS)
+                self._thread.join(self._link.timeouts.beat_seconds + STOP_SECONDS)
 
     def _say(self) -> None:
         under_way: deque[Any] = deque()
@@ -291,15 +292,16 @@ class MpiStream:
             self._world.leave(under_way)
 
     def _wait(self, request: Any) -> None:
-        begin = last = time.monotonic()
+        timeouts = self._link.timeouts
+        taking = Liveness(timeouts)
+        taking.hear()
         while not request.Test():
+            since = taking.clock()
             if self._over.wait(AT_WORK_SECONDS):
                 self._world.leave(deque([request]))
                 return
-            here = time.monotonic()
-            if here - last > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
-                begin = here
-            last = here
-            if here - begin > SILENCE_SECONDS:
+            if taking.is_silent(since):
                 self._world.leave(deque([request]))
-                raise WorkerUnavailableError(f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds")
+                raise WorkerUnavailableError(
+                    f"its other end has taken nothing for {timeouts.silence_seconds:g} seconds"
+                )

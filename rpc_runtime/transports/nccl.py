@@ -33,7 +33,7 @@ from typing import Any
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
+from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
 from rpc_runtime.transports.links import IncomingLink
 from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, Nccl, version_text
 from rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
@@ -46,7 +46,7 @@ JOIN_SECONDS = 60.0
 STALL_SECONDS = 30.0
 """So long, and what the slowest link takes that is meant to work, may a transfer when both ends have begun it; the
 first one connects."""
-SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / SILENCE_SECONDS
+SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / 4
 TURN_SECONDS = 300.0
 GRACE_SECONDS = 1.0
 """So long may what is under way still take when a link is closed: as a rule the other end lives."""
@@ -160,7 +160,7 @@ class NcclTransfers:
                     return
                 if here - begin > seconds:
                     raise WorkerUnavailableError(f"this end has waited {seconds:.0f} seconds {what}")
-                if here - said > BEAT_SECONDS:
+                if here - said > self._link.timeouts.beat_seconds:
                     said = here
                     yield HEARTBEAT
                 time.sleep(REST_SECONDS)

@@ -22,18 +22,18 @@ from collections.abc import Callable
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.hardware import boot_id, memory_domain
-from rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
+from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
 from rpc_runtime.transports.link_memory import OwnMemory, others_memory, own_memory
+from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
 WAITING = 128
 """Whoever may not come in can wait before the door, and should not fill the place before it."""
+JOIN_SECONDS = 5.0
 OFFERED = re.compile("tvm-split-[0-9a-f]{32}")
-HANDSHAKE_SECONDS = 5.0
-CONNECT_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")
-_SECONDS = struct.Struct("ll")
+_TIMEVAL = struct.Struct("ll")
 
 
 def host_proof(deployment: str) -> bytes:
@@ -56,7 +56,8 @@ class Offer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(WAITING)
-        self._listener.settimeout(HANDSHAKE_SECONDS)
+        self._seconds = link.timeouts.handshake_seconds
+        self._listener.settimeout(self._seconds)
 
     def accept(self) -> socket.socket:
         """The caller's connection, once.
@@ -64,11 +65,11 @@ class Offer:
         Raises:
             ProtocolError: nobody came who is this user and knows the secret.
         """
-        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        deadline = time.monotonic() + self._seconds
         with contextlib.closing(self._listener), contextlib.suppress(OSError):
             while time.monotonic() < deadline:
                 connection, _ = self._listener.accept()
-                connection.settimeout(HANDSHAKE_SECONDS)
+                connection.settimeout(self._seconds)
                 with contextlib.suppress(OSError):
                     if _is_same_user(connection) and hmac.compare_digest(connection.recv(SECRET_BYTES), self.secret):
                         return connection
@@ -83,7 +84,7 @@ class Offer:
             self.memory = None
 
 
-def call(name: str, secret: bytes) -> socket.socket:
+def call(name: str, secret: bytes, timeouts: LinkTimeouts) -> socket.socket:
     """Connects to what an `Offer` names.
 
     Raises:
@@ -93,8 +94,8 @@ def call(name: str, secret: bytes) -> socket.socket:
         raise WorkerError(f"it is offered at {name!r}, where no worker listens")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(HANDSHAKE_SECONDS)
-        _connect(connection, f"\0{name}")
+        connection.settimeout(timeouts.handshake_seconds)
+        _connect(connection, f"\0{name}", timeouts.handshake_seconds)
         if not _is_same_user(connection):
             raise WorkerError("it belongs to another user")
         connection.send(secret)
@@ -107,8 +108,8 @@ def call(name: str, secret: bytes) -> socket.socket:
         raise
 
 
-def _connect(connection: socket.socket, address: str) -> None:
-    deadline = time.monotonic() + CONNECT_SECONDS
+def _connect(connection: socket.socket, address: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return connection.connect(address)
@@ -116,6 +117,11 @@ def _connect(connection: socket.socket, address: str) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
+
+
+def _timeval(seconds: float) -> bytes:
+    """As the kernel takes it: seconds and microseconds."""
+    return _TIMEVAL.pack(*divmod(round(seconds * 1e6), 1_000_000))
 
 
 def _is_same_user(connection: socket.socket) -> bool:
@@ -152,10 +158,9 @@ class SharedMemoryCarrier:
                 shared = memory.memory
             else:
                 shared = others_memory(connection, link.routes)
-            timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
             connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout[1])
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(link.timeouts.beat_seconds))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(link.timeouts.silence_seconds))
         except OSError as error:
             connection.close()
             raise WorkerUnavailableError(f"memory could not be shared: {error}") from error
@@ -172,7 +177,7 @@ class SharedMemoryCarrier:
         try:
             self._connection.send(header)
         except OSError as error:
-            why = f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds"
+            why = f"its other end has taken nothing for {self._link.timeouts.silence_seconds:g} seconds"
             self._fail(WorkerUnavailableError(why if isinstance(error, BlockingIOError) else str(error)))
 
     def fail(self, why: str) -> None:
@@ -189,7 +194,7 @@ class SharedMemoryCarrier:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
-            self._thread.join(HANDSHAKE_SECONDS)
+            self._thread.join(JOIN_SECONDS)
 
     def _read(self) -> None:
         error: TvmSplitError | None = None
@@ -217,6 +222,6 @@ class SharedMemoryCarrier:
             except BlockingIOError:
                 self._link.require_life(begin)
             begin = time.monotonic()
-            if begin - said >= BEAT_SECONDS:
+            if begin - said >= self._link.timeouts.beat_seconds:
                 self.send(HEARTBEAT)
                 said = begin

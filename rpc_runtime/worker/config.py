@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from rpc_runtime.errors import InputError
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_address, token_from
 from rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
 
+SILENCE_VARIABLE = "TVM_SPLIT_SILENCE_SECONDS"
+"""Environment variable: so long may a link's other end be silent before it is dead; for tests, which wait for that."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -25,7 +29,7 @@ class WorkerConfig:
     and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
     with ``exit_with_parent`` it ends when its standard input does; with ``mpi`` it is a rank of the world of its
     ``mpiexec``; at ``health_listen`` (HOST:PORT) it answers for its health alone, without TLS; with ``tracker`` it
-    registers with TVM's RPC tracker.
+    registers with TVM's RPC tracker; ``timeouts`` are those of its links.
     """
 
     listen: str = "127.0.0.1:0"
@@ -43,6 +47,7 @@ class WorkerConfig:
     mpi: bool = False
     health_listen: str | None = None
     tracker: TrackerOptions | None = None
+    timeouts: LinkTimeouts = USUAL_TIMEOUTS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,4 +126,12 @@ def config_from_arguments(
         mpi=given.mpi,
         health_listen=numeric_address(given.health_listen) if given.health_listen else None,
         tracker=tracker_options(given),
+        timeouts=_timeouts(os.environ.get(SILENCE_VARIABLE)),
     )
+
+
+def _timeouts(silence: str | None) -> LinkTimeouts:
+    try:
+        return LinkTimeouts() if silence is None else LinkTimeouts.of_silence(float(silence))
+    except ValueError as error:
+        raise InputError(f"${SILENCE_VARIABLE} is a number of seconds, got {silence!r}: {error}") from None

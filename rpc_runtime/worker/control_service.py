@@ -16,6 +16,7 @@ from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.kernel_times import TimingEffort
 from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.mpi import World
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, status_of
@@ -30,7 +31,6 @@ from rpc_runtime.worker.program_blobs import ProgramBlobs
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
 UPLOAD_SILENCE_SECONDS = 20.0
 SLOWEST_UPLOAD = 64 << 10
@@ -44,8 +44,9 @@ class HeldPrograms:
     ``world`` is the worker's, where it is a rank of one. ``on_change`` is called when one came or went.
     """
 
-    def __init__(self, blobs: BlobStore, world: World | None) -> None:
+    def __init__(self, blobs: BlobStore, world: World | None, timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
         self.world = world
+        self.timeouts = timeouts
         self.on_change: Callable[[], None] = lambda: None
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
@@ -62,7 +63,9 @@ class HeldPrograms:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            program = self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials, self.world)
+            program = self._held[identifier] = HeldProgram(
+                identifier, self._blobs, self._trials, self.world, self.timeouts
+            )
         self.on_change()
         return program
 
@@ -148,7 +151,7 @@ class ControlService:
                 return
             yield pb.WatchEvent()
             while context.is_active():
-                event = program.wait_event(HEARTBEAT_SECONDS)
+                event = program.wait_event(self._programs.timeouts.beat_seconds)
                 if event is None:
                     return
                 if not context.is_active():
@@ -159,7 +162,7 @@ class ControlService:
             # It can do nothing more, so its memory is freed at once, whether its client lives or not.
             threading.Thread(target=program.free, name="free", daemon=True).start()
             while context.is_active() and not program.closed:
-                program.wait_closed(HEARTBEAT_SECONDS)
+                program.wait_closed(self._programs.timeouts.beat_seconds)
                 yield pb.WatchEvent()
         finally:
             self._programs.drop(request.deployment)

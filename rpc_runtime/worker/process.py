@@ -171,7 +171,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     folder = config.cache or cache_folder("blobs")
     blobs = BlobStore(folder, config.cache_limit_bytes)
     world = mpi.join() if config.mpi else None
-    programs = HeldPrograms(blobs, world)
+    programs = HeldPrograms(blobs, world, config.timeouts)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     control = ControlService(name, bool(config.name), config.threads, programs, config.tls)

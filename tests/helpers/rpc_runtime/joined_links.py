@@ -22,6 +22,7 @@ from rpc_runtime.transports.link_answer import LinkAnswer
 from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.mpi import World
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
@@ -32,15 +33,17 @@ from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 DEPLOYMENT = "0" * 32
+SHORT = LinkTimeouts.of_silence(1.0)
+"""For tests that wait for the silence of an end."""
 
 
 class Sender(Idle):
     """Puts in what it is given, as there is room."""
 
-    def __init__(self, routes: Sequence[PlannedRoute]) -> None:
+    def __init__(self, routes: Sequence[PlannedRoute], timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
         super().__init__()
         self._room = threading.Condition(self.lock)
-        self.link = OutgoingLink(self, routes, flat_bytes, array_slot)
+        self.link = OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
         self.sent = 0
         self.sizes: dict[str, set[int]] = defaultdict(set)
 
@@ -64,10 +67,17 @@ class Sender(Idle):
 class Receiver(Idle):
     """Keeps what comes, and releases it at once, unless it ``holds``."""
 
-    def __init__(self, routes: Sequence[PlannedRoute], *, reuse: bool = False, holds: bool = False) -> None:
+    def __init__(
+        self,
+        routes: Sequence[PlannedRoute],
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        *,
+        reuse: bool = False,
+        holds: bool = False,
+    ) -> None:
         super().__init__()
         self.come = threading.Condition(self.lock)
-        self.link = IncomingLink(self, routes, array_slot, reuse=reuse)
+        self.link = IncomingLink(self, routes, array_slot, timeouts=timeouts, reuse=reuse)
         self.got: list[tuple[str, int, Any]] = []
         self.sizes: dict[str, set[int]] = defaultdict(set)
         self._holds = holds

@@ -16,7 +16,7 @@ from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.mpi import World
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.rpc_runtime.joined_links import Calling, Receiver, Sender
+from tests.helpers.rpc_runtime.joined_links import SHORT, Calling, Receiver, Sender
 
 
 def one_route(size_bytes: int) -> PlannedRoute:
@@ -38,10 +38,10 @@ def main(
     route = one_route(int(size_bytes))
     endpoint = WorkerEndpoint("answering", address)
     if role == "receive":
-        calling = Calling(endpoint, Receiver([route]).link, Transport(transport), world)
+        calling = Calling(endpoint, Receiver([route], SHORT).link, Transport(transport), world)
         ready()
     else:
-        sender = Sender([route])
+        sender = Sender([route], SHORT)
         calling = Calling(endpoint, sender.link, Transport(transport), world)
         ready()
         threading.Thread(target=calling.ended.wait).start()

@@ -13,6 +13,7 @@ from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.transports import link_answer
 from rpc_runtime.transports.link_answer import LinkAnswer
+from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.shared_memory import host_proof
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
@@ -23,9 +24,11 @@ from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello, silence
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 
-def test_a_caller_that_chooses_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 0.2)
-    receiver, greeting = Receiver([one_route(8)]), ((HELLO_KEY, hello("0" * 32, "a", "b")),)
+def test_a_caller_that_chooses_nothing_is_not_waited_for() -> None:
+    receiver, greeting = (
+        Receiver([one_route(8)], LinkTimeouts(choice_seconds=0.2)),
+        ((HELLO_KEY, hello("0" * 32, "a", "b")),),
+    )
     with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
         call = caller.begin(LINK_PATH, silence(), None, greeting)
         assert answering.ended.wait(PATIENCE_SECONDS)
@@ -74,9 +77,8 @@ def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_secret_that_comes_too_late_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 2.0)
-    receiver = Receiver([one_route(8)])
+def test_a_secret_that_comes_too_late_leaves_nothing() -> None:
+    receiver = Receiver([one_route(8)], LinkTimeouts(choice_seconds=0.5))
     greeting = pb.Hello(deployment="0" * 32, source="a", destination="b", host=host_proof("0" * 32))
     choice = control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=True).SerializeToString())
     with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:

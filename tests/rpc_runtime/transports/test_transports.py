@@ -26,7 +26,6 @@ from rpc_runtime.program.codec import Codec, encoded_bytes, fitting
 from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports import link_end, mpi, shared_memory
 from rpc_runtime.transports.credits import OUTBOX
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.shared_memory import SharedMemoryCarrier
@@ -41,6 +40,7 @@ from rpc_runtime.wire.framing import (
 )
 from tests.helpers.rpc_runtime import mpi_ranks
 from tests.helpers.rpc_runtime.joined_links import (
+    SHORT,
     Answering,
     Receiver,
     Sender,
@@ -166,10 +166,10 @@ def test_ends_that_say_nothing_stay_open(transport: Transport) -> None:
     routes, silent = routes_of(((8,), "uint8")), []
     with contextlib.ExitStack() as stack:
         for caller_sends in (True, False):
-            sender, receiver = Sender(routes), Receiver(routes)
+            sender, receiver = Sender(routes, SHORT), Receiver(routes, SHORT)
             link = stack.enter_context(joined(transport, *ends(sender, receiver, caller_sends)))
             silent.append((sender, receiver, *link))
-        time.sleep(link_end.SILENCE_SECONDS + 1.5)
+        time.sleep(SHORT.silence_seconds + 2 * SHORT.beat_seconds)
         for sender, receiver, answering, calling in silent:
             assert not answering.ended.is_set()
             assert not calling.ended.is_set()
@@ -280,11 +280,9 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: 
 
 
 @every_transport
-def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (link_end, shared_memory, mpi):
-        monkeypatch.setattr(module, "SILENCE_SECONDS", 2.0)
+def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str) -> None:
     route = one_route(1000)
-    sender, receiver = Sender([route]), Receiver([route])
+    sender, receiver = Sender([route], SHORT), Receiver([route], SHORT)
     answers = receiver.link if role == "send" else sender.link
     with (
         closing(Answering(answers, mpi_ranks.world)) as answering,
@@ -298,7 +296,7 @@ def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str, m
         peer.signal(signal.SIGSTOP)
         assert answering.ended.wait(PATIENCE_SECONDS)
         assert "nothing" in str(answering.ends[0])
-        assert "for 2 seconds" in str(answering.ends[0])
+        assert "for 1 seconds" in str(answering.ends[0])
 
 
 NONSENSE = {
