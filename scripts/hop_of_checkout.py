@@ -29,9 +29,11 @@ from tvm_split.compiler.build import build_module
 from tvm_split.measuring.probe_programs import BUSY_INPUT, ProbePrograms
 
 try:
+    from rpc_runtime.transports.transport import LinkSetting
+
+    Transport = str
+except ImportError:  # an older state
     from rpc_runtime.program.link_setting import LinkSetting, Transport
-except ImportError:  # a state that has gRPC only
-    Transport = None
 
 SENDER, RECEIVER = "machine-a", "machine-b"
 ENDS = (CLIENT, SENDER, RECEIVER)
@@ -102,17 +104,15 @@ class Measurement:
 
     def answer(self, what: str, **request: Any) -> Any:
         if what == "about":
-            known = ["grpc"] if Transport is None else [str(each) for each in Transport if each in ("grpc", "shm")]
+            known = ["grpc", "shm"]
             return {"checkout": Path(tvm_split.__file__).resolve().parent.parent.name, "transports": known}
         return self._hop_figures(**request) if what == "hop" else self._idle_figures(**request)
 
     def _opened(self, transport: str, size_bytes: int, products: int, receiver: str) -> Pipeline:
-        options: dict[str, Any] = {}
-        if Transport is not None:
-            setting = LinkSetting(transport=Transport(transport))
-            options["links"] = {(a, b): setting for a in ENDS for b in ENDS if a != b}
+        setting = LinkSetting(transport=Transport(transport))
+        links = {(a, b): setting for a in ENDS for b in ENDS if a != b}
         program = self._hop.program(size_bytes, products, receiver)
-        return Pipeline.open(program, self._workers.endpoints, self._hop.blob_path, **options)
+        return Pipeline.open(program, self._workers.endpoints, self._hop.blob_path, links=links)
 
     def _hop_figures(self, transport: str, size_bytes: int, products: int, seconds: float) -> dict[str, float]:
         with self._opened(transport, size_bytes, products, RECEIVER) as pipeline:

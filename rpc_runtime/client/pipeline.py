@@ -15,13 +15,13 @@ from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.closing import Closing
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.interface import Array
-from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import CLIENT, Program
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.opening import LinkCall
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.framing import CHUNK_BYTES

@@ -95,7 +95,7 @@ def frames(program: Program, source: random.Random) -> Answer:
         else:
             fields = (source.randrange(1, 7), source.choice((0, 1)), source.choice((0, 1, 2**32 - 1)))
             total = source.choice((0, 4, 2**63))
-            header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, source.choice((0, sequence, 2**64 - 1)), 0, total)
+            header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, 0, source.choice((0, sequence, 2**64 - 1)), 0, total)
             said.append(header + source.randbytes(source.choice((0, 4))))
     said = [mutated(frame, source) if source.random() < 0.05 else frame for frame in said]
 

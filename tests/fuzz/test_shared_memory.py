@@ -54,7 +54,7 @@ def said(source: random.Random) -> list[bytes]:
                 frames.append(credit_frame(0, source.choice((sequence, 0, 2**40)), 3, places))
             case 4:
                 fields = (source.randrange(1, 9), source.choice((0, 1, 2, 3)), source.choice((0, 1, 2**32 - 1)))
-                header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, sequence, source.choice((0, 1)), size)
+                header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, 0, sequence, source.choice((0, 1)), size)
                 frames.append(header + source.randbytes(source.choice((0, 4, 5000))))
             case _:
                 frames.append(control_frame(FrameKind.HEARTBEAT))

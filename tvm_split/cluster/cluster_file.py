@@ -39,12 +39,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.transport import AUTO
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, split_address, token_from
 from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
-from tvm_split.cluster.machine import LINK_CODECS, TRANSPORTS, Link, Machine, SshAccess, faults
+from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
@@ -143,7 +143,7 @@ class _Link(_Strict):
         description=f"a number of seconds from 0 up, like 0.001; {MOST_AMOUNT:g} at most",
     )
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
-    transport: Transport = Field(default=Transport.AUTO, description=f"one of {TRANSPORTS}")
+    transport: str = Field(default=AUTO, description="how it is carried: auto, grpc, shm, mpi, nccl (from GPU to GPU)")
     codec: str = Field(default=Codec.NONE, description=f"one of {', '.join(LINK_CODECS)}")
 
     check_address = field_validator("address")(_host_and_port)

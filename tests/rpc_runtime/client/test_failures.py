@@ -26,9 +26,9 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from rpc_runtime.program.link_setting import LinkSetting
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
+from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.control_methods import METHODS
 from rpc_runtime.worker.config import SILENCE_VARIABLE

@@ -23,7 +23,6 @@ from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.execution.device_transfers import Uploaded
 from rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
 from rpc_runtime.execution.nvcc import installed_folders
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports import nccl as subject
@@ -230,9 +229,7 @@ def test_a_tensor_without_elements_is_only_told_of(on_bus: OnBus, closing: list[
 def test_who_has_no_gpu_says_so() -> None:
     greeting = hello_of("0" * 32, "a", "b")
     with pytest.raises(WorkerError, match=r"'a' is to send to machine 'c' by NCCL.*its stages are on no GPU"):
-        LinkCall(
-            WorkerEndpoint("c", "127.0.0.1:1", transport=Transport.NCCL), None, greeting, Sender([ROUTE]).link, print
-        )
+        LinkCall(WorkerEndpoint("c", "127.0.0.1:1", transport="nccl"), None, greeting, Sender([ROUTE]).link, print)
     greeting.nccl.CopyFrom(OTHER)
     with pytest.raises(WorkerError, match="its stages are on no GPU"):
         LinkAnswer(Receiver([ROUTE]).link, greeting, "the caller", print)
