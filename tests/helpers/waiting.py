@@ -13,7 +13,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-PATIENCE_SECONDS = 8.0
+PATIENCE_SECONDS = 300.0
 """Timeout of every wait in the tests for an event that must happen; only a hang reaches it."""
 
 

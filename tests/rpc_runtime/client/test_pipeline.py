@@ -51,7 +51,7 @@ def test_memory_that_cannot_be_shared_is_the_reason_that_is_given(
     shared = dict.fromkeys(over_grpc(program), LinkSetting(transport="shm"))
     monkeypatch.setattr(shared_memory, "host_proof", lambda deployment: b"another host")
     for _ in range(3):
-        with pytest.raises(WorkerError, match=r"no memory can be shared .* different hosts"):
+        with pytest.raises(WorkerError, match=r"cannot be joined by shm: .* different hosts"):
             open_on(workers, program, maker, links=shared)
 
 

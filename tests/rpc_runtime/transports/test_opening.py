@@ -116,7 +116,7 @@ def test_a_transport_that_was_asked_for_and_is_impossible_fails_the_call_alone(c
     sender, receiver = Sender([route]), Receiver([route])
     called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)
     with without_memory(), closing(Answering(answered)) as answering:
-        with pytest.raises(WorkerError, match="cannot be joined by shm: .* cannot make it: "):
+        with pytest.raises(WorkerError, match=r"cannot be joined by shm: .* cannot make it: "):
             Calling(answering.endpoint, called, "shm")
         assert not answering.ended.wait(0.5)  # nothing has failed there
 

@@ -154,7 +154,7 @@ def test_a_worker_that_stands_still_keeps_nothing_of_the_others(
         "caller lacks it": (
             "A",
             {"LD_LIBRARY_PATH": ""},
-            "'A' cannot: NCCL's library, libnccl.so.2, is not found",
+            "cannot be opened by nccl: NCCL's library, libnccl.so.2, is not found",
         ),
         "worker lacks it": ("B", {"LD_LIBRARY_PATH": ""}, "'B'.*NCCL's library, libnccl.so.2, is not found: pip"),
         "caller's is too old": ("A", {"STAND_IN_NCCL": "21705"}, "is NCCL 2.17.5, and 2.18.0 or newer is needed"),
