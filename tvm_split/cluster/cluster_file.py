@@ -149,9 +149,7 @@ class _Link(_Strict):
         description=f"a number of seconds from 0 up, like 0.001; {MOST_AMOUNT:g} at most",
     )
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
-    transport: str = Field(
-        default=AUTO, description="one of auto, grpc, shm, mpi, nccl (nccl: from GPU to GPU), or a package's"
-    )
+    transport: str = Field(default=AUTO, description="one of auto, grpc, shm, mpi, nccl (nccl: from GPU to GPU)")
     codec: str = Field(default=Codec.NONE, description=f"one of {', '.join(LINK_CODECS)}")
 
     check_address = field_validator("address")(_host_and_port)
