@@ -88,7 +88,8 @@ def events(source: random.Random) -> Answer:
 def frames(program: Program, source: random.Random) -> Answer:
     """A data stream with credits and results that nobody asked for."""
     size = program.outputs[0].size_bytes
-    said = [control_frame(FrameKind.ACCEPT)] if source.random() < 0.9 else []
+    accept = pb.Accept(answer=pb.Offer(transport="grpc")).SerializeToString()
+    said = [control_frame(FrameKind.ACCEPT, accept)] if source.random() < 0.9 else []
     for sequence in range(source.choice((0, 1, 3, 300))):
         if source.random() < 0.5:
             said += tensor_frames(source.choice((0, 1)), sequence, np.zeros(source.choice((size, size, 1)), np.uint8))
