@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
-from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, Host, LinkSettings
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
 from tvm_split.cli.found_machines import FoundMachines
@@ -129,11 +129,11 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """What will carry links, between the client and the workers that have answered, each way."""
     from rpc_runtime.program.program import CLIENT
 
-    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
-    domains = {CLIENT: memory_domain()} | domains
+    hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
+    hosts = {CLIENT: Host(memory_domain())} | hosts
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]).value)
-        for ends in itertools.permutations(domains, 2)
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(hosts[ends[0]], hosts[ends[1]]))
+        for ends in itertools.permutations(hosts, 2)
     ]
 
 
