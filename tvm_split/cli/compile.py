@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import tvm_split
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
-from tvm_split.cli.model_source import ModelOptions
-from tvm_split.cli.options import WrongUseError
-from tvm_split.cli.planning import PLANNING, ClusterOptions, PlanOptions
+from tvm_split.cli.machines import MachineOptions
+from tvm_split.cli.options import HIDDEN, WrongUseError, flag_of
+from tvm_split.cli.source import ModelOptions, planned
+from tvm_split.display.console import STDOUT, new_table, print_json, print_note
+from tvm_split.planner.request import PlanRequest
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 def compile(
     model: options.ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the bundle.", show_default=False)],
-    cluster: ClusterOptions,
+    machines: MachineOptions,
     shapes: ModelOptions,
-    request: PlanOptions,
+    request: Annotated[PlanRequest, HIDDEN],
     plan: Annotated[
         Path | None,
         typer.Option(help="A plan that `tvm-split plan --output` wrote; no worker is asked for it.", dir_okay=False),
@@ -39,27 +41,32 @@ def compile(
 ) -> None:
     """Plan a model, compile each stage for its machine, prove the result, and write it all to a folder."""
     if plan is not None:
-        if cluster != ClusterOptions():
+        if machines != MachineOptions():
             raise WrongUseError("it says this already; leave the machines out", "--plan")
-        request.require_none("--plan says this already", PLANNING)
-    request.require_possible(model)
-    loaded = shapes.load(model)
-    from tvm_split.compiling import compile as compile_plan
-    from tvm_split.planner.plan import Plan
-
-    planned = Plan.load(plan) if plan is not None else request.plan(model, loaded, cluster.machines())
-    bundle = compile_plan(loaded, planned, verify=not no_verify, dump_folder=dump, database=request.database)
+        _require_none(request)
+    made = None if plan is None else tvm_split.Plan.load(plan)
+    loaded = shapes.load(model, () if made is None else made.inputs)
+    made = made or planned(loaded, machines.machines(), request)
+    database = request.database or made.request.database
+    bundle = tvm_split.compile(loaded, made, verify=not no_verify, dump_folder=dump, database=database)
     bundle.save(output)
     if json:
         print_json({"folder": str(output), **description(bundle)})
     else:
         print_bundle(bundle)
-        elsewhere = any(machine.address is not None for machine in planned.machines)
-        where = f" {cluster.words}" if elsewhere else ""
+        elsewhere = any(machine.address is not None for machine in made.machines)
+        where = f" {machines.words}" if elsewhere else ""
         if plan is not None and elsewhere:
             check = f"`tvm-split deploy {output}{where}`"
             print_note(f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing")
         print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
+
+
+def _require_none(request: PlanRequest) -> None:
+    """Raise a `WrongUseError` for an option that a plan decides."""
+    for name in request.given:
+        if name != "database":
+            raise WrongUseError("--plan says this already", flag_of(PlanRequest, name))
 
 
 def description(bundle: Bundle) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
-from tvm_split.cli.console import print_json
+from tvm_split.display.console import print_json
 from tvm_split.progress import step_progress
 
 NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")

@@ -16,7 +16,6 @@ from rich.text import Text
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.program.measurements import COMPUTE
 from tvm_split.cli.compile import description, print_bundle
-from tvm_split.cli.console import STDOUT
 from tvm_split.cli.report_table import statistics_table
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.deployment.timeline import (
@@ -30,6 +29,7 @@ from tvm_split.deployment.timeline import (
     machines_at_once,
     timeline,
 )
+from tvm_split.display.console import STDOUT
 from tvm_split.pictures.timeline_picture import draw_picture
 from tvm_split.units import seconds_text
 

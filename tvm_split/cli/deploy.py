@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tvm_split
 from tvm_split.cli import options
-from tvm_split.cli.bundle_source import cluster_for
-from tvm_split.cli.console import STDOUT, new_table, print_json, transfer_progress
-from tvm_split.cli.planning import ClusterOptions
+from tvm_split.cli.machines import MachineOptions
+from tvm_split.cli.source import cluster_for, load_tvm
+from tvm_split.display.console import STDOUT, new_table, print_json, transfer_progress
 from tvm_split.units import bytes_text
-
-if TYPE_CHECKING:
-    from tvm_split.cluster.cluster import Cluster
-    from tvm_split.compiler.bundle import Bundle
-    from tvm_split.deployment.deployment import Deployment
 
 
 def deploy(
     bundle: options.BundleArgument,
-    cluster: ClusterOptions,
+    machines: MachineOptions,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
@@ -28,12 +24,11 @@ def deploy(
     does not fit (versions, memory, a missing GPU) shows here and not later. With workers on this host, which end with
     the command, it is a rehearsal.
     """
-    from tvm_split.compiler.bundle import Bundle
-
-    loaded = Bundle.load(bundle)
-    machines = cluster_for(loaded, cluster)
+    load_tvm()
+    loaded = tvm_split.Bundle.load(bundle)
+    cluster = cluster_for(loaded, machines)
     sent: dict[str, int] = {}
-    with deploy_with_progress(loaded, machines, timeout, sent) as deployment:
+    with deploy_with_progress(loaded, cluster, timeout, sent) as deployment:
         report = [_machine_report(loaded, name, sent.get(name, 0)) for name in deployment.program.machines]
     if json:
         print_json({"model": loaded.model, "digest": loaded.digest, "machines": report})
@@ -42,15 +37,13 @@ def deploy(
 
 
 def deploy_with_progress(
-    bundle: Bundle,
-    cluster: Cluster,
+    bundle: tvm_split.Bundle,
+    cluster: tvm_split.Cluster,
     timeout_seconds: float,
     sent: dict[str, int] | None = None,
     in_flight: int | None = None,
-) -> Deployment:
+) -> tvm_split.Deployment:
     """Deploy with a bar per machine on stderr; ``sent`` receives the bytes that each machine was sent."""
-    from tvm_split.deployment.deployment import deploy as deploy_bundle
-
     with transfer_progress() as bars:
 
         def report(machine: str, done: int, total: int) -> None:
@@ -58,10 +51,12 @@ def deploy_with_progress(
                 sent[machine] = done
             bars(machine, done, total)
 
-        return deploy_bundle(bundle, cluster, timeout_seconds=timeout_seconds, on_transfer=report, in_flight=in_flight)
+        return tvm_split.deploy(
+            bundle, cluster, timeout_seconds=timeout_seconds, on_transfer=report, in_flight=in_flight
+        )
 
 
-def _machine_report(bundle: Bundle, machine: str, sent_bytes: int) -> dict[str, Any]:
+def _machine_report(bundle: tvm_split.Bundle, machine: str, sent_bytes: int) -> dict[str, Any]:
     stages = bundle.program.stages_on(machine)
     blobs = {blob.sha256: blob for stage in stages for blob in stage.blobs}
     return {
@@ -72,7 +67,7 @@ def _machine_report(bundle: Bundle, machine: str, sent_bytes: int) -> dict[str, 
     }
 
 
-def _print_report(bundle: Bundle, report: list[dict[str, Any]]) -> None:
+def _print_report(bundle: tvm_split.Bundle, report: list[dict[str, Any]]) -> None:
     rows = (
         (each["machine"], ", ".join(each["stages"]), bytes_text(each["needed_bytes"]), bytes_text(each["sent_bytes"]))
         for each in report

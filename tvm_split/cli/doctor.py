@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_json
+from tvm_split.display.console import STDOUT, print_json
 from tvm_split.units import bytes_text
 
 DISTRIBUTION = "tvm-split"

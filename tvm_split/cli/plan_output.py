@@ -6,15 +6,13 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_json, print_line, print_note
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_report import prediction_as_json, print_plan, print_sizes
-from tvm_split.cli.planning import require_onnx
+from tvm_split.display.console import STDOUT, print_json, print_line, print_note
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -26,29 +24,24 @@ if TYPE_CHECKING:
 class PlanOutput:
     """What the command line wants to have of a plan."""
 
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the plan to this file, to edit it and compile by it.")
-    ] = None
-    write_annotations: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.onnx", help="Write the model with the plan as multi-device annotations."),
-    ] = None
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw the graph of layers, coloured by machine.")
-    ] = None
-    details: Annotated[
-        bool,
-        typer.Option("--details", help="Also show every stage, how sure the plan is, and what it beats."),
-    ] = False
-    json: options.JsonOption = False
+    output: Path | None = option(
+        None, "Write the plan to this file, to edit it and compile by it.", metavar="FILE", flag="--output -o"
+    )
+    write_annotations: Path | None = option(
+        None, "Write the model with the plan as multi-device annotations.", metavar="FILE.onnx"
+    )
+    picture: Path | None = option(None, "Draw the graph of layers, coloured by machine.", metavar="FILE.svg")
+    details: bool = option(False, "Also show every stage, how sure the plan is, and what it beats.")
+    json: bool = option(False, "Write the result as JSON, and nothing else, to stdout.")
 
     def require_possible(self, source: str) -> None:
         """Raise a `WrongUseError` for what cannot be written of the model that ``source`` names."""
         files = {"--output": self.output, "--write-annotations": self.write_annotations, "--picture": self.picture}
-        for option, path in files.items():
-            options.require_folder(path, option)
-        if self.write_annotations is not None:
-            require_onnx(source, "--write-annotations")
+        for name, path in files.items():
+            options.require_folder(path, name)
+        if self.write_annotations is not None and Path(source).suffix.lower() != ".onnx":
+            text = f"only ONNX files have annotations of devices; {source!r} is none"
+            raise WrongUseError(text, "--write-annotations")
         if self.picture is not None and self.picture.suffix.lower() != ".svg":
             raise WrongUseError(f"the picture is an SVG file; {str(self.picture)!r} does not end in .svg", "--picture")
 

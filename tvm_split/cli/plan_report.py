@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_split.cli.console import new_table
 from tvm_split.cli.link_lines import transport_lines
+from tvm_split.display.console import new_table
 from tvm_split.units import age_text, bytes_text, short_list
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+import tvm_split
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, new_table, print_json, print_line
-from tvm_split.cli.found_machines import FoundMachines
-from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
-from tvm_split.cli.planning import ClusterOptions
+from tvm_split.cli.source import ModelOptions
+from tvm_split.display.console import STDOUT, new_table, print_json, print_line
 from tvm_split.progress import step_progress
 from tvm_split.units import age_text, bytes_text, short_list
 
@@ -32,12 +32,7 @@ MOST_LAYERS_SHOWN = 2
 def profile(
     model: options.ModelArgument,
     shapes: ModelOptions,
-    found: FoundMachines,
-    workers: options.WorkersOption = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads to run with (default: all cores of this process; with --workers 1 each)."),
-    ] = None,
+    machines: MachineOptions,
     rounds: Annotated[int | None, typer.Option(min=1, help="Runs to take the medians of (default: 10).")] = None,
     calls: Annotated[
         bool, typer.Option("--calls", help="Every call in its order, instead of equal kernels together.")
@@ -53,24 +48,22 @@ def profile(
 
     With --cluster, --tracker or --workers: time the pieces of the model on each of these machines, alone and together.
     """
-    if found.is_given or workers is not None:
+    if machines.is_elsewhere or machines.workers is not None:
         for given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):
             if given:
                 raise WrongUseError("this is for one machine, without a cluster or --workers", option)
-        machines = ClusterOptions(**vars(found), workers=workers, threads=threads).machines()
+        cluster = machines.machines()
         loaded = shapes.load(model)
-        _profile_on_cluster(loaded, machines, database=database, refresh=refresh, timeout_seconds=timeout, json=json)
+        _profile_on_cluster(loaded, cluster, database=database, refresh=refresh, timeout_seconds=timeout, json=json)
         return
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
-    from tvm_split.cluster.cluster import Cluster
-    from tvm_split.compiling import compile as compile_plan
-    from tvm_split.measuring.kernel_profile import ROUNDS, profile as profile_model
-    from tvm_split.planning import plan
-
     loaded = shapes.load(model)
-    here = Cluster.in_process(1, threads)
-    bundle = compile_plan(loaded, plan(loaded, here, database=database), verify=False, database=database)
+    from tvm_split.measuring.kernel_profile import ROUNDS, profile as profile_model
+
+    here = tvm_split.Cluster.in_process(1, machines.threads)
+    planned = tvm_split.plan(loaded, here, database=database)
+    bundle = tvm_split.compile(loaded, planned, verify=False, database=database)
     with step_progress("timing") as report:
         threads = here.machines[0].threads
         times = profile_model(loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report)

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rpc_runtime.program.measurements import StageStatistics
-from tvm_split.cli.console import new_table
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
+from tvm_split.display.console import new_table
 from tvm_split.units import bytes_text, seconds_text, short_list
 
 NOTHING = "–"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, new_table, print_error, print_json, print_line
+from tvm_split.display.console import STDOUT, new_table, print_error, print_json, print_line
 from tvm_split.units import bytes_text, seconds_text, short_list
 
 if TYPE_CHECKING:

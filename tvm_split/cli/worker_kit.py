@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
 from tvm_split.cli.options import WrongUseError
+from tvm_split.display.console import STDOUT, new_table, print_json, print_note
 from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import onnx
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.dimensions import in_order
 from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.onnx_annotations import split_from_annotations
 from tvm_split.frontends.onnx_dimensions import bind_sizes
 from tvm_split.frontends.onnx_graph import model_inputs, numpy_name, static_graph
 from tvm_split.frontends.onnx_importer import import_onnx, importable_operators
@@ -44,7 +47,8 @@ def load_onnx(
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
     reference = OnnxReference(model, graph.inputs, form.variables(imported.held))
     outputs = form.outputs(graph.outputs)
-    return Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
+    loaded = Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
+    return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))
 
 
 def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:

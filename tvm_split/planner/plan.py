@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precision, Sharding, Stage
+from tvm_split.planner.request import PlanRequest, RequestError
 from tvm_split.units import MOST_AMOUNT, few_lines, short_list
 
 FORMAT = "tvm-split plan"
 VERSION = 1
+OPTIONAL = {"codecs": (), "remarks": (), "precision": "float32", "request": {}, "inputs": ()}
+"""What a plan file leaves out, where it is as usual."""
+OF_THE_PLAN = ("objective", "precision")
+"""Fields of the request that a plan file has as the plan's own."""
 LONGEST_SHOWN = 60
 """Characters of a value that a message says."""
 
@@ -46,7 +52,8 @@ class Plan:
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
     stages and codecs; it is None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that
     have one on a link; ``remarks`` say which codecs were asked for and do nothing, and what stays in float32 although
-    convolutions and products take their operands in ``precision``.
+    convolutions and products take their operands in ``precision``. ``request`` is what was asked of the planner, and
+    ``inputs`` are the model's inputs then; none are known of a plan that was written by hand.
 
     Raises:
         PlanError: the replicas of a stage, or those of all stages together, cannot take turns, or two replicas or
@@ -62,6 +69,8 @@ class Plan:
     codecs: tuple[PlannedCodec, ...] = ()
     remarks: tuple[str, ...] = ()
     precision: Precision = "float32"
+    request: PlanRequest = field(default_factory=PlanRequest)
+    inputs: tuple[TensorSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -115,7 +124,8 @@ class Plan:
         else:
             digest = _digest(self.stages, self.codecs, self.precision)
             content["prediction"] = {"for_stages": digest, **content["prediction"]}
-        for name, usual in (("codecs", ()), ("remarks", ()), ("precision", "float32")):
+        content["request"] = {name: value for name, value in self.request.to_dict().items() if name not in OF_THE_PLAN}
+        for name, usual in OPTIONAL.items():
             if content[name] == usual:
                 del content[name]
         return content
@@ -153,6 +163,7 @@ class Plan:
             stages = tuple(each.stage() for each in parsed.stages)
             machines, codecs = tuple(parsed.machines), tuple(parsed.codecs)
             origin, remarks = parsed.origin, tuple(parsed.remarks)
+            of_the_plan = {name: getattr(parsed, name) for name in OF_THE_PLAN}
             plan = cls(
                 parsed.model,
                 parsed.objective,
@@ -162,11 +173,14 @@ class Plan:
                 codecs=codecs,
                 remarks=remarks,
                 precision=parsed.precision,
+                request=PlanRequest(**{**parsed.request, **of_the_plan}),
+                inputs=tuple(parsed.inputs),
             )
             for machine in (machine for stage in stages for machine in stage.machines):
                 plan.machine(machine)
         except PlanError as error:
-            raise PlanError(f"{source}: stages: {error}") from None
+            where = "request" if isinstance(error, RequestError) else "stages"
+            raise PlanError(f"{source}: {where}: {error}") from None
         prediction = parsed.prediction
         if prediction is None or prediction.pop("for_stages", None) != _digest(stages, codecs, parsed.precision):
             return plan  # someone has edited them: what was expected of the old ones says nothing
@@ -232,6 +246,8 @@ class _PlanFile(_Strict):
     remarks: list[str] = []
     precision: Precision = "float32"
     prediction: dict[str, Any] | None = None
+    request: dict[str, Any] = {}
+    inputs: list[TensorSpec] = []
 
 
 _PREDICTION = TypeAdapter(Prediction)
