@@ -86,6 +86,6 @@ def test_workers_sort(three_workers: tvm_split.Cluster) -> None:
     torch.manual_seed(0)
     network, x = Sorted().eval(), torch.randn(5, 6)
     split = {"machine-a": ["first"], "machine-b": ["second"]}
-    with tvm_split.compile_and_deploy(network, (x,), three_workers, split) as deployment:
+    with tvm_split.compile_and_deploy(network, (x,), three_workers, split=split) as deployment:
         for mine, right in zip(deployment.run(x), network(x), strict=True):
             np.testing.assert_allclose(mine, right.detach().numpy(), rtol=1e-4, atol=1e-5)

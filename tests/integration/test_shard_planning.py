@@ -147,7 +147,7 @@ def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
     assert dict(better.prediction.corrections.compute_ratios) == {A: 1.0, B: 3.0}
     again, change = replan(convolutions, cluster, better, slow, request=request)
     assert (change.changed, again.stages) == (False, better.stages)
-    pinned = dataclasses.replace(request, pins=(("0", B),))
+    pinned = dataclasses.replace(request, pin={"0": B})
     moved, change = replan(convolutions, cluster, better, slow, request=pinned)
     assert change.changed
     assert next(stage for stage in moved.stages if "0" in stage.layers).machines == (B,)

@@ -50,7 +50,7 @@ class RequestError(PlanError):
         self.fields = fields
 
 
-def _split(value: Any) -> Split | str:
+def _split(value: Any) -> dict[str, tuple[str, ...]] | str:
     """A split as a mapping or as texts MACHINE=LAYER,LAYER; one that the source says as the text that asks for it."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple) and len(texts) == 1 and str(texts[0]).partition(":")[0] == SOURCE:
@@ -124,7 +124,7 @@ class PlanRequest:
     stages: int | None = option(
         None, "Exactly so many stages; more than there are machines go round.", metavar="N", minimum=1
     )
-    split: Annotated[Split | str, PlainValidator(_split)] = option(
+    split: Annotated[dict[str, tuple[str, ...]] | str, PlainValidator(_split)] = option(
         {},
         "Layers for a machine; a name takes all layers below it. `source`: as the ONNX file's own annotations say, "
         "`source:NAME` of several.",

@@ -51,11 +51,12 @@ class Shard:
         axes, exchanges = get_args(Axis), get_args(Exchange)
         if text.lstrip().startswith("{"):
             return _from_yaml(text)
-        found = re.fullmatch(rf"(.+?)(?:\.\.(.+))?:({'|'.join(axes)}):(.*=[^:]*?)(?::([^:=]*))?", text, re.DOTALL)
+        found = re.fullmatch(rf"(.+):({'|'.join(axes)}):(.*=[^:]*?)(?::([^:=]*))?", text, re.DOTALL)
         if found is None:
             raise PlanError(f"{text!r} is not {FORM} (AXIS is {', '.join(axes)}; EXCHANGE {' or '.join(exchanges)})")
-        first, last, axis, shares, exchange = found.groups(default="")
-        if found[5] is not None and exchange not in exchanges:
+        names, axis, shares, exchange = found.groups(default="")
+        first, _, last = names.partition("..")
+        if found[4] is not None and exchange not in exchanges:
             raise PlanError(f"{text!r} has the exchange {exchange!r}; it can be {' or '.join(exchanges)}")
         ends = first.strip(), (last or first).strip()
         return cls(*ends, cast(Axis, axis), _shares(text, shares), cast(Exchange, exchange or exchanges[0]))

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from rpc_runtime.program.measurements import StageStatistics
-from tvm_split.cli.console import new_table
 from tvm_split.cli.report_table import statistics_table
+from tvm_split.display.console import new_table
 
 
 def lines_of(table) -> list[str]:
