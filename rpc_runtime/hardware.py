@@ -15,15 +15,13 @@ from rpc_runtime.errors import InputError
 
 DISABLED_FEATURES_VARIABLE = "TVM_SPLIT_DISABLE_CPU_FEATURES"
 """Environment variable: instruction sets, by Linux's names and separated by spaces, that this host must not use."""
-KNOWN_FEATURES = frozenset(
-    (
-        "cmov mmx sse sse2 pni ssse3 sse4_1 sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop tbm bmi1 bmi2 movbe adx cx16 "
-        "gfni vaes vpclmulqdq abm lahf_lm pclmulqdq avx512f avx512cd avx512dq avx512bw avx512vl avx512er avx512pf "
-        "avx512ifma avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 avx512_vbmi2 avx512_bitalg avx512_vpopcntdq "
-        "avx512_vp2intersect avx_vnni avx_vnni_int8 avx_vnni_int16 avx_ifma avx_ne_convert amx_tile amx_int8 amx_bf16 "
-        "amx_fp16 fp asimd asimdhp asimdfhm asimddp asimdrdm fcma jscvt atomics crc32 bf16 i8mm sve sve2 sme sme2 neon "
-        "vfpv3 vfpv4 idiva idivt "
-    ).split()
+_KNOWN_FEATURES = (
+    "cmov mmx sse sse2 pni ssse3 sse4_1 sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop tbm bmi1 bmi2 movbe adx cx16 "
+    "gfni vaes vpclmulqdq abm lahf_lm pclmulqdq avx512f avx512cd avx512dq avx512bw avx512vl avx512er avx512pf "
+    "avx512ifma avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 avx512_vbmi2 avx512_bitalg avx512_vpopcntdq "
+    "avx512_vp2intersect avx_vnni avx_vnni_int8 avx_vnni_int16 avx_ifma avx_ne_convert amx_tile amx_int8 amx_bf16 "
+    "amx_fp16 fp asimd asimdhp asimdfhm asimddp asimdrdm fcma jscvt atomics crc32 bf16 i8mm sve sve2 sme sme2 neon "
+    "vfpv3 vfpv4 idiva idivt"
 )
 """Linux's names of instruction sets that kernels are compiled for, of any architecture."""
 
@@ -38,7 +36,10 @@ Under user-mode emulation the file is the host's, so it lacks the key of the emu
 def cpu_features() -> frozenset[str]:
     """Linux's names of the instruction sets that this host can execute, without those that are disabled.
 
-    See `DISABLED_FEATURES_VARIABLE`. An `InputError` names what is disabled and is none. Empty where there is no /proc/cpuinfo, or where it describes another architecture.
+    See `DISABLED_FEATURES_VARIABLE`. Empty where there is no /proc/cpuinfo, or where it describes another architecture.
+
+    Raises:
+        InputError: what is disabled is no instruction set.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -46,7 +47,7 @@ def cpu_features() -> frozenset[str]:
         return frozenset()
     found = features_in(text, platform.machine())
     disabled = frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
-    if unknown := disabled - found - KNOWN_FEATURES:
+    if unknown := disabled - found - set(_KNOWN_FEATURES.split()):
         raise InputError(
             f"{DISABLED_FEATURES_VARIABLE} names {', '.join(sorted(unknown))}, which is no instruction set here; give "
             "names of /proc/cpuinfo with spaces between them"

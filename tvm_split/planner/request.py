@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, SkipValidation, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, SkipValidation, ValidationError
 from pydantic.dataclasses import dataclass
 
 from rpc_runtime.option import default_of, option, options
@@ -19,6 +18,7 @@ from tvm_split.planner.problem import Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.shard import FORM, Shard
 from tvm_split.units import few_lines
+from tvm_split.values import content_of
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 SOURCE = "source"
@@ -234,8 +234,7 @@ class PlanRequest:
 
     def to_dict(self) -> dict[str, Any]:
         """The options that are given, as JSON has them."""
-        content: dict[str, Any] = json.loads(_REQUEST.dump_json(self))
-        return {name: content[name] for name in self.given}
+        return content_of(self)
 
     @classmethod
     def of(cls, request: PlanRequest | None, fields: Mapping[str, Any]) -> PlanRequest:
@@ -265,4 +264,3 @@ def _as_plan_error(error: ValidationError) -> PlanError:
 
 
 PlanRequest.__init__ = _raising_plan_errors(PlanRequest.__init__)  # type: ignore[method-assign]
-_REQUEST = TypeAdapter(PlanRequest)
