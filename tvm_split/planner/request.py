@@ -9,7 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, SkipValidation, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SkipValidation,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 from rpc_runtime.option import default_of, option, options
@@ -65,6 +73,11 @@ def _split(value: Any) -> dict[str, tuple[str, ...]] | str:
     return {machine: tuple(names) for machine, names in layers.items()}
 
 
+def _split_content(split: Split | str) -> dict[str, list[str]] | str:
+    """A split as JSON holds it."""
+    return split if isinstance(split, str) else {machine: list(layers) for machine, layers in split.items()}
+
+
 def _machine_and_layers(text: Any) -> tuple[str, list[str]]:
     machine, separator, names = str(text).partition("=")
     layers = [name.strip() for name in names.split(",") if name.strip()]
@@ -103,6 +116,7 @@ def _parsed(text: str) -> Shard:
         raise RequestError(str(error), "shards") from error
 
 
+_Split = Annotated[Split | str, PlainValidator(_split), PlainSerializer(_split_content)]
 _Pins = Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(functools.partial(_machines_of_layers, field="pin"))]
 _KeptOff = Annotated[
     Mapping[str, tuple[str, ...]], BeforeValidator(functools.partial(_machines_of_layers, field="keep_off"))
@@ -124,7 +138,7 @@ class PlanRequest:
     stages: int | None = option(
         None, "Exactly so many stages; more than there are machines go round.", metavar="N", minimum=1
     )
-    split: Annotated[dict[str, tuple[str, ...]] | str, PlainValidator(_split)] = option(
+    split: _Split = option(
         {},
         "Layers for a machine; a name takes all layers below it. `source`: as the ONNX file's own annotations say, "
         "`source:NAME` of several.",

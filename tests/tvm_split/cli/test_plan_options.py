@@ -125,7 +125,7 @@ def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
     result = invoke(*improve, plan, "--output", better)
     assert "the plan changes: it gains" in result.stderr
     found = json.loads(better.read_text())
-    assert [stage["machine"] for stage in found["stages"]] == [other]
+    assert [stage["machines"] for stage in found["stages"]] == [[other]]
     assert found["origin"] == "corrected by measurements"
     assert "the plan stays" in invoke(*improve, better).stderr
     # The new plan runs as predicted. That its machine is as fast as expected does not make the other one fast again.
