@@ -28,7 +28,7 @@ class Reference(Protocol):
         """
 
 
-AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str]]]
+AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, tuple[str, ...]]]
 """Layers by machine, for the name of a configuration (None: the only one) and the machines of the cluster."""
 
 
@@ -65,7 +65,7 @@ class Model:
         """Every layer once, in the order of execution."""
         return tuple(dict.fromkeys(self.layers.values()))
 
-    def split_of_source(self, wanted: str, machines: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    def split_of_source(self, wanted: str, machines: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """The layers by machine that the source says; ``wanted`` is ``source`` or ``source:CONFIGURATION``.
 
         Raises:

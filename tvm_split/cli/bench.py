@@ -14,7 +14,8 @@ from tvm_split.cli.inputs import inputs_from_file, random_inputs
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import ModelOptions, bundle_and_cluster
-from tvm_split.display.console import STDOUT, print_json
+from tvm_split.display.console import print_json
+from tvm_split.display.view import show
 from tvm_split.planner.request import PlanRequest
 from tvm_split.progress import step_progress
 
@@ -54,8 +55,6 @@ def bench(
         batches = list(fed.stream(1))
         report = tvm_split.bench(deployment, batches, rounds=rounds, micro_batches=micro_batches, on_progress=bar)
     if json:
-        print_json({**report.to_dict(), **fed.about, "digest": bundle.digest, "rounds": rounds})
-        return
-    from tvm_split.cli.report_table import print_report
-
-    print_report(report, STDOUT)
+        print_json({**report.to_dict(), "inputs": fed.source, "digest": bundle.digest, "rounds": rounds})
+    else:
+        show(report)

@@ -36,13 +36,13 @@ def demo(
     if missing:
         raise TvmSplitError(f"the demonstration needs {', '.join(missing)}: pip install 'tvm-split[demo]'")
     output.mkdir(parents=True, exist_ok=True)
-    from tvm_split.cli.demo_report import as_json, print_report, write_files
     from tvm_split.demo.demonstration import demonstrate
+    from tvm_split.display.demo import content_of, print_report, write_files
 
     with step_progress("starting") as report:
         found = demonstrate(workers, output, report, shard=shard)
     write_files(found, output)
     if json:
-        print_json(as_json(found, output))
+        print_json(content_of(found, output))
     else:
         print_report(found, output)

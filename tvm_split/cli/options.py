@@ -54,7 +54,7 @@ def _default_and_type(group: type, field: dataclasses.Field[Any], hint: Any, hid
         flags, text = [f" /{flags[0]}"], f"Leave out {text[0].lower()}{text[1:]}"
     if not (get_origin(hint) is Literal or set(get_args(hint) or (hint,)) <= SIMPLE):
         default, hint, text = None, list[str] | None, f"{text} Repeatable."
-    shown = typer.Option(
+    shown: Any = typer.Option(
         *flags,
         help=text,
         min=field.metadata.get("ge"),

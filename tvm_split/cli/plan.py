@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +15,8 @@ from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_output import PlanOutput
-from tvm_split.cli.source import ModelOptions, planned
+from tvm_split.cli.source import ModelOptions, load_tvm, planned
 from tvm_split.display.console import print_json, print_json_file, print_note, print_unwrapped
-from tvm_split.planner.micro_batches import SizedPlan, plan_sizes
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
 from tvm_split.planner.request import PlanRequest
@@ -62,8 +62,11 @@ def plan(
 
 def _sizes(
     source: str, batches: str, shapes: ModelOptions, request: PlanRequest, cluster: tvm_split.Cluster
-) -> tuple[SizedPlan, ...]:
+) -> Sequence[Any]:
     """Plans for every micro-batch size in a list with commas, the best first."""
+    load_tvm()
+    from tvm_split.planner.micro_batches import plan_sizes
+
     try:
         wanted = [int(size) for size in batches.split(",")]
     except ValueError:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
-from tvm_split.cli.plan_report import prediction_as_json, print_plan, print_sizes
-from tvm_split.display.console import STDOUT, print_json, print_line, print_note
-
-if TYPE_CHECKING:
-    from tvm_split.model import Model
-    from tvm_split.planner.micro_batches import SizedPlan
-    from tvm_split.planner.plan import Plan
+from tvm_split.display.console import print_note
+from tvm_split.display.view import write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +40,12 @@ class PlanOutput:
         if self.picture is not None and self.picture.suffix.lower() != ".svg":
             raise WrongUseError(f"the picture is an SVG file; {str(self.picture)!r} does not end in .svg", "--picture")
 
-    def show(self, source: str, model: Model, plan: Plan, machines: int, sizes: Sequence[SizedPlan] = ()) -> None:
+    def show(
+        self, source: str, model: tvm_split.Model, plan: tvm_split.Plan, machines: int, sizes: Sequence[Any] = ()
+    ) -> None:
         """Write what is to be written, then print the plan for a cluster of so many machines."""
+        from tvm_split.display.plan import PlanResult  # it loads TVM, as the model has by now
+
         if self.output is not None:
             plan.save(self.output)
             print_note(f"written to {self.output}")
@@ -60,55 +59,4 @@ class PlanOutput:
 
             draw_plan(model, plan, self.picture)
             print_note(f"drawn to {self.picture}")
-        if self.json:
-            print_json(_description(model, plan, sizes))
-            return
-        from tvm_split.planner.advice import one_machine_advice
-
-        print_plan(plan, stage_shares(model, plan), time.time(), STDOUT, details=self.details)
-        if sizes:
-            print_sizes(sizes, STDOUT)
-        advice = one_machine_advice(plan, machines)
-        if advice is not None:
-            print_line(advice)
-
-
-def stage_shares(model: Model, plan: Plan) -> list[float]:
-    """Each stage's share of the model's estimated time on one core, between 0 and 1."""
-    from tvm_split.planner.cost import estimated_seconds
-
-    seconds = estimated_seconds(model)
-    whole = sum(seconds.values()) or 1.0
-    return [sum(seconds[layer] for layer in stage.layers) / whole for stage in plan.stages]
-
-
-def _description(model: Model, plan: Plan, sizes: Sequence[SizedPlan]) -> dict[str, Any]:
-    return {
-        "model": model.name,
-        "framework": model.framework,
-        "inputs": [dataclasses.asdict(each) for each in model.inputs],
-        "outputs": [dataclasses.asdict(each) for each in model.outputs],
-        "stages": [
-            {
-                "name": stage.name,
-                "machine": stage.machine,
-                "machines": stage.machines,
-                "shares": stage.shares,
-                "sharding": dataclasses.asdict(stage.sharding) if stage.sharding else None,
-                "layers": stage.layers,
-                "estimated_share": share,
-            }
-            for stage, share in zip(plan.stages, stage_shares(model, plan), strict=True)
-        ],
-        "prediction": prediction_as_json(plan),
-        "sizes": [
-            {
-                "size": each.size,
-                "samples_per_second": each.samples_per_second,
-                "latency_seconds": each.prediction.latency_seconds,
-                "stages": len(each.plan.stages),
-            }
-            for each in sizes
-        ],
-        "plan": plan.to_dict(),
-    }
+        write(PlanResult(model, plan, machines, sizes), json=self.json, details=self.details)

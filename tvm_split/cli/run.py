@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,9 @@ from tvm_split.cli.inputs import Arrays, MicroBatches, inputs_from_file, random_
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import ModelOptions, bundle_and_cluster
-from tvm_split.display.console import STDOUT, print_json, print_note
+from tvm_split.display.console import print_note
+from tvm_split.display.report import RunResult
+from tvm_split.display.view import write
 from tvm_split.planner.request import PlanRequest
 from tvm_split.progress import step_progress
 
@@ -54,25 +55,18 @@ def run(
         statistics = deployment.stats()
     saved = {} if output is None else save_outputs(output, bundle.outputs, results)
     count = fed.count * repeat
-    if json:
-        print_json(
-            {
-                "model": bundle.model,
-                **fed.about,
-                "micro_batches": count,
-                "seconds": seconds,
-                "micro_batches_per_second": count / seconds,
-                "blob_bytes_sent": statistics.blob_bytes_sent,
-                "weight_bytes": dict(statistics.weight_bytes),
-                "stages": [dataclasses.asdict(each) for each in statistics.stages],
-                "output": None if output is None else {"path": str(output), "shapes": saved},
-            }
-        )
-        return
-    from tvm_split.cli.report_table import statistics_table
-
-    STDOUT.print(statistics_table(statistics.stages, f"{bundle.model}: {count} micro-batches"))
-    STDOUT.print(f"{count} micro-batches in {seconds:.3f} s: {count / seconds:.1f} a second", highlight=False)
+    result = RunResult(
+        bundle.model,
+        fed.source,
+        count,
+        seconds,
+        count / seconds,
+        statistics.blob_bytes_sent,
+        dict(statistics.weight_bytes),
+        statistics.stages,
+        None if output is None else {"path": str(output), "shapes": saved},
+    )
+    write(result, json=json)
     if output is not None:
         print_note(f"outputs written to {output}")
 

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -141,7 +141,7 @@ def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split
     if not machines.is_in_process and (machines.workers or len(used)) < len(used):
         names = ", ".join(each.name for each in used)
         raise ClusterError(f"the bundle needs {len(used)} workers ({names}), --workers gives {machines.workers}")
-    kind = "in_process" if machines.is_in_process else "local"
+    kind: Literal["in_process", "local"] = "in_process" if machines.is_in_process else "local"
     return tvm_split.Cluster(kind, tuple(Machine(each.name, machines.threads or each.threads) for each in used))
 
 

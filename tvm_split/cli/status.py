@@ -14,10 +14,10 @@ from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
 from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.cli import options
-from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
+from tvm_split.display.links import transport_lines
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:

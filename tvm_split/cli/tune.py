@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as json_format
 import signal
 from collections.abc import Callable, Iterator
@@ -10,19 +9,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
 import tvm_split
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import ModelOptions, load_tvm, planned
-from tvm_split.display.console import STDOUT, new_table, print_json, print_note, print_unwrapped, tuning_progress
+from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
+from tvm_split.display.view import write
 from tvm_split.planner.request import PlanRequest
-from tvm_split.units import seconds_text
 
 INTERRUPTED = 128 + signal.SIGINT
 DEFAULT_TRIALS = 200
@@ -93,10 +91,7 @@ def tune(
             on_progress=report,
             should_stop=should_stop,
         )
-    if json:
-        print_json(_description(found))
-    else:
-        _print_report(found, list_only)
+    write(found, json=json)
     if found.stopped:
         print_note("stopped; everything measured so far is kept, and the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
@@ -151,39 +146,3 @@ def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _description(report: tvm_split.TuningReport) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(report),
-        "database": str(report.database),
-        "default_seconds": report.default_seconds,
-        "tuned_seconds": report.tuned_seconds,
-        "kernels": [{**dataclasses.asdict(each), "gain": each.gain} for each in report.kernels],
-    }
-
-
-def _print_report(report: tvm_split.TuningReport, list_only: bool) -> None:
-    title = f"{report.model}: kernels that can be tuned" if list_only else f"{report.model}: tuned kernels"
-    numbers = ("calls", "share", "default", "tuned", "gain", "trials")
-    rows = (
-        (
-            Text(f"{each.name}\n  ").append(f"{each.template}: {each.choices}", "dim"),
-            str(each.count),
-            f"{each.share:.1%}",
-            _time(each.default_seconds),
-            _time(each.tuned_seconds) if each.kept else "default",
-            f"{each.gain:.2f}" if each.kept else "",
-            f"{each.trials}" + (f" ({each.failures} failed)" if each.failures else ""),
-        )
-        for each in report.kernels
-    )
-    STDOUT.print(new_table(title, ("kernel, template, choices",), numbers, rows))
-    print_note(
-        f"all of them, one run of the model: {report.default_seconds * 1e3:.3f} ms by default, "
-        f"{report.tuned_seconds * 1e3:.3f} ms tuned; records are in {report.database}"
-    )
-
-
-def _time(seconds: float | None) -> str:
-    return "failed" if seconds is None else seconds_text(seconds)
