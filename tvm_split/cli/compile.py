@@ -13,7 +13,7 @@ from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError, flag_of
 from tvm_split.cli.source import ModelOptions, planned
 from tvm_split.display.console import print_json, print_note
-from tvm_split.display.view import as_json, show
+from tvm_split.display.view import as_json, print_parts, view
 from tvm_split.planner.request import PlanRequest
 
 
@@ -50,7 +50,10 @@ def compile(
     if json:
         print_json({"folder": str(output), **as_json(bundle)})
     else:
-        show(bundle, details=details)
+        table, *notes = view(bundle, details=details)
+        print_parts([table])
+        for note in notes:
+            print_note(str(note))
         elsewhere = any(machine.address is not None for machine in made.machines)
         where = f" {machines.words}" if elsewhere else ""
         if plan is not None and elsewhere:

@@ -42,7 +42,9 @@ def options_of(group: type, *, hidden: bool = False) -> list[inspect.Parameter]:
 
 def flag_of(group: type, name: str) -> str:
     """How the command line calls a field."""
-    shown = next((field.metadata["json_schema_extra"] for field in options(group) if field.name == name), {})
+    shown: dict[str, Any] = next(
+        (field.metadata["json_schema_extra"] for field in options(group) if field.name == name), {}
+    )
     return shown.get("flag") or "--" + name.replace("_", "-")
 
 

@@ -38,11 +38,3 @@ def test_what_does_not_fit_goes_on_below_and_numbers_are_whole():
     assert rows[0][1:] == numbers
     assert "".join(row[0] for row in rows if row) == name
     assert max(map(len, lines)) <= 80
-
-
-def test_kernels(invoke, onnx_path):
-    lines = invoke("profile", onnx_path, "--rounds", "1", "--threads", "1").stdout.splitlines()
-    table = lines[: next(index for index, line in enumerate(lines) if "GFLOP at" in line)]
-    assert max(map(len, table)) <= 80
-    assert any(line.split()[0] == "fused_conv2d_add_relu" and len(line.split()) == 7 for line in table if line.strip())
-    assert any(line.split() == ["conv2d:", "conv_1,", "relu_1"] for line in table)
