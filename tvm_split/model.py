@@ -28,7 +28,7 @@ class Reference(Protocol):
         """
 
 
-AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, tuple[str, ...]]]
+AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str]]]
 """Layers by machine, for the name of a configuration (None: the only one) and the machines of the cluster."""
 
 
@@ -73,7 +73,8 @@ class Model:
         """
         if self.annotated_split is None:
             raise PlanError(f"split is {wanted!r}, and only ONNX models have annotations of devices; name the layers")
-        return self.annotated_split(wanted.partition(":")[2] or None, machines)
+        split = self.annotated_split(wanted.partition(":")[2] or None, machines)
+        return {machine: tuple(layers) for machine, layers in split.items()}
 
     @cached_property
     def graph(self) -> LayerGraph:

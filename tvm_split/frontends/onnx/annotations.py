@@ -69,7 +69,7 @@ def split_from_annotations(
     layers: Collection[str] | None = None,
     configuration: str | None = None,
     machines: Sequence[str] = (),
-) -> dict[str, tuple[str, ...]]:
+) -> dict[str, list[str]]:
     """Layers by machine, as ``split=`` takes them, from a model's annotations.
 
     Nodes without an annotation go with those before them, the first ones with the first that has one.
@@ -97,7 +97,7 @@ def split_from_annotations(
         kept = [name for name in names if layers is None or name in layers]
         if kept:
             split.setdefault(current, []).extend(kept)
-    return {machine: tuple(names) for machine, names in split.items()}
+    return split
 
 
 def read_model(path: str | Path) -> onnx.ModelProto:
