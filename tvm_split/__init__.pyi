@@ -22,6 +22,7 @@ from tvm_split.errors import (
     BundleError as BundleError,
     ClusterError as ClusterError,
     CompileError as CompileError,
+    MeasurementsWarning as MeasurementsWarning,
     ModelImportError as ModelImportError,
     OneMachineWarning as OneMachineWarning,
     PlanError as PlanError,
@@ -30,13 +31,13 @@ from tvm_split.errors import (
     VerificationError as VerificationError,
 )
 from tvm_split.frontends import load_model as load_model
-from tvm_split.measuring.kernel_profile import profile as profile
 from tvm_split.model import Model as Model
 from tvm_split.planner.plan import Plan as Plan
 from tvm_split.planner.request import PlanRequest as PlanRequest
 from tvm_split.planner.search import solve as solve
 from tvm_split.planner.shard import Shard as Shard
 from tvm_split.planning import plan as plan, replan as replan
+from tvm_split.profiling.kernel_report import profile as profile
 from tvm_split.simulation.simulate import simulate as simulate
 from tvm_split.tuning import TuningReport as TuningReport, merge_databases as merge_databases, tune as tune
 

@@ -16,17 +16,17 @@ from tvm_split.compiler.targets import fitting_workers, require_known_targets, r
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.model import Model
-from tvm_split.planner.alike import with_equals_alike
+from tvm_split.planner.baselines import stages_of_equal_cost
+from tvm_split.planner.build_problem import require_known_pins, stages_of_layers, stages_of_pieces
 from tvm_split.planner.by_hand import named, stages_by_hand
-from tvm_split.planner.cost import estimated_seconds
-from tvm_split.planner.equal_cost import stages_of_equal_cost
-from tvm_split.planner.fewer_machines import with_fewest_machines
-from tvm_split.planner.model_problem import require_known_pins, stages_of_layers, stages_of_pieces
+from tvm_split.planner.estimate import estimated_seconds
+from tvm_split.planner.fewest_machines import with_fewest_machines
+from tvm_split.planner.identical import with_host_averaged
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Certificate, Prediction, predict, predict_solution
 from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.replanning import (
+from tvm_split.planner.replan import (
     DEFAULT_THRESHOLD,
     Change,
     Measured,
@@ -39,6 +39,7 @@ from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import solve
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.planner.step_graph import lower
+from tvm_split.planner.strategy import solve_by
 from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice, ShardChoice
@@ -124,7 +125,7 @@ def _without_codecs(
                 "keeps to no pins or limits: leave these out, or ask for fewer stages"
             )
         round_trip = [machines[index % len(machines)] for index in range(request.stages)]
-        stages = stages_of_equal_cost(model.graph, estimated_seconds(model), round_trip)
+        stages = stages_of_equal_cost(model.graph, estimated_seconds(model.description), round_trip)
         return _Found(
             _plan(model, cluster, request.objective, "equal estimated cost, going round the machines", stages)
         )
@@ -147,7 +148,7 @@ def _chosen(
     """The best plan of whole layers, or, for latency or where none fits, one with splits inside layers."""
     refusal, whole = None, None
     try:
-        found = solve(posed.problem, time_limit_seconds=request.time_limit_seconds)
+        found = solve_by(request.strategy, posed.problem, request.time_limit_seconds)
         whole = _whole(model, posed, with_fewest_machines(posed.problem, found))
     except PlanError as error:
         refusal = error
@@ -170,7 +171,7 @@ def _considering(
 ) -> ShardChoice:
     """What times parts where pieces are measured now, else estimates them."""
     make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
-    looking = SharedPlans(model, with_equals_alike(posed.profile), posed.problem, request, make_plan)
+    looking = SharedPlans(model, with_host_averaged(posed.profile), posed.problem, request, make_plan)
     measures = request.profile is None and posed.origin == "measured"
     return ShardChoice(looking, posed.profile, posed.problem, cluster, measures=measures, on_progress=on_progress)
 
@@ -270,7 +271,10 @@ def _whole_again(
 ) -> tuple[Choice, Change]:
     """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
     found = replan_stages(
-        posed.problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold
+        posed.problem,
+        solved,
+        partial(solve_by, request.strategy, time_limit_seconds=request.time_limit_seconds),
+        threshold,
     )
     stages = stages_of_layers(model.graph, posed.profile, found.stages) if found.change.changed else current
     predicted = partial(predict_solution, posed.problem, posed.profile, found.best, found.stages)

@@ -40,7 +40,7 @@ def profile(
                 raise WrongUseError("this is for one machine, without a cluster or --workers", option)
         cluster = machines.machines()
         loaded = shapes.load(model)
-        from tvm_split.measuring.model_profiling import profile_model
+        from tvm_split.profiling.cluster_profile import profile_model
 
         with step_progress("profiling") as report:
             found = profile_model(
@@ -52,7 +52,7 @@ def profile(
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     loaded = shapes.load(model)
     from tvm_split.display.profile import ProfiledKernels  # it loads TVM, as the model has by now
-    from tvm_split.measuring.kernel_profile import ROUNDS
+    from tvm_split.profiling.kernel_report import ROUNDS
 
     here = tvm_split.Cluster.in_process(1, machines.threads)
     planned = tvm_split.plan(loaded, here, database=database)

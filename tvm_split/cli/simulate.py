@@ -18,11 +18,11 @@ from tvm_split.display.view import write
 from tvm_split.pictures.timeline_picture import SUFFIXES, draw_picture, require_matplotlib
 from tvm_split.planner.prediction import Certificate, predict
 from tvm_split.planner.problem_file import read_problem_file, read_solution_file
-from tvm_split.planner.rare_replicas import with_turns
+from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.step_graph import lower
 from tvm_split.progress import step_progress
 from tvm_split.simulation.of_prediction import scenario_of, scenario_of_plan, with_measured_compute
-from tvm_split.simulation.scenario import Happenings, Loss, Scenario, Slowdown
+from tvm_split.simulation.scenario import Loss, Scenario, Slowdown, WhatIf
 from tvm_split.simulation.simulate import SHOWN_MICRO_BATCHES
 
 SHARE = "a share of the mean, like 0.05"
@@ -80,12 +80,12 @@ def simulate(
     if picture is not None:
         _require_drawable(picture)
     slowdowns, losses = tuple(map(_slowdown, slow or ())), tuple(map(_loss, lose or ()))
-    happenings = Happenings(slowdowns, losses, scatter, link_scatter, seed)
+    what_if = WhatIf(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
     with step_progress("simulating") as report:
         found = tvm_split.simulate(
             scenario,
-            happenings,
+            what_if,
             micro_batches=micro_batches,
             in_flight=in_flight or planned,
             shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
@@ -95,7 +95,7 @@ def simulate(
     if picture is not None:
         draw_picture(found.events, machines, f"{title}, simulated", [picture])
         print_note(f"picture written to {picture}")
-    write(SimulatedPlan(title, found, happenings, *predicted), json=json)
+    write(SimulatedPlan(title, found, what_if, *predicted), json=json)
     if timeline and not json:
         drawn = draw(lanes(found.events, machines, columns_in(STDOUT.width, machines)))
         STDOUT.print(drawn, markup=False, highlight=False, no_wrap=True, overflow="crop")

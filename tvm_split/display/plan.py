@@ -14,8 +14,8 @@ from rich.text import Text
 from tvm_split.display.links import transport_lines
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.model import Model
-from tvm_split.planner.advice import one_machine_advice
-from tvm_split.planner.cost import estimated_seconds
+from tvm_split.planner.estimate import estimated_seconds
+from tvm_split.planner.explain import one_machine_advice
 from tvm_split.planner.micro_batches import SizedPlan
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
@@ -45,7 +45,7 @@ class PlanResult:
     @property
     def shares(self) -> list[float]:
         """Each stage's share of the model's estimated time on one core, between 0 and 1."""
-        seconds = estimated_seconds(self.model)
+        seconds = estimated_seconds(self.model.description)
         whole = sum(seconds.values()) or 1.0
         return [sum(seconds[layer] for layer in stage.layers) / whole for stage in self.plan.stages]
 
@@ -201,7 +201,7 @@ def cores_lines(prediction: Prediction) -> list[str]:
         f"{short_list(each.machines)} share {'one core' if each.cores == 1 else f'{each.cores} cores'}: a result takes "
         f"{_ms(each.busy_seconds)} ms of one, so no more than {1 / each.least_period_seconds:.4g} come a second"
         for each in prediction.shared_cores
-        if each.crowding > 1 and each.busy_seconds > 0
+        if each.oversubscription > 1 and each.busy_seconds > 0
     ]
 
 

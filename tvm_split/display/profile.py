@@ -9,8 +9,8 @@ from typing import Any
 from rich.text import Text
 
 from tvm_split.display.view import Table, View, as_json, view
-from tvm_split.measuring.cluster_profiling import MachineReport, MeasuredCluster
-from tvm_split.measuring.kernel_profile import KernelProfile, ModelProfile
+from tvm_split.profiling.cluster_profile import MachineReport, MeasuredCluster
+from tvm_split.profiling.kernel_report import KernelProfile, ModelProfile
 from tvm_split.units import age_text, bytes_text, short_list
 
 MOST_LAYERS_SHOWN = 2

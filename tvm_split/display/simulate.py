@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_split.display.view import Table, View, as_json, view
-from tvm_split.simulation.scenario import Happenings, Loss
+from tvm_split.simulation.scenario import Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
 from tvm_split.units import seconds_text
 
@@ -22,7 +22,7 @@ class SimulatedPlan:
 
     model: str
     simulation: Simulation
-    happenings: Happenings
+    what_if: WhatIf
     predicted_period_seconds: float
     predicted_latency_seconds: float
 
@@ -40,7 +40,7 @@ def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
             "period_seconds": result.predicted_period_seconds,
             "latency_seconds": result.predicted_latency_seconds,
         },
-        "happenings": dataclasses.asdict(result.happenings),
+        "what_if": dataclasses.asdict(result.what_if),
     }
 
 
@@ -77,7 +77,7 @@ def _sentences(result: SimulatedPlan) -> Iterator[str]:
         yield f"Alone: {_latency_text(found.single)} (predicted: {predicted})"
     if found.streamed is not None:
         yield f"In the stream, at most {found.under_way} under way: {_latency_text(found.streamed)}"
-    yield from _loss_lines(result.happenings.losses, found)
+    yield from _loss_lines(result.what_if.losses, found)
 
 
 def _latency_text(latencies: Latencies) -> str:

@@ -24,7 +24,7 @@ MODULES = {
     "tvm_split.planner": "plan",
     "tvm_split.compiler": "other",
     "tvm_split.deployment": "report",
-    "tvm_split.measuring": "profile",
+    "tvm_split.profiling": "profile",
     "tvm_split.simulation": "simulate",
     "tvm_split.tuning": "other",
     "tvm_split.worker_kit": "other",

@@ -41,6 +41,7 @@ SEARCHING = (
     "maximum_machines",
     "maximum_latency_seconds",
     "minimum_throughput",
+    "strategy",
     "time_limit_seconds",
 )
 """The fields that say nothing where the user decides."""
@@ -183,6 +184,9 @@ class PlanRequest:
         "Links with codec: auto may change outputs by such a share of their range, say 0.01.",
         metavar="SHARE",
         minimum=0.0,
+    )
+    strategy: str = option(
+        "best", "By what a plan is searched for: best, first-fit, or a strategy that an installed package adds."
     )
     precision: Precision = option(
         "float32", "What convolutions and products take their operands in; they add in float32."

@@ -1,0 +1,238 @@
+"""From profiles to problems and back to layers."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.helpers.planner.layer_graphs import chain_graph
+from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
+from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.errors import PlanError
+from tvm_split.planner.build_problem import BUFFERS, stages_of_layers, stages_of_pieces
+from tvm_split.planner.graph import LayerGraph
+from tvm_split.planner.problem import Pin, Stage
+from tvm_split.planner.profile import Bus, ModelPiece, StreamingCost
+from tvm_split.planner.search import solve
+
+TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
+
+
+def test_numbers_are_taken_over():
+    problem = chain_problem(chain_profile(TWO), memory={A: 5000})
+    assert [machine.memory_bytes for machine in problem.machines] == [5000, math.inf]
+    assert [piece.seconds for piece in problem.pieces] == [
+        {A: 0.001, B: 0.002},
+        {A: 0.002, B: 0.004},
+        {A: 0.003, B: 0.006},
+    ]
+    ends = [("client", "layer_0"), ("layer_0", "layer_1"), ("layer_1", "layer_2"), ("layer_2", "client")]
+    assert sorted((edge.source, edge.destination) for edge in problem.edges) == sorted(ends)
+    assert len(problem.links) == 6
+    assert problem.buffers == BUFFERS
+
+
+def with_bus(profile, machine, bus):
+    machines = tuple(
+        dataclasses.replace(each, bus=bus if each.machine == machine else None) for each in profile.machines
+    )
+    return dataclasses.replace(profile, machines=machines)
+
+
+def test_the_bus_to_a_gpu_is_a_part_of_its_links():
+    profile = with_bus(chain_profile(TWO, bytes_per_second=3e9, latency_seconds=1e-4), B, Bus(6e9, 2e-5))
+    links = {(link.source, link.destination): link for link in chain_problem(profile).links}
+    for ends, link in links.items():
+        speed, latency = (2e9, 1.2e-4) if B in ends else (3e9, 1e-4)
+        assert link.bytes_per_second == pytest.approx(speed), ends
+        assert link.latency_seconds == pytest.approx(latency), ends
+    # A byte takes as long as over the one and then over the other; links that cost nothing leave the bus's time.
+    handed = chain_problem(with_bus(chain_profile(TWO, bytes_per_second=math.inf), B, Bus(6e9, 2e-5)))
+    assert {link.bytes_per_second for link in handed.links if B in (link.source, link.destination)} == {6e9}
+
+
+def test_from_gpu_to_gpu_no_bus_is_passed():
+    """The two buses are on other links still, and the other way between the two, which shares memory."""
+    profile = chain_profile(TWO, bytes_per_second=3e9, latency_seconds=1e-4)
+    machines = tuple(dataclasses.replace(each, bus=Bus(6e9, 2e-5)) for each in profile.machines)
+    carried = {(A, B): "nccl", (B, A): "shm"}
+    links = (
+        dataclasses.replace(each, transport=carried.get((each.source, each.destination), "")) for each in profile.links
+    )
+    profile = dataclasses.replace(profile, machines=machines, links=tuple(links))
+    speeds = {
+        (link.source, link.destination): (link.bytes_per_second, link.latency_seconds)
+        for link in chain_problem(profile).links
+    }
+    assert speeds[A, B] == (3e9, 1e-4)
+    assert speeds[B, A] == pytest.approx((1.5e9, 1.4e-4))
+    assert speeds["client", A] == pytest.approx((2e9, 1.2e-4))
+
+
+def test_a_gpu_behind_a_slow_bus_gets_what_pays_for_the_way():
+    """Layers of 10 ms that the GPU does in 1 ms, with tensors of a megabyte between them (figures that are given)."""
+    profile = chain_profile({A: [0.01] * 6, B: [0.001] * 6}, bytes_per_second=10e9, latency_seconds=1e-5)
+    plans = {}
+    for speed in (20e9, 50e6):
+        problem = chain_problem(with_bus(profile, B, Bus(speed, 1e-5)))
+        edges = tuple(dataclasses.replace(edge, bytes=1e6) for edge in problem.edges)
+        plans[speed] = solve(dataclasses.replace(problem, edges=edges))
+    assert [stage.machine for stage in plans[20e9].stages] == [B]
+    # 20 ms for a megabyte over the bus: a period of 20 ms at least for whoever uses it, and twice that for latency.
+    assert plans[50e6].evaluation.period_seconds == pytest.approx(1e6 / 50e6, rel=0.05)
+
+
+def test_a_gpus_memory_leaves_the_rest_to_the_cpu():
+    """Three layers' weights, three of each tensor of a kilobyte that comes or goes, and nothing more."""
+    profile = chain_profile({A: [0.01] * 6, B: [0.001] * 6}, weight_bytes=10_000)
+    (cpu, gpu) = solve(chain_problem(profile, memory={B: 37_000})).stages
+    assert {cpu.machine, gpu.machine} == {A, B}
+    held = next(stage for stage in (cpu, gpu) if stage.machine == B)
+    assert len(held.layers) == 3
+
+
+def with_streaming(profile, streaming):
+    machines = tuple(dataclasses.replace(each, memory_free_bytes=1e9, streaming=streaming) for each in profile.machines)
+    return dataclasses.replace(profile, machines=machines)
+
+
+def test_machines_of_one_host_slow_each_other_down():
+    profile = chain_profile(TWO, contention=1.25, hostname="box")
+    for machine in chain_problem(with_streaming(profile, StreamingCost())).machines:
+        assert machine.memory_bytes == 1e9
+        assert machine.contention == pytest.approx(1.25)
+
+
+def test_streams_take_from_computing_alone_and_in_company():
+    streaming = StreamingCost(0.003, 1e-9, 1.2, alone_transfer_seconds=0.001, alone_ratio=1.1)
+    for contention, expected in ((1.05, 1.2), (1.25, 1.25 * 1.1)):
+        problem = chain_problem(with_streaming(chain_profile(TWO, contention=contention), streaming))
+        machine = problem.machines[0]
+        assert machine.contention == pytest.approx(expected)
+        assert (machine.transfer_seconds, machine.transfer_seconds_per_byte) == (0.003, 1e-9)
+        assert (machine.alone_contention, machine.alone_transfer_seconds) == (1.1, 0.001)
+
+
+def test_company_never_makes_faster():
+    assert chain_problem(chain_profile(TWO, contention=0.9)).machines[0].contention == 1.0
+
+
+def test_machines_that_share_cores_wait_for_one_and_the_client_too():
+    streaming = StreamingCost(0.003, 4e-9, 1.0, 0.001, 1.0)
+    profile = with_streaming(chain_profile(TWO, contention=2.4), streaming)
+    shared = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
+    apart, crowded = chain_problem(profile), chain_problem(shared)
+    assert [machine.contention for machine in apart.machines] == pytest.approx([2.4, 2.4])
+    # Two wanted one core while they were timed: twice as long is waiting, and only the rest is what company costs.
+    assert [machine.contention for machine in crowded.machines] == pytest.approx([1.2, 1.2])
+    for problem in (apart, crowded):
+        assert [machine.transfer_seconds for machine in problem.machines] == pytest.approx([0.003, 0.003])
+    assert crowded.shared_cores == shared.shared_cores
+    assert crowded.client_transfer_seconds == pytest.approx(0.003)
+    assert crowded.client_transfer_seconds_per_byte == pytest.approx(4e-9)
+    assert (apart.shared_cores, apart.client_transfer_seconds) == ((), 0.0)
+    enough = dataclasses.replace(shared, shared_cores=(SharedCores((A, B, "client"), 2),))
+    assert chain_problem(enough).client_transfer_seconds == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize("start", [2e-3, 1e6])
+def test_stages_on_busy_cores_start_with_caches_that_others_have_used(start):
+    """But one that hardly computes has hardly anything to lose: a start takes no longer than an even stage."""
+    streaming = StreamingCost(0.003, start_seconds=start)
+    profile = chain_profile(TWO)
+    profile = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
+    even = sum(each.seconds for each in profile.machines[0].pieces.values()) / 2
+    problem = chain_problem(with_streaming(profile, streaming))
+    expected = 0.003 + min(start, even) / 2
+    assert problem.machines[0].transfer_seconds == pytest.approx(expected)
+    enough = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 2),))
+    assert chain_problem(with_streaming(enough, streaming)).machines[0].transfer_seconds == pytest.approx(0.003)
+    assert problem.client_transfer_seconds == pytest.approx(0.003)
+    before = {(link.source, link.destination): link.latency_seconds for link in profile.links}
+    for link in problem.links:
+        longer = 0.0 if link.destination == "client" else min(start, even)
+        if link.destination in ("client", A):
+            assert link.latency_seconds == pytest.approx(before[link.source, link.destination] + longer)
+
+
+def test_pins_take_all_pieces_below_a_name():
+    profile = chain_profile(TWO)
+    named = [
+        ModelPiece("block.0.conv", ("block.0.conv", "block.0.relu"), 1, 1),
+        ModelPiece("block.1", ("block.1",), 1, 1),
+    ]
+    times = [each.pieces["layer_0"] for each in profile.machines]
+    profile = dataclasses.replace(
+        profile,
+        pieces=tuple(named),
+        machines=tuple(
+            dataclasses.replace(each, pieces={piece.name: time for piece in named})
+            for each, time in zip(profile.machines, times, strict=True)
+        ),
+    )
+    problem = chain_problem(profile, pin={"block.0.relu": A}, keep_off={"block": B})
+    assert problem.pins == (
+        Pin("block.0.conv", A),
+        Pin("block.0.conv", not_on=B),
+        Pin("block.1", not_on=B),
+    )
+
+
+def test_a_pin_of_a_layer_that_takes_no_time_is_told():
+    with pytest.raises(PlanError, match=r"layer 'layer_9' is to be pinned to 'machine-a', and takes no time"):
+        chain_problem(chain_profile(TWO), pin={"layer_9": A})
+
+
+@st.composite
+def solved(draw):
+    """Stages of a chain of pieces on different machines, some of them replicas."""
+    count = draw(st.integers(1, 8))
+    cuts = sorted(draw(st.sets(st.integers(1, count - 1), max_size=4)) if count > 1 else [])
+    machines = iter(f"machine-{letter}" for letter in "abcdefghijklmno")
+    stages = []
+    for start, end in itertools.pairwise([0, *cuts, count]):
+        replicas = draw(st.integers(1, 3))
+        weights = draw(st.lists(st.integers(1, 9), min_size=replicas, max_size=replicas))
+        shares = tuple(weight / sum(weights) for weight in weights)
+        names = tuple(itertools.islice(machines, replicas))
+        stages.append(Stage(names, tuple(f"layer_{index}" for index in range(start, end)), shares))
+    return count, tuple(stages)
+
+
+@given(solved())
+def test_layers_and_back(case):
+    count, stages = case
+    profile = chain_profile({f"machine-{letter}": [0.001] * count for letter in "abcdefghijklmno"})
+    planned = stages_of_layers(graph_of(profile), profile, stages)
+    assert [layer for stage in planned for layer in stage.layers] == [f"layer_{index}" for index in range(count)]
+    back = stages_of_pieces(profile, planned)
+    assert [(stage.machines, stage.layers) for stage in back] == [(stage.machines, stage.layers) for stage in stages]
+    for mine, given_ in zip(back, stages, strict=True):
+        assert mine.shares == pytest.approx(given_.shares)
+
+
+def test_layers_without_inputs_go_with_their_neighbours():
+    chain = chain_graph(["layer_0", "layer_1"])
+    graph = LayerGraph(
+        layers=("table", "layer_0", "mask", "layer_1"),
+        predecessors={**chain.predecessors, "table": frozenset(), "mask": frozenset()},
+        independent=frozenset({"table", "mask"}),
+        values=chain.values,
+        inputs=chain.inputs,
+    )
+    profile = chain_profile({A: [0.1, 0.1], B: [0.1, 0.1]})
+    stages = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1",)))
+    planned = stages_of_layers(graph, profile, stages)
+    assert [stage.layers for stage in planned] == [("table", "layer_0", "mask"), ("layer_1",)]
+    assert stages_of_pieces(profile, planned) == stages
+
+
+def test_a_boundary_inside_of_a_piece_was_not_measured():
+    profile = chain_profile(TWO)
+    joined = ModelPiece("layer_0", ("layer_0", "layer_1"), 1, 1)
+    profile = dataclasses.replace(profile, pieces=(joined, profile.pieces[2]))
+    cut = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
+    assert stages_of_pieces(profile, cut) is None
+    assert stages_of_pieces(profile, (Stage((A,), ("layer_0", "layer_1")),)) is None

@@ -1,0 +1,71 @@
+"""Profiles without machines at hand."""
+
+import pytest
+import torch
+
+import tvm_split
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.planner.estimate import BUS, estimated_profile
+
+A, B = "machine-a", "machine-b"
+
+
+def test_twice_the_threads_take_half_the_time():
+    network = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 16)).eval()
+    model = tvm_split.load_model(network, (torch.zeros(8, 64),))
+    cluster = tvm_split.Cluster("local", (Machine(A), Machine(B, threads=2)), (Link(A, B, 1e9, 0.25),))
+    found = estimated_profile(model.description, cluster)
+    assert [(each.name, each.layers, each.weight_bytes) for each in found.pieces] == [
+        ("0", ("0",), 4 * 65 * 32),
+        ("1", ("1",), 4 * 33 * 16),
+    ]
+    one, two = found.machines
+    assert one.pieces["0"].seconds > one.pieces["1"].seconds > 0
+    assert two.pieces["0"].seconds == pytest.approx(one.pieces["0"].seconds / 2)
+    assert {time.origin for machine in found.machines for time in machine.pieces.values()} == {"estimated"}
+    assert one.hostname != two.hostname
+    speeds = {(each.source, each.destination): (each.latency_seconds, each.origin) for each in found.links}
+    assert speeds[A, B] == speeds[B, A] == (0.25, "given")
+    assert speeds["client", A][1] == "estimated"
+
+
+def test_a_gpu_is_taken_to_be_one_and_costs_no_cores():
+    """Large products are many times faster there, tiny ones take the launch of a kernel."""
+    network = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2)).eval()
+    model = tvm_split.load_model(network, (torch.zeros(64, 4096),))
+    gpu = Machine(B, target={"kind": "cuda", "arch": "sm_90"})
+    found = estimated_profile(model.description, tvm_split.Cluster("local", (Machine(A, threads=4), gpu)))
+    one, two = found.machines
+    assert one.pieces["0"].seconds > 20 * two.pieces["0"].seconds
+    assert min(each.seconds for each in two.pieces.values()) >= 5e-6
+    assert (one.cores, two.cores) == (4, 0)
+    assert (one.bus, two.bus) == (None, BUS)
+
+
+def test_links_from_gpu_to_gpu_are_known_where_they_are_asked_for():
+    model = tvm_split.load_model(torch.nn.Linear(4, 4).eval(), (torch.zeros(1, 4),))
+    names = (A, B, "cpu")
+    machines = tuple(
+        Machine(name, target={"kind": "cuda", "arch": "sm_90"} if name != "cpu" else None) for name in names
+    )
+    links = (Link(A, B, 1e11, 1e-5, transport="nccl"), Link(A, "cpu"), Link(B, "cpu"))
+    found = estimated_profile(model.description, tvm_split.Cluster("local", machines, links))
+    assert {ends for ends in [(each.source, each.destination, each.transport) for each in found.links] if ends[2]} == {
+        (A, B, "nccl"),
+        (B, A, "nccl"),
+    }
+
+
+def test_a_plan_over_a_cpu_and_a_gpu_keeps_to_the_gpus_memory():
+    layers = [torch.nn.Linear(1024, 1024) for _ in range(6)]
+    model = tvm_split.load_model(torch.nn.Sequential(*layers).eval(), (torch.zeros(256, 1024),))
+    weight_bytes = 4 * 1025 * 1024
+    target = {"kind": "cuda", "arch": "sm_90"}
+    fast = Link(A, B, 10e9, 1e-5), Link("client", A, 10e9, 1e-5), Link("client", B, 10e9, 1e-5)
+    # Besides the weights, three of each tensor that comes in or goes out, of a megabyte each.
+    for memory, held in ((None, 6), (2 * weight_bytes + (7 << 20), 2)):
+        machines = (Machine(A, threads=4), Machine(B, target=target, memory_bytes=memory))
+        plan = tvm_split.plan(model, tvm_split.Cluster("local", machines, fast), estimate=True)
+        (stage,) = (stage for stage in plan.stages if stage.machine == B)
+        assert len(stage.layers) == held, memory
+        assert sum(len(each.layers) for each in plan.stages) == 6

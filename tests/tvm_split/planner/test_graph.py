@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hypothesis import given, strategies as st
+
+from tvm_split.planner.by_hand import with_independent_layers
+from tvm_split.planner.graph import LayerGraph, Value, piece_edges, pieces_of, pieces_of_kernels
+from tvm_split.planner.problem import Edge
+
+
+def graph_of(
+    needs: Mapping[str, Sequence[str]],
+    *,
+    independent: Sequence[str] = (),
+    values: Sequence[Value] = (),
+    inputs: Sequence[Value] = (),
+) -> LayerGraph:
+    return LayerGraph(
+        layers=tuple(needs),
+        predecessors={layer: frozenset(before) for layer, before in needs.items()},
+        independent=frozenset(independent),
+        values=tuple(values),
+        inputs=tuple(inputs),
+    )
+
+
+RESIDUAL = {
+    "conv1": [],
+    "norm": ["conv1"],
+    "relu": ["norm"],
+    "conv2": ["relu"],
+    "add": ["conv2", "relu"],
+    "fc": ["add"],
+}
+
+
+def test_layers_of_one_kernel_are_one_piece() -> None:
+    kernels = [("conv1", "relu"), ("conv2", "add"), ("fc",)]
+    # The norm has no kernel: it is folded into the convolution before it.
+    assert pieces_of(graph_of(RESIDUAL), kernels) == (("conv1", "norm", "relu"), ("conv2", "add"), ("fc",))
+
+
+def test_kernels_of_all_targets_count() -> None:
+    kernels = [("conv1", "relu"), ("conv2",), ("add",), ("fc",), ("conv1",), ("relu",), ("add", "fc")]
+    assert pieces_of(graph_of(RESIDUAL), kernels) == (("conv1", "norm", "relu"), ("conv2",), ("add", "fc"))
+
+
+def test_a_circle_becomes_one_piece() -> None:
+    # The first and the last layer share a kernel, so what lies between would wait on them, and they on it.
+    needs = {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d"]}
+    assert pieces_of(graph_of(needs), [("a", "d"), ("b",), ("c",), ("e",)]) == (("a", "b", "d"), ("c",), ("e",))
+
+
+def test_layers_that_need_each_other_are_not_torn() -> None:
+    needs = {"a": ["b"], "b": ["a"], "c": ["b"]}
+    assert pieces_of(graph_of(needs), [("a",), ("b",), ("c",)]) == (("a", "b"), ("c",))
+
+
+def test_a_layer_without_a_kernel_at_the_start_goes_with_the_next() -> None:
+    needs = {"reshape": [], "conv": ["reshape"], "fc": ["conv"]}
+    assert pieces_of(graph_of(needs), [("conv",), ("fc",)]) == (("reshape", "conv"), ("fc",))
+
+
+def test_independent_layers_are_in_no_piece() -> None:
+    graph = graph_of({"table": [], "take": [], "fc": ["take"]}, independent=["table"])
+    pieces = pieces_of(graph, [("table",), ("take",), ("fc",)])
+    assert pieces == (("take",), ("fc",))
+    assert with_independent_layers(graph, [["take"], ["fc"]]) == [["table", "take"], ["fc"]]
+
+
+def test_what_is_no_tensor_does_not_travel() -> None:
+    values = [Value(8, "split", frozenset({"left", "right"}), "parts", is_tensor=False)]
+    graph = graph_of({"split": [], "left": ["split"], "right": ["split"]}, values=values)
+    assert pieces_of(graph, [("split",), ("left",), ("right",)]) == (("split", "left", "right"),)
+
+
+def test_edges_name_their_tensors() -> None:
+    values = [
+        Value(4, "a", frozenset({"a", "b", "c"}), "va"),
+        Value(8, "b", frozenset({"c"}), "vb", is_output=True),
+        Value(16, "c", frozenset(), "vc", is_output=True),
+    ]
+    inputs = [Value(2, "client", frozenset({"a", "c"}), "x")]
+    graph = graph_of({"a": [], "b": ["a"], "c": ["a", "b"]}, values=values, inputs=inputs)
+    assert piece_edges(graph, [("a",), ("b",), ("c",)]) == (
+        Edge("client", "a", 2.0, "x"),
+        Edge("client", "c", 2.0, "x"),
+        Edge("a", "b", 4.0, "va"),
+        Edge("a", "c", 4.0, "va"),
+        Edge("b", "client", 8.0, "vb"),
+        Edge("b", "c", 8.0, "vb"),
+        Edge("c", "client", 16.0, "vc"),
+    )
+
+
+def test_a_layout_change_is_paid_for_by_who_needs_it() -> None:
+    kernels = [(), ("a",), (), (), ("b",), ()]
+    consumers = [(1,), (2,), (3,), (4,), (5,), ()]
+    assert pieces_of_kernels([("a",), ("b",)], kernels, consumers) == (0, 0, 1, 1, 1, 1)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[LayerGraph, list[list[str]]]:
+    count = draw(st.integers(1, 10))
+    names = [f"l{index}" for index in range(count)]
+    needs = {
+        name: draw(st.lists(st.sampled_from(names[:index]), unique=True)) if index else []
+        for index, name in enumerate(names)
+    }
+    kernels = draw(st.lists(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True), max_size=count))
+    return graph_of(needs), kernels
+
+
+@given(graphs())
+def test_pieces_hold_every_layer_once_and_can_be_run_in_their_order(given: tuple[LayerGraph, list[list[str]]]) -> None:
+    graph, kernels = given
+    pieces = pieces_of(graph, kernels)
+    assert sorted(layer for piece in pieces for layer in piece) == sorted(graph.layers)
+    position = {layer: index for index, piece in enumerate(pieces) for layer in piece}
+    for layer in graph.layers:
+        assert all(position[before] <= position[layer] for before in graph.predecessors[layer])
+    for kernel in kernels:
+        assert len({position[layer] for layer in kernel}) == 1
+    assert all(list(piece) == sorted(piece, key=graph.layers.index) for piece in pieces)

@@ -1,0 +1,114 @@
+"""Improving a plan by what was measured of it, without plans that take turns."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
+from tests.helpers.planner.steps import evaluate_stages
+from tvm_split.planner.problem import Stage
+from tvm_split.planner.profile import Corrections
+from tvm_split.planner.replan import Measured, calibrated, corrections_of, replan
+from tvm_split.planner.search import solve
+
+PROFILE = chain_profile({A: [0.002] * 6, B: [0.002] * 6})
+HALVES = tuple(
+    Stage((machine,), tuple(f"layer_{index}" for index in range(start, start + 3)))
+    for machine, start in ((A, 0), (B, 3))
+)
+
+
+def test_times_are_scaled_by_machine_and_links_have_the_speed_that_was_measured():
+    measured = Measured({A: 2.0}, {(A, B): 2e5})
+    found = calibrated(PROFILE, corrections_of(measured))
+    first, second = found.machines
+    assert first.pieces["layer_0"].seconds == pytest.approx(0.004)
+    assert first.pieces["layer_0"].contended_seconds == pytest.approx(0.004)
+    assert second == PROFILE.machines[1]
+    speeds = {(each.source, each.destination): each.bytes_per_second for each in found.links}
+    assert speeds[A, B] == pytest.approx(2e5)
+    assert speeds[B, "client"] == 1e9
+
+
+def test_corrections_add_up_and_outlive_idleness():
+    earlier = Corrections(((A, 2.0), (B, 1.5)), ((A, B, 1e6),))
+    found = corrections_of(Measured({B: 2.0}, {(B, A): 1e5}, earlier))
+    assert dict(found.compute_ratios) == {A: 2.0, B: 3.0}
+    assert found.link_speeds == ((A, B, 1e6), (B, A, 1e5))
+    assert corrections_of(Measured()) == Corrections()
+
+
+def test_a_slow_machine_gets_less():
+    problem = chain_problem(calibrated(PROFILE, corrections_of(Measured({A: 2.0}))))
+    found = replan(problem, HALVES, solve)
+    assert found.change.changed
+    assert [len(stage.layers) for stage in found.stages if stage.machines == (A,)] == [2]
+    assert found.change.gain == pytest.approx(1 - 8 / 12)
+
+
+ratios = st.fixed_dictionaries({A: st.floats(0.2, 5.0), B: st.floats(0.2, 5.0)})
+plans = st.tuples(st.integers(1, 5), st.booleans())
+
+
+def stages_of(case):
+    cut, swapped = case
+    machines = (B, A) if swapped else (A, B)
+    names = [f"layer_{index}" for index in range(6)]
+    return tuple(map(Stage, ((machine,) for machine in machines), (tuple(names[:cut]), tuple(names[cut:]))))
+
+
+@given(ratios, plans, st.floats(0.0, 0.9))
+def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, threshold):
+    problem = chain_problem(calibrated(PROFILE, corrections_of(Measured(factors))))
+    current = stages_of(case)
+    before = evaluate_stages(problem, current).period_seconds
+    found = replan(problem, current, partial(solve, time_limit_seconds=5.0), threshold)
+    after = evaluate_stages(problem, found.stages).period_seconds
+    assert after == pytest.approx(found.evaluation.period_seconds)
+    if found.change.changed:
+        assert after < before * (1 - threshold)
+    else:
+        assert found.stages == current
+        assert found.best.evaluation.period_seconds >= before * (1 - threshold) - 1e-12
+    again = replan(problem, found.stages, solve, threshold)
+    assert not again.change.changed
+    assert again.stages == found.stages
+
+
+@given(ratios, plans)
+def test_plans_do_not_take_turns(truth, case):
+    """Every plan is measured on machines that are not as profiled; what the first one showed is not forgotten."""
+    real = chain_problem(calibrated(PROFILE, Corrections(tuple(truth.items()))))
+    current, corrections, seen = stages_of(case), Corrections(), []
+    for _ in range(6):
+        believed = chain_problem(calibrated(PROFILE, corrections))
+        loads = {load.machine: load.compute_seconds for load in evaluate_stages(believed, current).loads}
+        happened = evaluate_stages(real, current)
+        measured = Measured(
+            {load.machine: load.compute_seconds / loads[load.machine] for load in happened.loads},
+            earlier=corrections,
+        )
+        corrections = corrections_of(measured)
+        found = replan(chain_problem(calibrated(PROFILE, corrections)), current, solve)
+        seen.append(found.change.changed)
+        current = found.stages
+    assert seen[2:] == [False] * 4
+
+
+def test_a_plan_that_breaks_a_demand_is_changed_whatever_that_gains():
+    problem = chain_problem(PROFILE, pin={"layer_0": B})
+    found = replan(problem, HALVES, solve)
+    assert found.change.changed
+    assert found.stages[0].machines == (B,)
+    assert not replan(problem, found.stages, solve).change.changed
+
+
+def test_latency_counts_where_it_is_the_objective():
+    problem = chain_problem(PROFILE, "latency")
+    found = replan(problem, HALVES, solve, 0.0)
+    assert found.change.changed
+    assert len(found.stages) == 1
+    assert not replan(problem, HALVES, solve, 0.05).change.changed  # one link of 0.1 ms less is no 5 %
+    assert replan(dataclasses.replace(problem, objective="throughput"), HALVES, solve, 0.0).stages == HALVES

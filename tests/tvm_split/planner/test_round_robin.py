@@ -1,0 +1,263 @@
+"""Replicas for which there are no turns are left out, and no others; what is promised is what turns deliver."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from rpc_runtime.program.turns import DIVISIBLE, LONGEST_CYCLE, turns_by_share
+from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
+from tests.helpers.planner.oracle import best, chain_plans, judge
+from tests.helpers.planner.problems import random_problem
+from tests.helpers.planner.steps import evaluate_stages
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
+from tvm_split.planner.round_robin import fairest_turns, with_turns
+from tvm_split.planner.search import solve
+from tvm_split.planner.search.candidate import Deliveries, candidate
+from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.placement import Placed
+
+SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6))
+def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
+    shares = tuple(speed / math.fsum(speeds) for speed in speeds)
+    stage = Stage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
+    (kept,) = with_turns([stage])
+    assert math.isclose(math.fsum(kept.shares), 1.0)
+    assert set(range(len(kept.machines))) == set(turns_by_share(kept.shares))
+    assert all(each in stage.machines for each in kept.machines)
+    counts = [kept.turns.count(replica) for replica in range(len(kept.machines))]
+    assert kept.shares == tuple(count / len(kept.turns) for count in counts)
+    assert with_turns([kept]) == (kept,)
+
+
+@pytest.mark.parametrize("count", [2, 11, 13, 61, 64, 100, 200, 334, 500, 1000, 1024])
+def test_equal_replicas_lose_nothing(count):
+    (kept,) = with_turns([Stage(tuple(f"machine-{i}" for i in range(count)), ("layer_0",), (1 / count,) * count)])
+    assert kept.turns == tuple(range(count))
+
+
+@pytest.mark.parametrize("count", [50, 100, 500, 1024])
+def test_many_unlike_replicas_lose_a_few_percent(count):
+    """Of speeds within a factor of ten; what one has too much makes the stream so much slower."""
+    seconds = [10 ** (place * 0.618 % 1) for place in range(count)]
+    assert period_of(seconds) <= 1.035 / math.fsum(1 / each for each in seconds)
+
+
+def test_of_more_replicas_than_turns_as_many_as_there_are_turns_stay():
+    count = LONGEST_CYCLE + 5
+    ((*turns,),) = fairest_turns([[1 / count] * count])
+    assert sorted(turns) == [0] * 5 + [1] * LONGEST_CYCLE
+
+
+def test_of_unlike_replicas_the_rarest_are_left_out():
+    shares = (*[1 / 64] * 63, 1 / 64 - 1e-4, 1e-4)
+    stage = Stage(tuple(f"machine-{index}" for index in range(65)), ("layer_0",), shares)
+    (kept,) = with_turns([stage])
+    assert stage.machines[64] not in kept.machines
+
+
+@given(st.lists(st.floats(0.3, 6.0), min_size=2, max_size=30), st.lists(st.floats(0.3, 6.0), min_size=1, max_size=8))
+@example([1.0] * 30, [5.736, 4.709, 0.316, 5.792, 2.198])
+@example([1.0] * 15, [5.645, 1.488, 5.889, 4.151, 4.936])
+def test_more_replicas_are_never_slower(seconds, more):
+    assert period_of([*seconds, *more]) <= period_of(seconds) * (1 + 1e-8)
+
+
+@given(SPEEDS)
+def test_no_turns_of_such_a_length_are_faster(speeds):
+    """Each length is tried; of the counts of one length those are the best of which none has another's turn to give."""
+    whole = math.fsum(speeds)
+    (counts,) = fairest_turns([[each / whole for each in speeds]])
+    beyond = most_beyond(counts, speeds)
+    for length in range(1, 16 * len(speeds) + 1):
+        fair = [0] * len(speeds)
+        for _ in range(length):
+            least = min(range(len(speeds)), key=lambda place: (fair[place] + 1) / speeds[place])
+            fair[least] += 1
+        assert beyond <= most_beyond(fair, speeds) * (1 + 1e-8)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=3))
+def test_turns_of_a_length_leave_nobody_more_beyond_than_any_others_would(speeds):
+    (counts,) = fairest_turns([speeds])
+    length = sum(counts)
+    others = (each for each in itertools.product(range(length + 1), repeat=len(speeds)) if sum(each) == length)
+    assert most_beyond(counts, speeds) == pytest.approx(min(most_beyond(each, speeds) for each in others))
+
+
+def most_beyond(counts, speeds):
+    """Times what its share would be."""
+    return max(count / each for count, each in zip(counts, speeds, strict=True)) * math.fsum(speeds) / sum(counts)
+
+
+@given(st.lists(SPEEDS, min_size=2, max_size=6))
+def test_turns_of_several_stages_repeat_together_soon(stages):
+    names = itertools.count()
+    given_stages = [
+        Stage(tuple(f"machine-{next(names)}" for _ in speeds), ("layer",), tuple(each / sum(speeds) for each in speeds))
+        for speeds in stages
+    ]
+    kept = with_turns(given_stages)
+    assert math.lcm(*(len(stage.turns) for stage in kept)) <= DIVISIBLE
+    assert with_turns(kept) == kept
+    for before, after in zip(given_stages, kept, strict=True):
+        share_of = dict(zip(before.machines, before.shares, strict=True))
+        assert max(part / share_of[name] for name, part in zip(after.machines, after.shares, strict=True)) < 1.1
+
+
+def test_the_slowest_stage_has_the_best_turns():
+    """Lengths of 31 and 29 would repeat together after 899."""
+    for periods, exact in (([1.0, 0.5], 0), ([0.5, 1.0], 1)):
+        shares = [[1 / 31] * 31, [1 / 29] * 29]
+        turns = fairest_turns(shares, periods)
+        assert math.lcm(*map(sum, turns)) <= DIVISIBLE + 16 * 60
+        assert turns[exact] == (1,) * len(shares[exact])
+
+
+def period_of(seconds):
+    """Of a stage that the machines take so many seconds for, with shares by their speeds."""
+    speeds = [1 / each for each in seconds]
+    names = {f"machine-{index}": each for index, each in enumerate(seconds)}
+    (kept,) = with_turns([Stage(tuple(names), ("layer_0",), tuple(each / math.fsum(speeds) for each in speeds))])
+    return max(share * names[name] for name, share in zip(kept.machines, kept.shares, strict=True))
+
+
+def one_piece(slowness):
+    names = [f"machine-{index}" for index in range(len(slowness))]
+    return Problem(
+        objective="throughput",
+        machines=tuple(map(ProblemMachine, names)),
+        links=(),
+        pieces=(Piece("whole", {name: 0.01 * each for name, each in zip(names, slowness, strict=True)}),),
+        edges=(),
+        replicas=True,
+    )
+
+
+@pytest.mark.parametrize("slowness", [[1.0, 90.0], [1.0, 2.7, 5.31], [1.0 + place / 7 for place in range(20)]])
+def test_what_is_promised_is_what_turns_deliver(slowness):
+    """Of a stream, every replica has computed its turns after a whole number of them."""
+    problem = one_piece(slowness)
+    ideal = solve(problem, time_limit_seconds=1.0, whole_turns=False)
+    promised = solve(problem, time_limit_seconds=1.0)
+    (stage,) = promised.stages
+    seconds = problem.pieces[0].seconds
+    slowest = max(stage.turns.count(place) * seconds[name] for place, name in enumerate(stage.machines))
+    assert promised.evaluation.period_seconds == pytest.approx(slowest / len(stage.turns), rel=1e-12)
+    assert promised.evaluation.period_seconds > ideal.evaluation.period_seconds * 1.0001
+    assert promised.lower_bound_seconds == ideal.lower_bound_seconds
+    assert promised.gap > 0
+    assert promised.method.endswith("turns give them")
+    assert tuple(load.share for load in promised.evaluation.loads) == stage.shares
+    for other in promised.alternatives:
+        assert other.period_seconds >= promised.evaluation.period_seconds
+        assert evaluate_stages(problem, other.stages).period_seconds == other.period_seconds
+
+
+@pytest.mark.parametrize("speeds", [[10, 10, 10, 23, 23, 23], [61, 53, 17, 3, 1]])
+def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(speeds):
+    """Of more than 16 turns a replica: whoever deals the network out to all machines by hand has these too."""
+    found = solve(one_piece([1 / each for each in speeds]))
+    (stage,) = found.stages
+    assert len(stage.turns) == sum(speeds) > 16 * len(speeds)
+    assert found.evaluation.period_seconds == pytest.approx(0.01 / sum(speeds), rel=1e-12)
+    assert found.gap == 0.0
+
+
+def test_after_the_deadline_plans_without_replicas_are_still_compared():
+    """To deliver them takes no time."""
+    dealt = [Placed((0, 1), (0,))]
+    two = instance_of(one_piece([1.0, 2**0.5, 1.0]))
+    ideal = candidate(two, dealt)
+    delivered = Deliveries(two).of(ideal)
+    between = (ideal.evaluation.period_seconds + delivered.evaluation.period_seconds) / 2
+    three = instance_of(one_piece([1.0, 2**0.5, between / 0.01]))
+    plans = [candidate(three, dealt), candidate(three, [Placed((2,), (0,))])]
+    found = Deliveries(three).best_of(plans, -math.inf)
+    assert found is not None
+    assert found.evaluation.period_seconds == pytest.approx(between)
+
+
+def test_of_a_machine_without_a_turn_it_is_told():
+    found = solve(one_piece([1.0, 1.0, 1.0, 50.0]))
+    assert found.why_no_more_machines == "machine-3 is idle: the best plan found with it has no turn for it"
+    others = [frozenset(name for stage in each.stages for name in stage.machines) for each in found.alternatives]
+    assert len({*others}) == len(others) > 1
+    assert not any("machine-3" in each for each in others if len(each) > 1)
+
+
+def test_what_turns_deliver_as_promised_by_shares_is_exact():
+    found = solve(one_piece([1.0, 2.0]))
+    assert found.gap == 0.0
+    assert found.method.startswith("exact: ")
+    assert not found.method.endswith("turns give them")
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 3), st.booleans())
+def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none(seed, pieces, machines, chain):
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=chain, replicas=True, objective="throughput")
+    problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
+    expected = best(problem, chain_plans(problem)) if chain else None
+    try:
+        found = solve(problem, time_limit_seconds=1.0)
+    except PlanError:
+        assert expected is None
+        return
+    value = found.evaluation.period_seconds
+    assert evaluate_stages(problem, found.stages) == found.evaluation
+    assert with_turns(found.stages) == found.stages
+    assert found.lower_bound_seconds <= value * (1 + 1e-9)
+    if expected is not None:
+        assert found.lower_bound_seconds == pytest.approx(expected[0], rel=2e-9, abs=1e-15)
+        without = best(
+            dataclasses.replace(problem, replicas=False), chain_plans(dataclasses.replace(problem, replicas=False))
+        )
+        assert without is None or value <= without[0] * (1 + 1e-9)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.integers(2, 4), st.integers(1, 2))
+def test_of_a_chain_no_set_of_fewer_machines_delivers_more(seed, machines, fewer):
+    """Exact answers, replicas included."""
+    problem = many_machines_problem(machines + fewer, 6, kinds="unlike", replicas=True, seed=seed)
+    kept = {machine.name for machine in problem.machines[:machines]}
+    small = dataclasses.replace(
+        problem,
+        machines=problem.machines[:machines],
+        links=tuple(each for each in problem.links if {each.source, each.destination} <= {*kept, "client"}),
+        pieces=tuple(
+            dataclasses.replace(each, seconds={name: each.seconds[name] for name in kept}) for each in problem.pieces
+        ),
+    )
+    least, other = (solve(each).evaluation.period_seconds for each in (problem, small))
+    assert least <= other * (1 + 1e-9)
+    ways = [first_fit(problem), best_single(problem), dealt_to_all(problem)]
+    assert least <= min(evaluate_stages(problem, each).period_seconds for each in ways if each) * (1 + 1e-9)
+
+
+def test_a_longest_period_is_kept_by_the_turns():
+    """By shares of any size the least latency is that of a plan which just keeps to it."""
+    slow = one_piece([1.0, 1.37, 2.11, 3.05])
+    least = solve(one_piece([1.0, 1.37]), whole_turns=False).evaluation.period_seconds
+    limited = dataclasses.replace(slow, objective="latency", maximum_period_seconds=least)
+    assert solve(limited, whole_turns=False).evaluation.period_seconds <= least
+    found = solve(limited)
+    assert found.evaluation.period_seconds <= least
+    (stage,) = found.stages
+    judged = judge(limited, [(stage.machines, list(stage.layers))])
+    assert judged is not None
+
+
+def test_a_longest_period_that_no_turns_keep():
+    problem = one_piece([1.0, 1.37])
+    best_of_all = solve(problem, whole_turns=False).evaluation.period_seconds
+    with pytest.raises(PlanError, match=r"by the turns of its replicas, and at most .* are allowed"):
+        solve(dataclasses.replace(problem, maximum_period_seconds=best_of_all))

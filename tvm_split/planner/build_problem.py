@@ -1,0 +1,169 @@
+"""From what was measured of a model to the problem that the search solves, and back from its pieces to layers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.program import CLIENT
+from tvm_split.errors import PlanError
+from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
+from tvm_split.planner.graph import LayerGraph
+from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
+from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
+from tvm_split.planner.request import PlanRequest
+from tvm_split.units import short_list
+
+BUFFERS = 3
+"""Micro-batches of a tensor that the runtime may hold between neighbouring stages: `machine_plan.queue_depth`."""
+
+
+def model_problem(
+    profile: ClusterProfile, edges: Sequence[Edge], memory_limits: Mapping[str, int | None], request: PlanRequest
+) -> Problem:
+    """The search problem of a profiled model.
+
+    ``memory_limits`` are those the user gave; elsewhere the limit is what was free on the machine.
+
+    Raises:
+        PlanError: a pin names a layer or machine that does not exist.
+    """
+    beside = _beside_client(profile)
+    buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
+    # A stage that hardly computes has hardly anything to lose from caches: no more than an even one computes.
+    starts = {each.machine: min(each.streaming.start_seconds, profile.even_seconds(each)) for each in profile.machines}
+    return Problem(
+        objective=request.objective,
+        machines=tuple(
+            _machine(
+                each, memory_limits.get(each.machine), profile.oversubscription(each.machine), starts[each.machine]
+            )
+            for each in profile.machines
+        ),
+        links=tuple(_link(link, buses, starts) for link in profile.links),
+        pieces=tuple(
+            Piece(
+                piece.name,
+                {each.machine: each.pieces[piece.name].seconds for each in profile.machines},
+                piece.weight_bytes,
+                piece.activation_bytes,
+            )
+            for piece in profile.pieces
+        ),
+        edges=tuple(edges),
+        replicas=request.replicas,
+        pins=(*_pins(profile, request.pairs("pin"), False), *_pins(profile, request.pairs("keep_off"), True)),
+        maximum_machines=request.maximum_machines,
+        stages=request.stages,
+        maximum_period_seconds=request.maximum_period_seconds,
+        maximum_latency_seconds=request.latency_limit_seconds,
+        buffers=BUFFERS,
+        shared_cores=profile.shared_cores,
+        client_transfer_seconds=statistics.fmean(each.transfer_seconds for each in beside),
+        client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each in beside),
+    )
+
+
+def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
+    """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
+
+    By ``nccl`` it passes neither: what leads from one GPU to the other is the link, as it was measured. At the other
+    end it is uploaded while the next one is received, so that a stream may be faster than this says. What a single
+    input waits for its stage's start is the link's that brings it.
+    """
+    ends = () if link.transport == Transport.NCCL else (link.source, link.destination)
+    passed = [buses[end] for end in ends if end in buses]
+    bytes_per_second = link.bytes_per_second
+    latency_seconds = link.latency_seconds + starts.get(link.destination, 0.0)
+    for bus in passed:
+        bytes_per_second = 1 / (1 / bytes_per_second + 1 / bus.bytes_per_second)
+        latency_seconds += bus.latency_seconds
+    return ProblemLink(link.source, link.destination, bytes_per_second, latency_seconds)
+
+
+def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
+    """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it."""
+    near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
+    return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
+
+
+def _machine(
+    machine: MachineProfile, limit: int | None, oversubscription: float, start_seconds: float
+) -> ProblemMachine:
+    streaming = machine.streaming
+    alone = sum(each.seconds for each in machine.pieces.values())
+    contended = sum(each.contended_seconds for each in machine.pieces.values())
+    # Waiting for a core is in what was measured in company, and comes from the shared cores of the problem, too.
+    slower = max(1.0, contended / alone / oversubscription) if alone > 0 else 1.0
+    return ProblemMachine(
+        name=machine.machine,
+        memory_bytes=limit if limit is not None else machine.memory_free_bytes,
+        # A stage has two ends at least, so half a start is in either; a core of its own nobody else has in between.
+        transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if oversubscription > 1 else 0.0),
+        transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
+        # What was measured of streams has contention in it, but that of a stage which lies in a core's cache.
+        contention=max(slower * streaming.alone_ratio, streaming.ratio if oversubscription == 1 else 1.0),
+        alone_transfer_seconds=streaming.alone_transfer_seconds,
+        alone_contention=streaming.alone_ratio,
+        cores=machine.cores,
+    )
+
+
+def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequence[str]) -> None:
+    """Before anything is measured: pins name machines of the cluster, and layers of the model.
+
+    Raises:
+        PlanError: one does not; names what is near it.
+    """
+    for wanted, what in ((request.pairs("pin"), "pinned to"), (request.pairs("keep_off"), "kept off")):
+        for name, machine in wanted:
+            here = f"layer {name!r} is to be {what} machine {machine!r}"
+            if machine not in machines:
+                raise PlanError(f"{here}; the cluster has {short_list(machines)}")
+            if not any(covers(name, layer) for layer in graph.layers):
+                raise PlanError(f"{here}, and the model has none of that name or prefix; {near_names(graph, name)}")
+
+
+def _pins(profile: ClusterProfile, wanted: Iterable[tuple[str, str]], forbidden: bool) -> list[Pin]:
+    found = []
+    for name, machine in wanted:
+        pieces = [piece.name for piece in profile.pieces if any(covers(name, layer) for layer in piece.layers)]
+        if not pieces:
+            raise PlanError(
+                f"layer {name!r} is to be {'kept off' if forbidden else 'pinned to'} {machine!r}, and takes no time "
+                "of its own: it goes with the layers beside it"
+            )
+        found += [Pin(piece, **{"not_on" if forbidden else "on": machine}) for piece in pieces]
+    return found
+
+
+def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """A solution's stages with layers in place of pieces, and those without inputs that stand around them."""
+    layers_of = {piece.name: piece.layers for piece in profile.pieces}
+    groups = [[layer for piece in stage.layers for layer in layers_of[piece]] for stage in stages]
+    completed = with_independent_layers(graph, groups)
+    return named(replace(stage, layers=tuple(group)) for stage, group in zip(stages, completed, strict=True))
+
+
+def stages_of_pieces(profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
+    """A plan's stages as a solution has them; None if one ends inside of a piece, whose parts were not measured.
+
+    None, too, if machines share one, whose parts of a piece were not measured either.
+    """
+    if any(stage.sharding for stage in stages):
+        return None
+    stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
+    pieces: list[list[str]] = [[] for _ in stages]
+    for piece in profile.pieces:
+        where = {stage_of.get(layer) for layer in piece.layers}
+        if len(where) != 1 or None in where:
+            return None
+        pieces[where.pop() or 0].append(piece.name)
+    return tuple(
+        Stage(stage.machines, tuple(held), tuple(share / math.fsum(stage.shares) for share in stage.shares))
+        for stage, held in zip(stages, pieces, strict=True)
+        if held
+    )

@@ -1,0 +1,132 @@
+"""Machines and links that differ by no more than measurements do are taken as equal, so that they can be counted.
+
+Two measurements of one machine never give the same times. A search that takes them at their word has as many kinds of
+machines as there are machines, where sixteen workers of one host are one kind.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
+
+MOST_APART = 8
+"""So many machines are searched as they were measured, each for itself."""
+NOISE = 0.05
+"""By which the time of all pieces may differ; single pieces scatter more, together up to `SCATTER` of that time."""
+SCATTER = 0.15
+LINK_NOISE = 0.25
+LEAST_LATENCY = 2e-5
+"""Seconds by which latencies may differ besides: what waking a thread varies by."""
+
+Item = TypeVar("Item")
+
+
+def with_identical_averaged(profile: ClusterProfile) -> ClusterProfile:
+    """The profile of more than `MOST_APART` machines, or of such as share too few cores, with the means of those that
+    are alike; others are left as is.
+
+    Where cores are too few, which of the alike machines compute makes no difference, and a chain is planned exactly.
+    Alike are machines of one target and as many threads, whose free memory and times are the same but for noise, and
+    links of one kind of transport.
+    """
+    oversubscribed = any(profile.oversubscription(each.machine) > 1 for each in profile.machines)
+    if len(profile.machines) <= MOST_APART and not oversubscribed:
+        return profile
+    machines = {
+        each.machine: each for group in _alike(profile.machines, _whole_seconds, _is_alike) for each in _averaged(group)
+    }
+    links = {
+        (each.source, each.destination): each
+        for group in _alike(profile.links, lambda link: link.bytes_per_second, _is_alike_link)
+        for each in _averaged_links(group)
+    }
+    return replace(
+        profile,
+        machines=tuple(machines[each.machine] for each in profile.machines),
+        links=tuple(links[each.source, each.destination] for each in profile.links),
+    )
+
+
+def with_host_averaged(profile: ClusterProfile) -> ClusterProfile:
+    """The profile with the means of machines of one host that are alike, however few they are.
+
+    What machines get of a layer follows their times. Of two equal ones a moment's disturbance of the one, which may
+    well be a quarter of its time in company, would give it less for good.
+    """
+
+    def is_equal(one: MachineProfile, other: MachineProfile) -> bool:
+        return one.hostname == other.hostname and _is_alike(one, other)
+
+    groups = _alike(profile.machines, _whole_seconds, is_equal)
+    machines = {each.machine: each for group in groups for each in _averaged(group)}
+    return replace(profile, machines=tuple(machines[each.machine] for each in profile.machines))
+
+
+def _alike(
+    items: Iterable[Item], size: Callable[[Item], float], is_alike: Callable[[Item, Item], bool]
+) -> list[list[Item]]:
+    """Groups of items that are alike the smallest of them."""
+    groups: list[list[Item]] = []
+    for item in sorted(items, key=size):
+        group = next((group for group in groups if is_alike(group[0], item)), None)
+        if group is None:
+            groups.append([item])
+        else:
+            group.append(item)
+    return groups
+
+
+def _whole_seconds(machine: MachineProfile) -> float:
+    return sum(each.seconds for each in machine.pieces.values())
+
+
+def _is_alike(one: MachineProfile, other: MachineProfile) -> bool:
+    if (one.target, one.threads, one.cores) != (other.target, other.threads, other.cores):
+        return False
+    if not _near(one.memory_free_bytes, other.memory_free_bytes, 2 * NOISE):
+        return False
+    whole = _whole_seconds(one)
+    apart = sum(abs(one.pieces[name].seconds - each.seconds) for name, each in other.pieces.items())
+    return _near(whole, _whole_seconds(other), NOISE) and apart <= SCATTER * whole
+
+
+def _is_alike_link(one: LinkProfile, other: LinkProfile) -> bool:
+    return (
+        (one.transport, one.origin == "given") == (other.transport, other.origin == "given")
+        and _near(one.bytes_per_second, other.bytes_per_second, LINK_NOISE)
+        and (
+            abs(one.latency_seconds - other.latency_seconds) <= LEAST_LATENCY
+            or _near(one.latency_seconds, other.latency_seconds, LINK_NOISE)
+        )
+    )
+
+
+def _near(one: float, other: float, share: float) -> bool:
+    return one == other or abs(one - other) <= share * min(abs(one), abs(other))
+
+
+def _averaged(machines: Sequence[MachineProfile]) -> list[MachineProfile]:
+    """Each with the means of all, and the least memory."""
+    pieces = {
+        name: PieceTime(
+            statistics.fmean(each.pieces[name].seconds for each in machines),
+            statistics.fmean(each.pieces[name].contended_seconds for each in machines),
+            first.origin,
+        )
+        for name, first in machines[0].pieces.items()
+    }
+    streaming = StreamingCost(
+        *(statistics.fmean(getattr(each.streaming, field.name) for each in machines) for field in fields(StreamingCost))
+    )
+    memory = min(each.memory_free_bytes for each in machines)
+    return [replace(each, pieces=pieces, streaming=streaming, memory_free_bytes=memory) for each in machines]
+
+
+def _averaged_links(links: Sequence[LinkProfile]) -> list[LinkProfile]:
+    bandwidth = statistics.median(each.bytes_per_second for each in links)
+    latency = statistics.median(each.latency_seconds for each in links)
+    return [replace(each, bytes_per_second=bandwidth, latency_seconds=latency) for each in links]

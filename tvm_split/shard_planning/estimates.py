@@ -1,0 +1,236 @@
+"""Estimates of a plan's parts whose shapes nobody has timed: from the pieces' times, by shares of their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tvm import relax
+
+from relay_passes.contract import (
+    dependent_names,
+    main_function,
+    operations_of,
+    returned_fields,
+    used_variables,
+)
+from relay_passes.rewrite import is_tensor_constant
+from rpc_runtime.program.program import CLIENT
+from tvm_split.compiler.describe import calls, size_bytes
+from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
+from tvm_split.model import Model
+from tvm_split.planner.estimate import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
+from tvm_split.planner.profile import ClusterProfile, PieceTime
+from tvm_split.planner.step_graph import Step, StepGraph, Transfer
+
+
+@dataclass(frozen=True)
+class OperationCost:
+    """One operation of a placed model: the position of its stage there, its layer, and what it takes there."""
+
+    stage: int
+    layer: str
+    seconds: float
+    contended_seconds: float
+    weight_bytes: float
+    activation_bytes: float
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """A machine's seconds for a second of the roofline of a layer's operations and for a byte of its weights.
+
+    ``contention`` is how many times as long both take in company.
+    """
+
+    seconds: float
+    weight_byte_seconds: float
+    contention: float
+
+    def of(self, roofline: float, weights: float, *, in_company: bool) -> float:
+        return (self.seconds * roofline + self.weight_byte_seconds * weights) * (self.contention if in_company else 1.0)
+
+
+class PartEstimates:
+    """Estimates of one model's parts by one profile.
+
+    Of the time of its layer's piece an operation of a part takes what the machine needs to read the part's weights (as
+    many rows have as few), and of the rest its share of the piece's work, both by the roofline of `estimate`: so
+    rows that two machines compute count twice, and slices and joins by their bytes.
+    ``corrections`` has, by machine, how many times as long as it was profiled it takes, which is in the estimates.
+    """
+
+    def __init__(self, model: Model, profile: ClusterProfile) -> None:
+        self.corrections = dict(profile.corrections.compute_ratios)
+        self._model = model
+        self._hosts = {each.machine: each.hostname for each in profile.machines}
+        piece_of = {layer: piece for piece in profile.pieces for layer in piece.layers}
+        dependent = dependent_names(main_function(model.module))
+        work: dict[str, float] = {}
+        held: dict[str, float] = {}
+        self._constants = constants = _constant_bytes(model)
+        # What is made of constants alone is made once, when a stage is compiled.
+        self._calls = {
+            name: (operations, moved) for name, operations, moved in calls(model.module) if name in dependent
+        }
+        for name, (operations, moved) in self._calls.items():
+            piece = piece_of.get(model.layers.get(name, ""))
+            if piece is not None:
+                work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
+                held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
+        self._rates: dict[tuple[str, str], _Rate] = {}
+        self._prepacked: dict[str, float] = {}
+        self._measured = {
+            (machine.machine, layer)
+            for machine in profile.machines
+            for layer, piece in piece_of.items()
+            if machine.pieces[piece.name].origin != "estimated"
+        }
+        for layer, piece in piece_of.items():
+            whole, weights = work.get(piece.name, 0.0), held.get(piece.name, 0.0)
+            self._prepacked[layer] = piece.weight_bytes / weights if weights else 0.0
+            for machine in profile.machines:
+                time = machine.pieces[piece.name]
+                self._rates[machine.machine, layer] = _rate(
+                    time, whole, weights, piece.weight_bytes / machine.bytes_per_second
+                )
+
+    def steps_of(self, plan: Plan) -> StepGraph:
+        """The steps of a plan, all estimated.
+
+        Raises:
+            PlanError: as of `placed_model`: the plan does not fit the model, or a stage cannot be shared that way.
+        """
+        placed = placed_model(self._model, plan)
+        return StepGraph(self.steps(placed, plan), transfers_of(placed))
+
+    def steps(self, placed: PlacedModel, plan: Plan) -> tuple[Step, ...]:
+        """What `steps_of` gives for a model that is placed by the plan."""
+        costs: list[list[OperationCost]] = [[] for _ in placed.plan.stages]
+        for cost in self.costs(placed, plan):
+            costs[cost.stage].append(cost)
+        return tuple(
+            Step(
+                name=stage.name,
+                stage=plan.stages[origin].name,
+                machines=(stage.machine,),
+                shares=(1.0,),
+                seconds=(sum(each.seconds for each in own),),
+                contended_seconds=(sum(each.contended_seconds for each in own),),
+                estimated_shares=(0.0 if self._is_measured(plan, origin, stage) else 1.0,),
+                weight_bytes=sum(each.weight_bytes for each in own),
+                activation_bytes=max((each.activation_bytes for each in own), default=0.0),
+            )
+            for stage, origin, own in zip(placed.plan.stages, placed.origins, costs, strict=True)
+        )
+
+    def costs(self, placed: PlacedModel, plan: Plan) -> Iterator[OperationCost]:
+        """What each operation of a placed model takes on its machine, in the order of execution."""
+        together = [
+            self.in_company(plan, origin, stage.machine)
+            for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
+        ]
+        dependent = dependent_names(main_function(placed.model.module))
+        constants = _constant_bytes(placed.model)
+        for name, operations, moved in calls(placed.model.module):
+            if name not in dependent or name not in placed.placement.stage_of:
+                continue
+            number, layer = placed.placement.stage_of[name], placed.model.layers[name]
+            rate = self._rates.get((placed.plan.stages[number].machine, layer))
+            if rate is not None:
+                roofline, weights = _roofline_seconds(operations, moved), constants.get(name, 0)
+                yield OperationCost(
+                    number,
+                    layer,
+                    rate.of(roofline, weights, in_company=False),
+                    rate.of(roofline, weights, in_company=together[number]),
+                    weights * self._prepacked[layer],
+                    moved - weights,
+                )
+
+    def _is_measured(self, plan: Plan, stage: int, part: Stage) -> bool:
+        """A stage that one machine computes is made of pieces, and these may have been measured."""
+        known = all(
+            (part.machine, layer) in self._measured
+            for layer in part.layers
+            if layer not in self._model.graph.independent
+        )
+        return known and plan.stages[stage].sharding is None
+
+    def looked_ahead(self, plan: Plan, stage: int) -> Mapping[tuple[str, str], float]:
+        """Seconds that machines would compute of a shared stage, by layer and machine, without rewriting anything.
+
+        What is sliced, exchanged and put together is not in it. Errors are those of `steps_of`.
+        """
+        shared = plan.stages[stage]
+        company = {machine: self.in_company(plan, stage, machine) for machine in shared.machines}
+        found: dict[tuple[str, str], float] = {}
+        for (name, machine), share in computed_shares(self._model, shared).items():
+            layer = self._model.layers[name]
+            rate = self._rates.get((machine, layer))
+            if rate is not None and name in self._calls:
+                (operations, moved), weights = self._calls[name], self._constants[name]
+                roofline = _roofline_seconds(operations * share, (moved - weights) * share + weights)
+                seconds = rate.of(roofline, weights, in_company=company[machine])
+                found[layer, machine] = found.get((layer, machine), 0.0) + seconds
+        return found
+
+    def in_company(self, plan: Plan, stage: int, machine: str) -> bool:
+        """Whether others of a machine's host compute a stage of a plan together with it."""
+        shared = plan.stages[stage]
+        others = [each for each in shared.machines if each != machine] if shared.sharding else []
+        return any(self._hosts[each] == self._hosts[machine] for each in others)
+
+
+def transfers_of(placed: PlacedModel) -> tuple[Transfer, ...]:
+    """All that passes between the stages of a placed model, in the order in which it is made."""
+    function = main_function(placed.model.module)
+    stages, stage_of = placed.plan.stages, placed.placement.stage_of
+    sizes = {each.name: size_bytes(each.ty) for each in function.params}
+    dependent = dependent_names(function)
+    takers: dict[str, dict[str, dict[str, None]]] = {}
+    for binding in operations_of(function):
+        sizes[binding.var.name] = size_bytes(binding.var.ty)
+        if binding.var.name not in dependent:
+            continue  # each stage that needs a table makes it again
+        stage = stages[stage_of[binding.var.name]]
+        for used in used_variables(binding.value):
+            if used.name in dependent and stage_of.get(used.name) != stage_of[binding.var.name]:
+                takers.setdefault(used.name, {}).setdefault(stage.machine, {})[stage.name] = None
+    for field in returned_fields(function):
+        if getattr(field, "name", None) in stage_of:
+            takers.setdefault(field.name, {})[CLIENT] = {}
+    return tuple(
+        Transfer(name, stages[stage_of[name]].name if name in stage_of else CLIENT, tuple(names), float(sizes[name]))
+        for name in sizes
+        for names in takers.get(name, {}).values()
+    )
+
+
+def _rate(time: PieceTime, work: float, weights: float, reading_seconds: float) -> _Rate:
+    """Of a piece whose operations have so much work and weights; ``reading_seconds`` is what its weights take alone."""
+    reading = min(reading_seconds, time.seconds) if weights else 0.0
+    return _Rate(
+        (time.seconds - reading) / work if work else 0.0,
+        reading / weights if weights else 0.0,
+        time.contended_seconds / time.seconds,
+    )
+
+
+def _roofline_seconds(operations: float, moved: float) -> float:
+    return max(operations / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
+
+
+def _constant_bytes(model: Model) -> Mapping[str, int]:
+    """Bytes of the constants that each operation reads, as they are or as operations on constants alone make them."""
+    function = main_function(model.module)
+    dependent = dependent_names(function)
+    found: dict[str, int] = {}
+    for binding in operations_of(function):
+        read = binding.value.args if isinstance(binding.value, relax.Call) else ()
+        own = sum(size_bytes(each.ty) for each in read if is_tensor_constant(each))
+        made = {used.name for used in used_variables(binding.value)} - dependent
+        found[binding.var.name] = own + sum(found[name] for name in made)
+    return found
