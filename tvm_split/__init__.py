@@ -24,7 +24,7 @@ _BESIDE = ("relay_passes", "rpc_runtime", "schedules")
 """The packages that are installed beside this one, under their own names."""
 
 
-def _require_own_packages() -> None:
+def require_own_packages() -> None:
     """Raise an ImportError if another module of the same name comes before a package of ours."""
     for name in _BESIDE:
         spec = find_spec(name)
@@ -42,7 +42,7 @@ def _module_of_name() -> dict[str, str]:
     return {alias.name: each.module or "" for each in imports for alias in each.names}
 
 
-_require_own_packages()
+require_own_packages()
 _MODULE_OF_NAME = _module_of_name()
 __all__ = sorted(_MODULE_OF_NAME)
 

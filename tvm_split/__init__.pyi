@@ -42,4 +42,7 @@ from tvm_split.simulation.simulate import simulate as simulate
 from tvm_split.tuning import TuningReport as TuningReport, merge_databases as merge_databases, tune as tune
 
 __version__: str
+
+def require_own_packages() -> None: ...
+
 __all__: list[str]

@@ -14,6 +14,7 @@ from rpc_runtime.program.program import TensorSpec
 from tvm_split.compiler.describe import describe, layer_graph
 from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, ModelDescription
+from tvm_split.shown import Shown
 
 
 class Reference(Protocol):
@@ -34,7 +35,7 @@ AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Shown):
     """A network as one Relax module.
 
     ``module`` has one function, ``main``: a single dataflow block over static shapes, whose parameters are the

@@ -51,9 +51,6 @@ class MachineOptions:
         for name, way in OF_FOUND.items():
             if getattr(self, name) and way not in ways:
                 raise WrongUseError(f"belongs to {_option(way)}", _option(name))
-        for name in ACCESS:
-            if getattr(self, name) and not set(ways) & set(FOUND):
-                raise WrongUseError("belongs to --tracker or --kubernetes; a cluster file has its own", _option(name))
         for name in ("workers", "threads"):
             if getattr(self, name) and self.is_elsewhere:
                 raise WrongUseError("every worker was started with its own", _option(name))
@@ -84,6 +81,9 @@ class MachineOptions:
         Raises:
             ClusterError: the cluster file does not fit, or there is no machine to deploy to.
         """
+        for name in ACCESS:
+            if getattr(self, name) and not (self.tracker or self.kubernetes):
+                raise WrongUseError("belongs to --tracker or --kubernetes; a cluster file has its own", _option(name))
         if self.is_in_process:
             return tvm_split.Cluster.in_process(self.workers or 1, self.threads)
         if self.tracker:

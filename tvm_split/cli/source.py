@@ -157,6 +157,10 @@ def _from_python(reference: str) -> tuple[Any, Any]:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+        try:
+            tvm_split.require_own_packages()
+        except ImportError as error:
+            raise WrongUseError(str(error), "MODEL") from error
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Bundles, what tuning found, and kits."""
+"""Models, bundles, what tuning found, and kits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from schedules.tuning import KernelResult
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.targets import runs_here
 from tvm_split.display.view import Row, Table, View, as_json, view
+from tvm_split.model import Model
 from tvm_split.tuning import TuningReport
 from tvm_split.units import bytes_text, seconds_text, short_list
 from tvm_split.worker_kit.kit import WorkerKit
@@ -152,3 +153,12 @@ def view_of_kit(kit: WorkerKit, *, details: bool = False) -> View:
     packed = "" if kit.packed_bytes is None else f"packed: {bytes_text(kit.packed_bytes)}; "
     caption = f"{packed}needs Linux with glibc 2.{kit.glibc_minor} or newer"
     return [Table(title, ("package", "version"), ("files", "size"), rows, caption)]
+
+
+@view.register
+def view_of_model(model: Model, *, details: bool = False) -> View:
+    """The inputs and outputs of a model, and how many layers it has."""
+    tensors = [("input", each) for each in model.inputs] + [("output", each) for each in model.outputs]
+    rows = [(kind, each.name, each.dtype, " × ".join(map(str, each.shape))) for kind, each in tensors]
+    title = f"{model.name}: {len(model.layer_names)} layers, from {model.framework}"
+    return [Table(title, ("", "tensor", "dtype", "shape"), (), rows)]

@@ -25,6 +25,7 @@ MODULES = {
     "tvm_split.compiler": "other",
     "tvm_split.deployment": "report",
     "tvm_split.profiling": "profile",
+    "tvm_split.model": "other",
     "tvm_split.simulation": "simulate",
     "tvm_split.tuning": "other",
     "tvm_split.worker_kit": "other",

@@ -19,6 +19,7 @@ from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
+from tvm_split.shown import Shown
 from tvm_split.units import short_list
 from tvm_split.values import Document, content_of, write
 
@@ -42,7 +43,7 @@ class PlannedMachine:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """Stages in topological order; every layer of the model is in exactly one.
 
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these

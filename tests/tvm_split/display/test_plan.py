@@ -44,6 +44,11 @@ def test_it_fits_80_columns(machine):
     assert "12.000" in text  # numbers are never cut
 
 
+def test_print_and_notebooks_show_a_plan():
+    assert "Predicted: 83.33 micro-batches a second" in str(plan())
+    assert "Predicted: 83.33 micro-batches a second" in plan()._repr_html_()
+
+
 def test_without_a_prediction_the_stages_are_shown():
     text = shown(dataclasses.replace(plan(), prediction=None))
     assert "40.0%" in text
