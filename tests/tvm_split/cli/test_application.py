@@ -89,16 +89,11 @@ def test_a_reader_that_leaves_early_is_no_error_message(start_process):
 
 
 def test_a_full_disk_is_one_sentence():
+    command = [sys.executable, "-m", "tvm_split", "cache", "show", "--json"]
     with open("/dev/full", "w") as full:  # noqa: PTH123  (a device)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tvm_split", "cache", "show", "--json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert errors.splitlines() == [
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
         "error: the result cannot be written: No space left on device; make room, or write it elsewhere"
     ]
 
