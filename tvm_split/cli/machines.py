@@ -94,7 +94,8 @@ class MachineOptions:
                 self.kubernetes, namespace=self.namespace, token=self.token, tls=self.tls
             )
         elif self.cluster:
-            found = tvm_split.Cluster.from_yaml(self.cluster)
+            is_file = Path(self.cluster).exists()
+            found = tvm_split.Cluster.from_yaml(self.cluster) if is_file else tvm_split.Cluster.at(self.cluster)
         else:
             found = tvm_split.Cluster.local(self.workers or DEFAULT_WORKERS, self.threads or 1)
         for name, reason in found.left_out.items():

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -122,6 +122,7 @@ def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split
     """
     from tvm_split.cluster.machine import Machine
     from tvm_split.compiler.targets import runs_here  # loads TVM
+    from tvm_split.launchers.local import InProcess, Local
 
     if machines.is_elsewhere:
         return machines.machines()
@@ -141,8 +142,9 @@ def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split
     if not machines.is_in_process and (machines.workers or len(used)) < len(used):
         names = ", ".join(each.name for each in used)
         raise ClusterError(f"the bundle needs {len(used)} workers ({names}), --workers gives {machines.workers}")
-    kind: Literal["in_process", "local"] = "in_process" if machines.is_in_process else "local"
-    return tvm_split.Cluster(kind, tuple(Machine(each.name, machines.threads or each.threads) for each in used))
+    launcher = InProcess() if machines.is_in_process else Local()
+    machines_here = tuple(Machine(each.name, machines.threads or each.threads) for each in used)
+    return tvm_split.Cluster(machines_here, launcher=launcher)
 
 
 def _from_python(reference: str) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import ModelOptions, load_tvm, planned
 from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
 from tvm_split.display.view import write
+from tvm_split.launchers.local import InProcess
 from tvm_split.planner.request import PlanRequest
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -112,7 +113,9 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> tvm_
         raise WrongUseError(f"{target!r} is not JSON: {error}", "--target") from error
     if not isinstance(parsed, dict):
         raise WrongUseError(f"{target!r} is not a JSON object", "--target")
-    return tvm_split.Cluster("in_process", (Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),))
+    return tvm_split.Cluster(
+        (Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),), launcher=InProcess()
+    )
 
 
 def _merge(database: Path | None, other: Path, json: bool) -> None:
