@@ -20,7 +20,7 @@ from tvm_split.planner.build_problem import require_known_pins, stages_of_layers
 from tvm_split.planner.by_hand import named, stages_by_hand
 from tvm_split.planner.estimate import estimated_seconds
 from tvm_split.planner.fewest_machines import with_fewest_machines
-from tvm_split.planner.identical import with_equals_alike
+from tvm_split.planner.identical import with_host_averaged
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Certificate, Prediction, predict, predict_solution
 from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
@@ -42,8 +42,8 @@ from tvm_split.planner.step_graph import lower
 from tvm_split.planner.strategy import solve_by
 from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
+from tvm_split.shard_planning.candidates import ShardCandidates
 from tvm_split.shard_planning.choice import Choice, ShardChoice
-from tvm_split.shard_planning.shared_plans import SharedPlans
 from tvm_split.steps import StepProgress
 
 Names = Mapping[str, str | Sequence[str]]
@@ -219,7 +219,7 @@ def _considering(
 ) -> ShardChoice:
     """What times parts where pieces are measured now, else estimates them."""
     make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
-    looking = SharedPlans(model, with_equals_alike(posed.profile), posed.problem, request, make_plan)
+    looking = ShardCandidates(model, with_host_averaged(posed.profile), posed.problem, request, make_plan)
     measures = request.profile is None and posed.origin == "measured"
     return ShardChoice(looking, posed.profile, posed.problem, cluster, measures=measures, on_progress=on_progress)
 

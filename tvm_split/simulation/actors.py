@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import simpy
@@ -88,6 +89,22 @@ class Resting:
             roused.succeed()
 
 
+class End(Protocol):
+    """What sends over links and receives from them: a machine, or the client."""
+
+    def room(self) -> None:
+        """There may be room for something more."""
+
+    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+        """A micro-batch has left, which began at ``start`` (seconds)."""
+
+    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+        """A micro-batch has arrived; ``release`` is called when its place is free again."""
+
+    def starves(self, route: PlannedRoute, sequence: int) -> bool:
+        """Whether it had nothing else to do than to wait for this micro-batch."""
+
+
 class Link:
     """A one-way link: its two ends by the runtime's rules, between them a wire and a latency."""
 
@@ -97,10 +114,8 @@ class Link:
         routes: Sequence[PlannedRoute],
         times: LinkTimes,
         scatter: float,
-        on_room: Callable[[], None],
-        on_sent: Callable[[PlannedRoute, int, float], None],
-        on_received: Callable[[PlannedRoute, int, float, Callable[[], None]], None],
-        starves: Callable[[PlannedRoute, int], bool],
+        source: End,
+        target: End,
     ) -> None:
         self._clock = clock
         self._times = times
@@ -108,8 +123,7 @@ class Link:
         self._routes = {route.tensor_index: route for route in routes}
         self._outbox, self._grants = Outbox(routes), Grants(routes)
         self._resting = Resting(clock.environment)
-        self._on_room, self._on_sent, self._on_received = on_room, on_sent, on_received
-        self._starves = starves
+        self._source, self._target = source, target
         self._last_arrival = 0.0
         self.is_cut = False
         if times.shares_memory:
@@ -139,9 +153,9 @@ class Link:
             if wire > 0:
                 yield self._clock.environment.timeout(wire)
             self._outbox.left(departure.tensor_index)
-            self._on_sent(route, departure.sequence, start)
+            self._source.sent(route, departure.sequence, start)
             self._clock.later(latency, lambda d=departure, at=start + latency: self._complete(d, at))  # type: ignore[misc]
-            self._on_room()
+            self._source.room()
 
     def _complete(self, departure: Departure, start: float) -> None:
         if self.is_cut:
@@ -149,10 +163,10 @@ class Link:
         route = self._routes[departure.tensor_index]
         if not self._grants.window(departure.tensor_index).may_arrive:
             raise RuntimeError(f"a micro-batch of {route} came without a credit")
-        starves = departure.waited and self._starves(route, departure.sequence)
+        starves = departure.waited and self._target.starves(route, departure.sequence)
         if self._grants.arrive(departure.tensor_index, departure.waited, starves):
             self._tell()
-        self._on_received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
+        self._target.received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
 
     def _release(self, tensor_index: int) -> None:
         self._grants.consume(tensor_index)
