@@ -51,7 +51,8 @@ def _dequantized(call: relax.Call, data: Array, scale: Array, zero_point: Array)
         shape[int(call.attrs.axis)] = scale.size
     zero_point = zero_point.astype("int64").reshape(shape if zero_point.ndim else ())
     # The difference is exact, and the product is rounded once.
-    return (data.astype("int64") - zero_point).astype("float32") * (scale.reshape(shape) if scale.ndim else scale)
+    whole = (data.astype("int64") - zero_point).astype("float32")
+    return np.asarray(whole * (scale.reshape(shape) if scale.ndim else scale))
 
 
 _OTHERS: dict[str, Callable[..., Array]] = {"relax.flip": _flipped, "relax.dequantize": _dequantized}

@@ -208,12 +208,12 @@ _BINARY: dict[str, Elementwise] = {
 
 def _compare(op: Operators, call: Call) -> relax.Expr:
     (left, right), direction = call.operation.operands, comparison(call.operation)
-    value = call.operands[0]
+    value, other = call.operands
     if left == right and is_float(dtype_of(value)) and direction in ("EQ", "NE"):
         # TVM takes x == x for true: this is how JAX asks for NaN.
         found = op.isnan(op.cast(value, wide(dtype_of(value))))
         return found if direction == "NE" else op.logical_not(found)
-    return _compared(op, *call.operands, direction)
+    return _compared(op, value, other, direction)
 
 
 def _reduce_precision(op: Operators, call: Call) -> relax.Expr:

@@ -80,8 +80,10 @@ def _pad(op: Operators, call: Call) -> relax.Expr:
     if filling is None:
         raise ModelImportError("it pads with a number that is computed; pad with a number that is known")
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    widths = [integers(call.operation, name) for name in names]
-    return padded(op, call[0], *widths, float(filling)) if any(map(any, widths)) else call.operands[0]
+    low, high, inner = (integers(call.operation, name) for name in names)
+    if not any(map(any, (low, high, inner))):
+        return call.operands[0]
+    return padded(op, call[0], low, high, inner, float(filling))
 
 
 def padded(
