@@ -96,7 +96,7 @@ def _machine(
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
-    # Waiting for a core is in what was measured in company, and comes from the shared cores of the problem, too.
+    # Times under contention include waiting for a core, which the shared cores of the problem count already.
     slower = max(1.0, contended / alone / oversubscription) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
