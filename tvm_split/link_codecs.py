@@ -71,7 +71,7 @@ def with_codecs(
     Raises:
         PlanError: a choice is left, and there are no inputs to try codecs on, or no speed of a link.
     """
-    if cluster.kind == "in_process" or all(link.codec == Codec.NONE for link in cluster.links):
+    if cluster.launcher.in_process or all(link.codec == Codec.NONE for link in cluster.links):
         return plan
     shared = _Uncoded(cluster, profile, workers)
     report = on_progress or (lambda what, done, steps: None)
@@ -131,7 +131,7 @@ class _Uncoded:
 
     @cached_property
     def _domains(self) -> dict[str, str]:
-        if self._cluster.kind == "local":
+        if self._cluster.launcher.on_this_host:
             return dict.fromkeys((CLIENT, *self._cluster.machine_names), memory_domain())
         workers = self._workers if self._workers is not None else reached_workers(self._cluster)
         return {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in workers.items()}

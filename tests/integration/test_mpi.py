@@ -45,7 +45,7 @@ def inputs(count: int) -> Iterator[tuple[np.ndarray]]:
 def joined_by_mpi(endpoints: Mapping[str, WorkerEndpoint]) -> tvm_split.Cluster:
     machines = tuple(Machine(name, endpoint=endpoint) for name, endpoint in endpoints.items())
     links = tuple(Link(*ends, 1e9, transport="mpi") for ends in permutations(endpoints, 2))
-    return tvm_split.Cluster("remote", machines, (*links, *(Link("client", name, 1e9) for name in endpoints)))
+    return tvm_split.Cluster(machines, (*links, *(Link("client", name, 1e9) for name in endpoints)))
 
 
 def deployed(cluster: tvm_split.Cluster) -> tvm_split.Deployment:

@@ -22,9 +22,9 @@ from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
     from rpc_runtime.wire.channels import WorkerEndpoint
-    from tvm_split.cluster.asked import AskedMachine
+    from tvm_split.cluster.discovery import AskedMachine
     from tvm_split.cluster.machine import Machine
-    from tvm_split.cluster.tracked import TrackedMachine
+    from tvm_split.launchers.tracker import TrackedMachine
 
 
 class ExpectedLink(NamedTuple):
@@ -64,7 +64,7 @@ def status(
         asked = list(zip(read.machines, read.endpoints().values(), strict=True))
     else:
         asked = [(None, each) for each in _endpoints(address or [], found)]
-    from tvm_split.cluster.asked import ASKED_AT_ONCE
+    from tvm_split.cluster.discovery import ASKED_AT_ONCE
 
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda each: _ask(each[0], each[1], timeout), asked))

@@ -104,7 +104,7 @@ def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
     for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
         given = cluster.link(source, destination)
         transport = Transport.NCCL if cluster.is_by_nccl(source, destination) else ""
-        if cluster.kind == "in_process":
+        if cluster.launcher.in_process:
             yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
         elif given is None or given.bytes_per_second is None:
             usual = (LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS)

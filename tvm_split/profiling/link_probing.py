@@ -104,7 +104,7 @@ def probe_links(
         WorkerUnavailableError: a worker does not answer; names its machine and address.
         CompileError: nothing can be compiled here for a machine's architecture.
     """
-    if cluster.kind == "in_process":
+    if cluster.launcher.in_process:
         return _in_process(cluster)
     try:
         return _Probing(cluster, sizes_bytes, stage_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()

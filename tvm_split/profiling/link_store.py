@@ -123,7 +123,8 @@ def link_store(
     ends = {}
     for name, worker in workers.items():
         endpoint = cluster.endpoints()[name]
-        place = len(cluster.machines) if cluster.kind == "local" else [endpoint.address, endpoint.tls is not None]
+        is_local = cluster.launcher.on_this_host
+        place = len(cluster.machines) if is_local else [endpoint.address, endpoint.tls is not None]
         versions = [worker.protocol_version, worker.tvm_version, worker.numpy_version]
         ends[name] = [place, worker.hostname, worker.cores, worker.core_quota, worker.threads, versions]
     store = Store(folder, {"links from": socket.gethostname()})
