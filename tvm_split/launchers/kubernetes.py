@@ -1,0 +1,118 @@
+"""The workers that run as pods of Kubernetes, found by ``kubectl``, with whatever it is configured to reach.
+
+https://kubernetes.io/docs/concepts/workloads/pods/. No client library: kubectl knows contexts, logins and proxies as
+their user has set them up.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.tracker import joined
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
+from tvm_split.cluster.launcher import Launcher, WithAccess
+
+PORT_NAME = "worker"
+"""Of the container's port, as in ``deploy/kubernetes``."""
+KUBECTL_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Kubernetes(WithAccess, Launcher):
+    """The workers of the pods with these labels that are ready at this moment, as ``kubectl`` finds them.
+
+    Machines are named as their pods, which are called directly: from inside of the cluster. By default the namespace is
+    that of kubectl's context.
+    """
+
+    name = "kubernetes"
+    argument = "selector"
+
+    selector: str = "app.kubernetes.io/name=tvm-split"
+    namespace: str | None = None
+
+    def find(self) -> Cluster:
+        found = pod_machines(self.selector, self.namespace, self.token, self.tls, self.timeout_seconds)
+        advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
+        machines, left_out = planned_machines(found, f"Kubernetes, with the labels {self.selector},", advice)
+        return Cluster(machines, left_out=left_out, launcher=self)
+
+
+def pod_machines(
+    selector: str, namespace: str | None, token: str | None, tls: TlsFiles | None, timeout_seconds: float
+) -> tuple[AskedMachine, ...]:
+    """All pods with these labels, by name; every worker that is ready is asked what it is.
+
+    Raises:
+        WorkerUnavailableError: kubectl is missing, or says no.
+        DeadlineError, ProtocolError: it does not answer, or with something else than pods.
+    """
+    pods = _pods(selector, namespace)
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        found = pool.map(lambda pod: _asked(pod, token, tls, timeout_seconds), pods)
+        return tuple(sorted(found, key=lambda each: each.name))
+
+
+def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
+    command = ["kubectl", "get", "pods", f"--selector={selector}", "--output=json"]
+    command += [f"--request-timeout={KUBECTL_SECONDS - 5:g}s", *([f"--namespace={namespace}"] if namespace else [])]
+    try:
+        answer = subprocess.run(  # noqa: S603 (no shell; each option is one word)
+            command, capture_output=True, text=True, timeout=KUBECTL_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError as error:
+        raise WorkerUnavailableError("pods are asked for with kubectl, which is not installed here") from error
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineError(f"kubectl did not answer within {KUBECTL_SECONDS:g} s") from error
+    if answer.returncode:
+        said = cleaned(answer.stderr.strip() or "it says nothing")
+        raise WorkerUnavailableError(f"`{' '.join(command)}` failed: {said}")
+    try:
+        items = json.loads(answer.stdout)["items"]
+        return [dict(each) for each in items]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"`{' '.join(command)}` answers without a list of pods") from error
+
+
+def _asked(pod: Mapping[str, Any], token: str | None, tls: TlsFiles | None, timeout_seconds: float) -> AskedMachine:
+    try:
+        name, phase = cleaned(str(pod["metadata"]["name"])), cleaned(str(pod["status"]["phase"]))
+        conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
+        port = _port(pod["spec"]["containers"])
+        host = cleaned(_host(pod))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ProtocolError(f"kubectl answers with a pod that is none: it lacks {error}") from error
+    endpoint = WorkerEndpoint(name, joined(host, port or 0), token, tls)
+    if port is None:
+        return AskedMachine(endpoint, reason=f"its pod has no container with a port named {PORT_NAME!r}", is_fault=True)
+    if "deletionTimestamp" in pod["metadata"]:
+        return AskedMachine(endpoint, reason="its pod is ending")
+    if phase != "Running" or conditions.get("Ready") != "True":
+        return AskedMachine(endpoint, reason=f"its pod is not ready (phase {phase})")
+    return ask(endpoint, timeout_seconds)
+
+
+def _port(containers: Sequence[Mapping[str, Any]]) -> int | None:
+    for container in containers:
+        for port in container.get("ports", ()):
+            if port.get("name") == PORT_NAME:
+                return int(port["containerPort"])
+    return None
+
+
+def _host(pod: Mapping[str, Any]) -> str:
+    """The stable name behind a headless service, which certificates carry; else the pod's address."""
+    spec, metadata = pod["spec"], pod["metadata"]
+    if spec.get("hostname") and spec.get("subdomain"):
+        return f"{spec['hostname']}.{spec['subdomain']}.{metadata['namespace']}.svc"
+    return str(pod["status"].get("podIP", "nowhere"))

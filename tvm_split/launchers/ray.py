@@ -1,0 +1,218 @@
+"""Workers as actors of Ray: Ray finds the nodes and starts lost ones again, tensors go from worker to worker as ever.
+
+https://docs.ray.io/en/latest/ray-core/actors.html. An actor holds a worker process on its node, since a worker loads
+TVM's runtime alone and answers signals in its main thread; it ends with its actor, however that ends.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.closing import Closing
+from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import split_address
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.launcher import Launcher, Started
+from tvm_split.errors import ClusterError, last_line
+from tvm_split.launchers.local import lettered_machines
+
+CONNECT_SECONDS = 5.0
+STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
+FOREVER = -1
+"""How often Ray starts an actor again."""
+OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+"""The resources for which an actor has options of their own, whose names are understood as well."""
+SMALLEST = 1e-4
+"""Of any resource: https://docs.ray.io/en/latest/ray-core/scheduling/resources.html#fractional-resource-requirements"""
+
+
+@dataclass(frozen=True)
+class Ray(Launcher):
+    """Workers that Ray places on its nodes, each with ``threads`` of its CPUs; see `Cluster.from_ray`."""
+
+    name = "ray"
+    argument = "address"
+
+    address: str | None = None
+    workers: int = 2
+    threads: int = 1
+    resources: dict[str, float] = field(default_factory=dict)
+    strategy: str = "SPREAD"
+    timeout_seconds: float = 60.0
+
+    def find(self) -> Cluster:
+        return Cluster(lettered_machines(self.workers, self.threads), launcher=self)
+
+    def start(self, cluster: Cluster) -> Started:
+        names = cluster.machine_names
+        return RayWorkers(names, self.threads, self.address, self.resources, self.strategy, self.timeout_seconds)
+
+
+class RayWorker:
+    """The actor: one worker on the node that it was placed on, at that node's own address."""
+
+    def __init__(self, name: str, threads: int, token: str) -> None:
+        import ray
+
+        self._name = name
+        host = ray.util.get_node_ip_address()
+        self._workers = LocalWorkers([name], threads=threads, pin=False, host=host, token=token)
+
+    def address(self) -> str:
+        return self._workers.endpoints[self._name].address
+
+
+class RayWorkers(Closing):
+    """One actor for each name, in a placement group; all of them answer. A context manager.
+
+    Ray itself is left when this is closed, if it was joined for it.
+
+    Raises:
+        ClusterError, WorkerUnavailableError, DeadlineError: as `Cluster.from_ray` says.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        threads: int,
+        address: str | None,
+        resources: Mapping[str, float] | None,
+        strategy: str,
+        timeout_seconds: float,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise ClusterError(f"Ray's strategies are {', '.join(STRATEGIES)}, got {strategy!r}")
+        each = worker_resources(threads, resources or {})
+        try:
+            import ray
+        except ImportError as error:
+            raise ClusterError("there is no Ray here: pip install 'tvm-split[ray]', as on its nodes") from error
+        self._ray = ray
+        self._seconds = timeout_seconds
+        self._token, self._id = secrets.token_hex(16), secrets.token_hex(4)
+        self._actors: dict[str, Any] = {}
+        self._group: Any = None
+        self._joined = _join(ray, address)
+        before_end(self, self.close)
+        try:
+            self._group = self._place([each] * len(names), strategy)
+            for index, name in enumerate(names):
+                self._actors[name] = self._start(name, threads, each, index)
+            self.endpoints()
+        except BaseException:
+            self.close()
+            raise
+
+    def endpoints(self) -> dict[str, WorkerEndpoint]:
+        """Where the workers are now; waits for those that Ray is starting again.
+
+        Raises:
+            WorkerUnavailableError: one does not come up in time; says what its actor said.
+        """
+        found = {}
+        for name, actor in self._actors.items():
+            try:
+                address = self._ray.get(actor.address.options(max_task_retries=FOREVER).remote(), timeout=self._seconds)
+            except Exception as error:
+                raise WorkerUnavailableError(
+                    f"Ray's worker of machine {name!r} did not come up within {self._seconds:g} s: {last_line(error)}"
+                ) from error
+            found[name] = WorkerEndpoint(name, str(address), self._token)
+        return found
+
+    def close(self) -> None:
+        """Ends the workers, gives Ray the room back, and leaves it, if it was joined here. May be called again."""
+        cleared(self)
+        actors, self._actors = self._actors, {}
+        group, self._group = self._group, None
+        if self._ray.is_initialized():
+            for actor in actors.values():
+                self._ray.kill(actor)
+            if group is not None:
+                self._ray.util.remove_placement_group(group)
+            if self._joined:
+                self._ray.shutdown()
+        self._joined = False
+
+    def _place(self, bundles: list[dict[str, float]], strategy: str) -> Any:
+        group = self._ray.util.placement_group(bundles, strategy=strategy)
+        if not group.wait(self._seconds):
+            self._ray.util.remove_placement_group(group)
+            has = {name: amount for name, amount in self._ray.available_resources().items() if name in bundles[0]}
+            raise DeadlineError(
+                f"Ray found no room within {self._seconds:g} s for {len(bundles)} workers with {bundles[0]} each "
+                f"({strategy}); free are {has}: ask for less, or start more nodes"
+            )
+        return group
+
+    def _start(self, name: str, threads: int, resources: Mapping[str, float], index: int) -> Any:
+        others = {key: amount for key, amount in resources.items() if key not in OPTIONS}
+        placed = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
+        actor = self._ray.remote(RayWorker).options(
+            **{option: resources.get(key, 0) for key, option in OPTIONS.items()},
+            resources=others,
+            name=f"tvm-split-{self._id}-{name}",
+            scheduling_strategy=placed,
+            max_restarts=FOREVER,
+            max_task_retries=FOREVER,
+        )
+        return actor.remote(name, threads, self._token)
+
+
+def worker_resources(threads: int, resources: Mapping[str, float]) -> dict[str, float]:
+    """What one worker takes, by Ray's names in placement groups: ``threads`` CPUs, unless ``resources`` says another
+    number, and what else that names. Memory is in bytes.
+
+    Raises:
+        ClusterError: an amount that Ray gives to nobody; or a resource twice, by two names.
+    """
+    if not isinstance(resources, Mapping):
+        raise ClusterError(f'resources is a dictionary like {{"GPU": 1, "memory": 1e9}}, got {resources!r}')
+    names = {option: key for key, option in OPTIONS.items()}
+    found: dict[str, float] = {}
+    for given, amount in resources.items():
+        name = names.get(given, given)
+        if not isinstance(name, str) or not name or name == "object_store_memory":
+            raise ClusterError(f"Ray's workers cannot take {given!r}: CPU, GPU, memory, or what a node calls its own")
+        if name in found:
+            raise ClusterError(f"resources has both {name} and {OPTIONS[name]}, which are the same; give one of them")
+        is_number = isinstance(amount, Real) and not isinstance(amount, bool)
+        if not is_number or not (amount == 0 or SMALLEST <= amount < math.inf):
+            raise ClusterError(f"a worker of Ray takes 0 of {given}, or {SMALLEST:g} and more, got {amount!r}")
+        if name == "GPU" and amount > 1 and amount % 1:
+            raise ClusterError(f"a worker of Ray takes a part of one GPU, or whole ones, got {amount!r}")
+        found[name] = float(amount)
+    found = {name: amount for name, amount in {"CPU": float(threads), **found}.items() if amount}
+    if not found:
+        raise ClusterError(f"a worker of Ray takes some of its resources, got {dict(resources)}")
+    return found
+
+
+def _join(ray: Any, address: str | None) -> bool:
+    """Whether this process has joined a Ray just now.
+
+    Raises:
+        WorkerUnavailableError: none runs there.
+    """
+    if ray.is_initialized():
+        return False
+    where = address or "this host"
+    try:
+        if address is not None:  # Ray itself tries for minutes
+            host, port = split_address(address)
+            socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
+        ray.init(address=address or "auto", log_to_driver=False, logging_level="warning")
+    except (OSError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = f"no Ray can be joined at {where} ({reason}); `ray start --head` starts one"
+        raise WorkerUnavailableError(text) from error
+    return True
