@@ -1,0 +1,40 @@
+"""Tables are whole in a terminal of 80 columns: no name of a usual length is broken, no number cut."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rpc_runtime.program.measurements import StageStatistics
+from tvm_split.display.report import statistics_table
+from tvm_split.display.view import Table, print_parts
+
+
+def lines_of(table) -> list[str]:
+    file = io.StringIO()
+    print_parts([table], Console(file=file, width=80))
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("name", "shown"), [("stage_{}", "stage_{}"), ("stage_1_machine_a_{}", "stage_1_…_{}")])
+def test_long_runs(name, shown):
+    """Of stages, and of what a machine does of one that it shares."""
+    seconds = {f"{each}_seconds": 4321.5 for each in ("compute", "wait", "receive", "send")}
+    stages = [
+        StageStatistics(name.format(index), "machine-a", 100, **seconds, bytes_sent=987_600_000) for index in (0, 1, 12)
+    ]
+    lines = lines_of(statistics_table(stages, "net"))
+    assert [line.split()[:2] for line in lines if "stage_" in line] == [
+        [shown.format(index), "machine-a"] for index in (0, 1, 12)
+    ]
+    assert all("987.6 MB" in line for line in lines if "stage_" in line)
+    assert max(map(len, lines)) <= 80
+
+
+def test_what_does_not_fit_goes_on_below_and_numbers_are_whole():
+    name, numbers = "a-machine-with-a-very-long-name.in-the-lab.of-an-institute.example.org", ["12345678.9"] * 4
+    lines = lines_of(Table("net", ("machine",), ("a", "b", "c", "d"), [(name, *numbers)]))
+    rows = [line.split() for line in lines[next(index for index, line in enumerate(lines) if "─" in line) + 1 :]]
+    assert rows[0][1:] == numbers
+    assert "".join(row[0] for row in rows if row) == name
+    assert max(map(len, lines)) <= 80

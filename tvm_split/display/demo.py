@@ -1,0 +1,147 @@
+"""What the demonstration prints, and what it leaves in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.syntax import Syntax
+from rich.text import Text
+
+from rpc_runtime.hardware import own_cores
+from rpc_runtime.program.measurements import COMPUTE
+from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
+from tvm_split.deployment.timeline import (
+    LANE_NAMES,
+    Timeline,
+    axis,
+    cells,
+    columns_in,
+    draw,
+    headings,
+    machines_at_once,
+    timeline,
+)
+from tvm_split.display.console import STDOUT
+from tvm_split.display.report import statistics_table
+from tvm_split.display.view import as_json, print_parts, show
+from tvm_split.pictures.timeline_picture import draw_picture
+from tvm_split.units import seconds_text
+
+COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
+
+
+def content_of(found: Demonstration, folder: Path) -> dict[str, Any]:
+    """Everything that was measured, and where the files are."""
+    return {
+        "network": found.bundle.model,
+        "test_images": found.test_images,
+        "micro_batch_images": MICRO_BATCH,
+        "micro_batches": found.micro_batches,
+        "accuracy_unsplit": found.accuracy_unsplit,
+        "accuracy_split": found.accuracy_split,
+        "largest_difference": found.largest_difference,
+        "pipelined_seconds": found.ran.pipelined_seconds,
+        "one_by_one_seconds": found.ran.one_by_one_seconds,
+        "gain": found.ran.one_by_one_seconds / found.ran.pipelined_seconds,
+        "machines_at_work_at_once": _at_once(found, LANE_NAMES),
+        "machines_computing_at_once": _at_once(found, (COMPUTE,)),
+        "stages": [asdict(each) for each in found.ran.statistics],
+        "compiled": as_json(found.bundle)["stages"],
+        "timeline": str(folder / "timeline.png"),
+        "files": {
+            "bundle": str(folder / "bundle"),
+            "ir": str(folder / "bundle" / "ir"),
+            "timeline_svg": str(folder / "timeline.svg"),
+            "timeline_text": str(folder / "timeline.txt"),
+        },
+    }
+
+
+def write_files(found: Demonstration, folder: Path) -> None:
+    """The timeline as pictures and text, and ``report.json``."""
+    machines = found.bundle.program.machines
+    title = f"{found.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
+    pictures = [folder / "timeline.png", folder / "timeline.svg"]
+    draw_picture(found.ran.first_events, machines, title, pictures)
+    (folder / "timeline.txt").write_text(draw(timeline(found.ran.first_events, machines)) + "\n")
+    (folder / "report.json").write_text(json.dumps(content_of(found, folder), indent=2) + "\n")
+
+
+def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) -> None:
+    """The story from the IR to the timeline."""
+    machines = found.bundle.program.machines
+    console.print(Rule("What each machine does"))
+    for text in found.short_forms.values():
+        console.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0), word_wrap=True))
+    console.print(
+        "Shortened: every line is one binding of the IR, without attributes and devices. In full:", style="dim"
+    )
+    console.print(f"{folder}/bundle/ir", style="dim", soft_wrap=True)
+    console.print(Rule("What was compiled"))
+    show(found.bundle, console)
+    console.print(Rule("What came out"))
+    console.print(_outcome(found))
+    title = f"{found.ran.statistics[0].micro_batches} micro-batches in all"
+    print_parts([statistics_table(found.ran.statistics, title)], console)
+    console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
+    columns = columns_in(console.width, machines)
+    console.print(_coloured(timeline(found.ran.first_events, machines, columns)), no_wrap=True, overflow="crop")
+    console.print(Text(_overlap(found)))
+    console.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
+
+
+def _outcome(found: Demonstration) -> RenderableType:
+    per_second = found.test_images / found.ran.pipelined_seconds
+    one_by_one = found.test_images / found.ran.one_by_one_seconds
+    return Text(
+        f"{found.test_images} test images in {found.micro_batches} micro-batches of {MICRO_BATCH}\n"
+        f"accuracy: {found.accuracy_unsplit:.2%} before the split (torch), {found.accuracy_split:.2%} after it\n"
+        f"largest difference of any score: {found.largest_difference:.2g}\n"
+        f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other: "
+        f"{per_second / one_by_one:.2f} times as many"
+    )
+
+
+def _coloured(drawn: Timeline) -> Group:
+    """The timeline with a colour for each micro-batch; computing is bold."""
+    names = headings(drawn.lanes)
+    lines = [Text("ms".rjust(len(names[0]) - 1) + " " + axis(drawn), "dim")] if names else []
+    for name, lane in zip(names, drawn.lanes, strict=True):
+        line = Text(name)
+        for cell in cells(lane, drawn.columns):
+            colour = "dim" if cell.sequence is None else COLOURS[cell.sequence % len(COLOURS)]
+            line.append(cell.text, colour)
+        lines.append(line)
+    return Group(*lines)
+
+
+def _overlap(found: Demonstration) -> str:
+    def share_of_time(kinds: Collection[str], least: int) -> str:
+        return (
+            f"{sum(share for count, share in machines_at_once(found.ran.events, kinds).items() if count >= least):.0%}"
+        )
+
+    alone = found.ran.one_by_one_seconds / found.micro_batches
+    computing = sum(stage.median_compute_seconds for stage in found.ran.statistics)
+    text = (
+        "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of some "
+        f"seconds, a machine computed {share_of_time((COMPUTE,), 1)} of the time, and two or more at once "
+        f"{share_of_time((COMPUTE,), 2)} of it; with receiving and sending, two or more were at work "
+        f"{share_of_time(LANE_NAMES, 2)} of it. A micro-batch by itself takes {seconds_text(alone)}, of which machines "
+        f"compute {seconds_text(computing)}; the rest is the way between processes."
+    )
+    cores, processes = own_cores().count, len(found.bundle.program.machines) + 1
+    if cores < processes:
+        text += f" This host has {cores} cores for {processes} processes, so they also wait for each other."
+    return text
+
+
+def _at_once(found: Demonstration, kinds: Collection[str]) -> dict[str, float]:
+    """As `machines_at_once`, with keys that JSON can hold."""
+    return {str(count): share for count, share in machines_at_once(found.ran.events, kinds).items()}

@@ -1,0 +1,310 @@
+"""A plan explained, at most 80 columns wide: stages, what is predicted, how sure that is, and what was not chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from tvm_split.display.links import transport_lines
+from tvm_split.display.view import Table, View, as_json, view
+from tvm_split.model import Model
+from tvm_split.planner.estimate import estimated_seconds
+from tvm_split.planner.explain import one_machine_advice
+from tvm_split.planner.micro_batches import SizedPlan
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
+from tvm_split.planner.problem import objective_seconds
+from tvm_split.planner.shard import sharding_words
+from tvm_split.units import age_text, bytes_text, short_list
+
+NOTHING = "–"
+PREDICTED_HEADINGS = ("compute", "receive", "send", "memory", "est.")
+PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"
+NAMES_SHOWN, MOST_NAMES = 2, 6
+LONGEST_NAME = 24
+MACHINES_SHOWN = 4
+MOST_ROWS = 12
+"""Of stages, and of sentences about them; what has more is told by machine, and in full with the details."""
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """A plan with the model it is for, for a cluster of so many machines; ``sizes`` are those it was compared with."""
+
+    model: Model
+    plan: Plan
+    machines: int
+    sizes: Sequence[SizedPlan] = ()
+
+    @property
+    def shares(self) -> list[float]:
+        """Each stage's share of the model's estimated time on one core, between 0 and 1."""
+        seconds = estimated_seconds(self.model.description)
+        whole = sum(seconds.values()) or 1.0
+        return [sum(seconds[layer] for layer in stage.layers) / whole for stage in self.plan.stages]
+
+
+@view.register
+def view_of_result(result: PlanResult, *, details: bool = False) -> View:
+    """The plan, what other sizes of micro-batches would do, and whether one machine alone is better."""
+    advice = one_machine_advice(result.plan, result.machines)
+    sizes = [_sizes_table(result.sizes)] if result.sizes else []
+    return [*plan_parts(result.plan, result.shares, details=details), *sizes, *filter(None, [advice])]
+
+
+@view.register
+def view_of_plan(plan: Plan, *, details: bool = False) -> View:
+    """The stages, what is predicted of them, and what else was considered."""
+    return plan_parts(plan, [math.nan] * len(plan.stages), details=details)
+
+
+@as_json.register
+def result_as_json(result: PlanResult) -> dict[str, Any]:
+    """The plan as its file has it, with what was computed of it."""
+    model, plan = result.model, result.plan
+    return {
+        "model": model.name,
+        "framework": model.framework,
+        "inputs": [dataclasses.asdict(each) for each in model.inputs],
+        "outputs": [dataclasses.asdict(each) for each in model.outputs],
+        "stages": [
+            {**dataclasses.asdict(stage), "machine": stage.machine, "estimated_share": share}
+            for stage, share in zip(plan.stages, result.shares, strict=True)
+        ],
+        "prediction": prediction_as_json(plan),
+        "sizes": [
+            {
+                "size": each.size,
+                "samples_per_second": each.samples_per_second,
+                "latency_seconds": each.prediction.latency_seconds,
+                "stages": len(each.plan.stages),
+            }
+            for each in result.sizes
+        ],
+        "plan": plan.to_dict(),
+    }
+
+
+def plan_parts(
+    plan: Plan, shares: Sequence[float], *, details: bool = False, seconds_now: float | None = None
+) -> Iterator[Table | str | Text]:
+    """A plan in tables and sentences; of one without a prediction, its stages.
+
+    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970. ``details``
+    are how sure the plan is, and all that it was compared with; of many stages they are each one's row, too.
+    """
+    prediction = plan.prediction
+    is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS
+    yield _stages_table(plan, shares, by_machine=is_short)
+    lines = [*shard_lines(plan), *codec_lines(plan), *plan.remarks]
+    if plan.precision != "float32":
+        lines.append(f"Convolutions and products multiply in {plan.precision}, and add in float32")
+    yield from lines if details else lines[:MOST_ROWS]
+    if is_short or (not details and len(lines) > MOST_ROWS):
+        yield Text("Every stage, and how each is shared and sends: --details", "dim")
+    if prediction is None:
+        return
+    yield from predicted_lines(prediction, plan.objective, time.time() if seconds_now is None else seconds_now)
+    if not details:
+        yield from _best_others(plan, prediction)
+        yield Text("What else was considered, and how sure this is: --details", "dim")
+        return
+    yield ""
+    yield from certificate_lines(prediction, plan.objective)
+    for title, others in (("Without a planner", prediction.baselines), ("Plans that lost", prediction.alternatives)):
+        if others:
+            yield _comparison_table(title, plan, prediction, others)
+            yield from (f"• {other.name}: {other.why}" for other in others if other.why)
+
+
+def shard_lines(plan: Plan) -> list[str]:
+    """What each machine has of the stages that they compute together, and what travels between them."""
+    return [f"{stage.name} together: {sharding_words(stage)}" for stage in plan.stages if stage.sharding]
+
+
+def codec_lines(plan: Plan) -> list[str]:
+    """How tensors are written on links, how much smaller that makes them, and what it does to the outputs."""
+    lines = []
+    for each in plan.codecs:
+        size = "" if each.ratio is None else f", {each.ratio:.2f} times smaller"
+        error = "" if not each.codec.is_lossy else ", changes the outputs by an unknown share"
+        if each.codec.is_lossy and each.output_error is not None:
+            error = f", changes the outputs by {each.output_error:.2g} of their range"
+        lines.append(f"{each.source} → {each.destination}: {each.tensor} as {each.codec}{size}{error}")
+    return lines
+
+
+def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
+    """What is predicted, with rates, and with each compared plan's ratio to this one; None without a prediction."""
+    prediction = plan.prediction
+    if prediction is None:
+        return None
+    content = dataclasses.asdict(prediction)
+    content["samples_per_second"] = prediction.samples_per_second
+    for machine, row in zip(prediction.machines, content["machines"], strict=True):
+        row["memory_bytes"] = machine.memory_bytes
+    for name, others in (("baselines", prediction.baselines), ("alternatives", prediction.alternatives)):
+        for other, row in zip(others, content[name], strict=True):
+            row["ratio"] = ratio_to_plan(other, prediction, plan.objective)
+    return content
+
+
+def _sizes_table(sizes: Sequence[SizedPlan]) -> Table:
+    """What every micro-batch size would do, the chosen one first."""
+    rows = [
+        (
+            str(each.size),
+            str(len(each.plan.stages)),
+            f"{each.samples_per_second:.4g}",
+            _ms(each.prediction.latency_seconds),
+        )
+        for each in sizes
+    ]
+    return Table("micro-batch sizes", (), ("size", "stages", "samples a second", "latency ms"), rows)
+
+
+def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
+    """How many times as good as the plan another one is, by the objective; below 1 is worse."""
+    value = objective_seconds(objective, other)
+    return objective_seconds(objective, prediction) / value if value > 0 else 1.0
+
+
+def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
+    """Throughput and latency, the objective first; what limits them, and what they rest on."""
+    throughput = (
+        f"{prediction.samples_per_second:.4g} micro-batches a second (one every {_ms(prediction.period_seconds)} ms)"
+    )
+    latency = f"{_ms(prediction.latency_seconds)} ms for one alone"
+    first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
+    proven = f"at most {prediction.gap:.2%} from the best" if prediction.gap > 0 else "proven the best"
+    age = (
+        f"measured {age_text(seconds_now - prediction.profiled_at)} ago" if prediction.profiled_at > 0 else "estimated"
+    )
+    return [
+        f"Predicted: {first}; {second}",
+        f"Limited by {prediction.limiting}; {proven}; {age}",
+        *cores_lines(prediction),
+        *transport_lines((each.source, each.destination, each.transport) for each in prediction.links),
+        *(f"Doubtful: {doubt}" for doubt in prediction.doubts),
+    ]
+
+
+def cores_lines(prediction: Prediction) -> list[str]:
+    """What machines keep busy of cores that are too few for all of them to compute at once."""
+    return [
+        f"{short_list(each.machines)} share {'one core' if each.cores == 1 else f'{each.cores} cores'}: a result takes "
+        f"{_ms(each.busy_seconds)} ms of one, so no more than {1 / each.least_period_seconds:.4g} come a second"
+        for each in prediction.shared_cores
+        if each.oversubscription > 1 and each.busy_seconds > 0
+    ]
+
+
+def certificate_lines(prediction: Prediction, objective: str) -> list[str]:
+    """Why to believe that there is no better plan."""
+    value = "latency" if objective == "latency" else "period"
+    bound = f"Lower bound: no plan has a {value} below {_ms(prediction.lower_bound_seconds)} ms; "
+    bound += f"this one's gap to it is {prediction.gap:.2%}" if prediction.gap > 0 else "this one reaches it"
+    lines = [
+        bound,
+        f"Method: {prediction.method}",
+        f"Bubble: machines wait {prediction.bubble:.1%} of the time. In flight: {prediction.in_flight} micro-batches",
+    ]
+    if prediction.why_no_more_machines:
+        lines.append(f"Why no more machines: {prediction.why_no_more_machines}")
+    return lines
+
+
+def _best_others(plan: Plan, prediction: Prediction) -> list[str]:
+    """The best baseline and the best plan that lost, each in a line."""
+    return [
+        f"{title}: {others[0].name}, {ratio_to_plan(others[0], prediction, plan.objective):.2f} times as good"
+        for title, others in (("Best without a planner", prediction.baselines), ("Next", prediction.alternatives))
+        if others
+    ]
+
+
+def memory_text(used: float, limit: float | None) -> str:
+    """How much of a machine's memory is used, and where there is a limit its share."""
+    return bytes_text(used) if limit is None else f"{bytes_text(used)} {used / limit:.0%}"
+
+
+def _stages_table(plan: Plan, shares: Sequence[float], *, by_machine: bool) -> Table:
+    """A row per stage and machine, or one per machine; each machine's times and memory stand once, in its first row.
+
+    Without a prediction, the stages' estimated shares; of one that machines compute together, each one's part.
+    """
+    predicted = {each.machine: each for each in plan.prediction.machines} if plan.prediction else None
+    rows = []
+    for stage, name, layers, share in (_machine_rows if by_machine else _stage_rows)(plan, shares):
+        machine = predicted.pop(name, None) if predicted is not None else None
+        cells = [_share_text(share)] if predicted is None else [""] * 5 if machine is None else _cells(machine)
+        rows.append((stage, name, layers, *cells))
+    headings = ("estimated share",) if predicted is None else PREDICTED_HEADINGS
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    title = f"{plan.model}: {stages} for {plan.objective}, {plan.origin}"
+    texts = ("stage", "machine", "layers")
+    caption = "" if predicted is None else PREDICTED_CAPTION
+    return Table(title, texts, headings, rows, caption, min_widths={"layers": 14}, left=("memory",))
+
+
+def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str, str, float]]:
+    """Stage, machine, the stage's layers, and the machine's share of the model's work in it."""
+    most = MOST_NAMES if plan.prediction is None else NAMES_SHOWN
+    for stage, share in zip(plan.stages, shares, strict=True):
+        beside = f"shares the {stage.sharding.axis}" if stage.sharding else "takes turns"
+        for name, part in zip(stage.machines, stage.shares, strict=True):
+            layers = _layers_text(stage.layers, most) if name == stage.machine else beside
+            yield stage.name, name, layers, share * part if stage.sharding else share
+
+
+def _machine_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str, str, float]]:
+    """How many stages, machine, how many layers these have, and the machine's share of the model's work."""
+    rows = list(_stage_rows(plan, shares))
+    for name in dict.fromkeys(machine for _, machine, _, _ in rows):
+        own = [stage for stage in plan.stages if name in stage.machines]
+        layers = f"{sum(len(stage.layers) for stage in own)} layers"
+        yield f"{len(own)} stages", name, layers, sum(share for _, machine, _, share in rows if machine == name)
+
+
+def _cells(machine: MachinePrediction) -> list[str]:
+    times = [_ms(each) for each in (machine.compute_seconds, machine.receive_seconds, machine.send_seconds)]
+    return [*times, memory_text(machine.memory_bytes, machine.memory_limit_bytes), f"{machine.estimated_share:.0%}"]
+
+
+def _layers_text(layers: Sequence[str], most: int) -> str:
+    count = f"({len(layers)} layers)" if len(layers) > 1 else "(1 layer)"
+    # The end of a long name tells more than its beginning, which its neighbours share.
+    names = [name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}" for name in layers]
+    return f"{', '.join(names) if len(names) <= most else f'{names[0]} … {names[-1]}'} {count}"
+
+
+def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
+    stages = tuple(("+".join(stage.machines), len(stage.layers)) for stage in plan.stages)
+    own = ComparedPlan("this plan", stages, prediction.period_seconds, prediction.latency_seconds)
+    rows = [
+        (
+            each.name,
+            short_list([f"{machine}: {count}" for machine, count in each.stages], MACHINES_SHOWN),
+            f"{1 / each.period_seconds if each.period_seconds > 0 else math.inf:.4g}",
+            _ms(each.latency_seconds),
+            f"{ratio_to_plan(each, prediction, plan.objective):.2f}",
+        )
+        for each in (own, *others)
+    ]
+    caption = "× plan: by the plan's objective; 0.50 is half as good"
+    return Table(title, ("", "layers on machines"), ("a second", "latency ms", "× plan"), rows, caption)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 1 else f"{seconds * 1e3:.0f}"
+
+
+def _share_text(share: float) -> str:
+    """A share of the model's work, where it is known."""
+    return NOTHING if math.isnan(share) else f"{share:.1%}"

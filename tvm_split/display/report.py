@@ -1,0 +1,132 @@
+"""What a run or a benchmark measured, as tables and sentences, at most 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from rpc_runtime.program.measurements import StageStatistics
+from tvm_split.deployment.deployment_report import DeploymentReport
+from tvm_split.deployment.report_advice import parted, tells_of_a_link
+from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
+from tvm_split.display.view import Row, Table, View, view
+from tvm_split.units import bytes_text, seconds_text, short_list
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a stream of micro-batches took; ``inputs`` says where they are from, ``output`` where the outputs are."""
+
+    model: str
+    inputs: str
+    micro_batches: int
+    seconds: float
+    micro_batches_per_second: float
+    blob_bytes_sent: int
+    weight_bytes: Mapping[str, int]
+    stages: tuple[StageStatistics, ...]
+    output: Mapping[str, Any] | None = None
+
+
+@view.register
+def view_of_run(result: RunResult, *, details: bool = False) -> View:
+    """Times of each stage, and the throughput."""
+    count = f"{result.micro_batches} micro-batches"
+    rate = f"{count} in {result.seconds:.3f} s: {result.micro_batches_per_second:.1f} a second"
+    return [statistics_table(result.stages, f"{result.model}: {count}"), rate]
+
+
+NOTHING = "–"
+UNSURE = "unsure"
+
+
+@view.register
+def view_of_report(report: DeploymentReport, *, details: bool = False) -> View:
+    """Prediction, measurement and their ratio for the whole, every machine and every link; and what to do."""
+    title = f"{report.model}: milliseconds per micro-batch"
+    return [Table(title, ("", " "), ("predicted", "measured", "ratio"), list(_rows(report))), *summary(report)]
+
+
+def _rows(report: DeploymentReport) -> Iterator[Row]:
+    scale = report.period.measured or report.latency.measured or 0.0
+    yield _row("whole", "a result every", report.period, scale)
+    yield _row("", "one alone", report.latency, scale)
+    for machine in report.machines:
+        yield ()
+        name = f"{machine.machine} ({short_list(list(map(_stage, machine.stages, machine.shares)))})"
+        yield _row(name, "compute", machine.compute, scale)
+        yield _row("", "receive", machine.receive, scale, wire=True)
+        yield _row("", "send", machine.send, scale, wire=True)
+    if report.links:
+        yield ()
+    for link in report.links:
+        size = link.bytes.measured if link.bytes.measured is not None else link.bytes.predicted
+        name = f"{link.source} → {link.destination}" + (f" ({link.transport})" if link.transport else "")
+        what = " ".join([NOTHING if size is None else bytes_text(size), *link.codecs])
+        yield _row(name, what, link.seconds, scale, wire=True)
+
+
+def summary(report: DeploymentReport) -> list[str]:
+    """What the table does not say: rates, how much was measured, and advice."""
+    lines = []
+    if any(each.compute.predicted is not None for each in report.machines):
+        lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
+        times = [each for part in report.machines for each in (part.compute, part.receive, part.send)]
+        if any(each.inconclusive for each in (*times, *(link.seconds for link in report.links))):
+            lines.append(f"{UNSURE.capitalize()}: in its range, which is not known better than {WIDEST_RANGE:g} to 1.")
+    if report.period.measured is not None:
+        predicted = report.period.predicted
+        beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"
+        lines.append(f"{1 / report.period.measured:.1f} micro-batches a second{beside}")
+    lines.append(f"Medians over {report.streamed} streamed micro-batches, and over single runs: {report.runs}")
+    if report.period.predicted is None:
+        lines.append("The plan has no prediction to compare with.")
+    elif not report.advice:
+        lines.append("Nothing that matters differs from its prediction by more than 15 %.")
+    return [*lines, *(f"• {text}" for text in report.advice)]
+
+
+def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
+    """Times per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
+    times = ("median_compute_seconds", "compute_seconds", "wait_seconds", "receive_seconds", "send_seconds")
+    rows = [
+        (
+            _short_name(each),
+            each.machine,
+            *(seconds_text(getattr(each, time)) for time in times),
+            bytes_text(each.bytes_sent),
+        )
+        for each in stages
+    ]
+    caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
+    return Table(title, ("stage", "machine"), ("median", "compute", "wait", "receive", "send", "sent"), rows, caption)
+
+
+def _short_name(stage: StageStatistics) -> str:
+    """A stage's name without its machine's, which stands beside it: parts of sharded stages have it in theirs."""
+    return stage.name.replace(f"_{stage.machine.replace('-', '_')}_", "_…_")
+
+
+def _row(name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> Row:
+    ratio, style = NOTHING, ""
+    if not wire or tells_of_a_link(compared, scale_seconds):
+        if compared.ratio is not None:
+            ratio, style = f"{compared.ratio:.2f}", "red" if parted(compared, scale_seconds) else ""
+        elif compared.inconclusive:
+            ratio = UNSURE
+    predicted = _milliseconds(compared.predicted)
+    if compared.predicted_least is not None:
+        predicted = f"{_milliseconds(compared.predicted_least)} to {predicted}"
+    return name, what, predicted, _milliseconds(compared.measured), Text(ratio, style)
+
+
+def _stage(name: str, share: float) -> str:
+    """A stage, with the share of the micro-batches that this machine computes of it."""
+    return name if share == 1 else f"{share:.0%} of {name}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds * 1e3:.3f}"
