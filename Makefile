@@ -121,7 +121,7 @@ $(PROTOCOL)/.installed: Makefile $(STAMP)
 
 protocol: $(PROTOCOL)/.installed
 	PYTHONPATH=$(CURDIR)/$(PROTOCOL) $(BIN)/python -m grpc_tools.protoc \
-		-I. --python_out=. --pyi_out=. rpc_runtime/wire/worker.proto
+		-I. --python_out=. --pyi_out=. --grpc_python_out=. rpc_runtime/wire/worker.proto
 
 # Without options here; check-shaped as root, since it shapes links between network namespaces.
 PLAIN := check-far check-models check-shaped check-simulation check-unequal check-unloading bench-kernels bench-overlap bench-pipelining bench-plans bench-shards

@@ -18,11 +18,12 @@ from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, Tr
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.control_methods import METHODS
+from rpc_runtime.wire.foreign_text import clean_message
 from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
 from rpc_runtime.wire.loopback_token import find_token
 from rpc_runtime.wire.messages import load_request, message_of, value_of
 from rpc_runtime.wire.security import Token
+from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
@@ -130,6 +131,7 @@ class WorkerConnection:
         self.token = Token(endpoint.token) if endpoint.token else find_token(endpoint.address)
         self._metadata = self.token.metadata if self.token else None
         self._channel = open_channel(endpoint.address, endpoint.tls)
+        self._stub = ControlStub(self._channel)
 
     def describe(self, timeout_seconds: float) -> WorkerDescription:
         rounds: list[tuple[int, int, pb.DescribeReply]] = []
@@ -157,8 +159,7 @@ class WorkerConnection:
 
     def watch(self, deployment: str) -> Any:
         """The stream of ``WatchEvent``: the deployment lives as long as it does."""
-        watch = METHODS["Watch"].call(self._channel)
-        return watch(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
+        return self._stub.Watch(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
 
     def send_blobs(
         self,
@@ -183,7 +184,7 @@ class WorkerConnection:
         upload = _Upload(deployment, files, lambda sent: on_progress(sent, total))
         timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND + len(missing) * BLOB_SECONDS
         try:
-            METHODS["PutBlob"].call(self._channel)(upload.requests(), timeout=timeout, metadata=self._metadata)
+            self._stub.PutBlob(upload.requests(), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
             raise upload.problem or error_of(status, str(self.endpoint)) from None
         if upload.problem:
@@ -251,16 +252,16 @@ class WorkerConnection:
 
     def _call(self, request: Any, timeout_seconds: float) -> Any:
         """The reply of the method that takes such a request."""
-        method = METHODS[type(request).__name__.removesuffix("Request")]
+        method = type(request).__name__.removesuffix("Request")
         try:
-            reply = method.call(self._channel)(request, timeout=timeout_seconds, metadata=self._metadata)
+            reply = getattr(self._stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as status:
             raise error_of(status, str(self.endpoint)) from None
         except ValueError as error:  # what gRPC raises for a channel that another thread has closed
             raise WorkerUnavailableError(f"the connection to {self.endpoint} was closed") from error
         if reply is None:
-            raise ProtocolError(f"{self.endpoint} ended a call of {method.name} without a reply")
-        return reply
+            raise ProtocolError(f"{self.endpoint} ended a call of {method} without a reply")
+        return clean_message(reply)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from rpc_runtime.errors import (
 from rpc_runtime.program.program import CLIENT
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
+from rpc_runtime.wire.foreign_text import clean_message
 
 SILENCE_SECONDS = 5.0
 """Workers speak every second; one that has said nothing for so long is taken for dead."""
@@ -176,7 +177,7 @@ class WorkerWatch:
         endpoint = self._connections[machine].endpoint
         try:
             for event in self._calls[machine]:
-                self._take(machine, event)
+                self._take(machine, clean_message(event))
             message = f"{endpoint} ended the deployment"
         except grpc.RpcError as status:
             error = error_of(status, str(endpoint))

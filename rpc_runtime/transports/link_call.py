@@ -23,8 +23,7 @@ from rpc_runtime.transports.mpi import MpiStream, World
 from rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
 from rpc_runtime.transports.nccl_device import Nccl, nccl_of
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_text, parsed
 from rpc_runtime.wire.security import Token
 

@@ -1,4 +1,3 @@
-from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -7,8 +6,6 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-MAXIMUM_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
-maximum_request_bytes: _descriptor.FieldDescriptor
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -17,7 +17,7 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import LINK_PATH, METHODS, Method
+from rpc_runtime.wire.channels import LINK_PATH
 from rpc_runtime.wire.framing import (
     HEADER,
     MAGIC,
@@ -28,6 +28,7 @@ from rpc_runtime.wire.framing import (
 )
 from tests.helpers.mutations import mutated, random_message
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
+from tests.helpers.rpc_runtime.methods import METHODS, Method
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS

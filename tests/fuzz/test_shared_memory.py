@@ -19,7 +19,7 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.transports import shared_memory
 from rpc_runtime.transports.link_memory import MESSAGE, SharedMemory
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import (
     HEADER,
     MAGIC,

@@ -14,7 +14,7 @@ from rpc_runtime.program.kernel_times import KernelSet
 from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from rpc_runtime.program.program import CLIENT, Program
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS, Method
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame
 from rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
@@ -22,6 +22,7 @@ from rpc_runtime.wire.messages import (
     message_of,
 )
 from tests.helpers.mutations import mutated, random_message
+from tests.helpers.rpc_runtime.methods import METHODS, Method
 from tests.helpers.rpc_runtime.pipelines import send_blobs
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello

@@ -24,8 +24,7 @@ from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.mpi import World
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
-from rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
+from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, SERVER_OPTIONS, WorkerEndpoint
 from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.mpi_ranks import through_relay
 from tests.helpers.rpc_runtime.stations import Idle

@@ -30,10 +30,10 @@ from rpc_runtime.program.link_setting import LinkSetting
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.control_methods import METHODS
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, send_blobs
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless

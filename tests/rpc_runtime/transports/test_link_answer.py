@@ -15,7 +15,7 @@ from rpc_runtime.transports import link_answer
 from rpc_runtime.transports.link_answer import LinkAnswer
 from rpc_runtime.transports.shared_memory import host_proof
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
 from tests.helpers.rpc_runtime.joined_links import Answering, Calling, Receiver, Sender, link_threads, send_all
 from tests.helpers.rpc_runtime.link_peer import one_route

@@ -24,11 +24,11 @@ from rpc_runtime.program.program import CLIENT
 from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.links import OutgoingLink
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.control_methods import CONTROL_SERVICE, DATA_SERVICE, LINK_METHOD
+from rpc_runtime.wire.channels import DATA_SERVICE, LINK_METHOD, WorkerEndpoint
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, cleaned
 from rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
 from rpc_runtime.wire.messages import hello_of
+from tests.helpers.rpc_runtime.methods import CONTROL_SERVICE
 from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cli.found_machines import FoundMachines

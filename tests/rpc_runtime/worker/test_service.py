@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
@@ -14,36 +13,14 @@ from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError
 from rpc_runtime.program.machine_plan import machine_plan
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.control_methods import METHODS, Method
 from rpc_runtime.wire.framing import CHUNK_BYTES
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, plan_from_request
+from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, one_stage
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload
 from tests.helpers.waiting import PATIENCE_SECONDS
-
-FORGED = b"\x0a\xff\xff\xff\xff\x0f"
-"""A field that announces more than there is."""
-
-
-@pytest.mark.parametrize("method", [METHODS["Describe"], METHODS["LoadStages"]], ids=lambda method: method.name)
-def test_requests_that_cannot_be_parsed_leave_nothing_behind(workers: LocalWorkers, method: Method) -> None:
-    process = psutil.Process(workers.process_ids[A])
-    with RawCaller(workers.endpoints[A]) as caller:
-        caller.codes(method.path, [FORGED] * 500)
-        before = process.memory_info().rss
-        assert caller.codes(method.path, [FORGED] * 2000) == {"INVALID_ARGUMENT": 2000}
-    assert process.memory_info().rss - before < 16 << 20  # 2000 times 16 KiB would be 32 MiB
-
-
-def test_a_request_that_is_too_long_or_missing(workers: LocalWorkers) -> None:
-    with RawCaller(workers.endpoints[A]) as caller:
-        assert caller.answer(METHODS["Describe"].path, [b"\x0a" * 100_000]) == (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "a request of Describe has at most 65536 bytes, got 100000",
-        )
-        assert caller.answer(METHODS["Describe"].path, [])[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMaker, honest: None) -> None:
