@@ -16,7 +16,7 @@ from rpc_runtime.execution.cuda_calls import CudaCalls
 from rpc_runtime.execution.device_transfers import DeviceTransfers
 from rpc_runtime.program.machine_plan import machine_plan
 from rpc_runtime.worker import held_program
-from rpc_runtime.worker.control_service import HeldPrograms
+from rpc_runtime.worker.service import HeldPrograms
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled, on_host
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, one_stage
