@@ -14,31 +14,38 @@ import stat
 from pathlib import Path
 
 ROOT = 0
+ACCESS_LIST = "system.posix_acl_access"
+"""The extended attribute of a folder whose access control list names more users or groups than its mode shows."""
+LONGEST_CHAIN = 40
+"""Symbolic links in one path, as in Linux."""
 
 
 def private_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, for this user alone; checks what is there already.
+    """Make a folder, and those above it that are missing, for this user alone; check what exists already.
 
     Raises:
         OSError: it cannot be made, or `require_private` refuses it.
     """
-    for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
+    for folder in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
         folder.mkdir(mode=0o700, exist_ok=True)
     require_private(path)
 
 
 def require_private(path: Path) -> None:
-    """Raise if a user other than this one and root can write to a folder or replace it.
+    """Raise if a user other than this one and root can write to a folder, or replace it or a link on the way to it.
 
-    The folder has to be this user's own. Those above it may be root's as well; where others may write to one of them,
-    it has to be sticky, as /tmp is, or lie below one that others cannot enter. A private group
+    The folder has to be this user's own. Those above it, and symbolic links, may be root's as well; where others may
+    write to one of them, it has to be sticky, as /tmp is, or lie below one that others cannot enter. A private group
     counts as its user: it has the user's name, or root's, and no other members. A missing folder is accepted.
 
     Raises:
         PermissionError: says what is wrong, and in which folder.
+        OSError: the path has a cycle of symbolic links.
     """
-    for path_form in {path.absolute(), path.resolve()}:
-        _require_private(path_form)
+    *links, folder = _links_and_target(path.absolute())
+    for location in links:
+        _require_private(location, may_be_roots=True)
+    _require_private(folder, may_be_roots=False)
 
 
 def tighten(path: Path) -> None:
@@ -49,35 +56,63 @@ def tighten(path: Path) -> None:
             path.chmod(status.st_mode & 0o755)
 
 
-def _require_private(path: Path) -> None:
+def _links_and_target(path: Path) -> list[Path]:
+    """Return the symbolic links on the way to a path, in their order, and its target; none has a link above it."""
+    links: list[Path] = []
+    current, names = Path("/"), list(reversed(path.parts[1:]))
+    while names:
+        name = names.pop()
+        entry = current.parent if name == ".." else current / name
+        if not entry.is_symlink():
+            current = entry
+            continue
+        links.append(entry)
+        if len(links) > LONGEST_CHAIN:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = entry.readlink()
+        current = Path("/") if target.is_absolute() else current
+        names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return [*links, current]
+
+
+def _require_private(path: Path, *, may_be_roots: bool) -> None:
     user, is_hidden = os.geteuid(), False
-    for folder in reversed((path, *path.parents)):
+    for entry in reversed((path, *path.parents)):
         try:
-            entry, status = folder.lstat(), folder.stat()
+            status = entry.lstat()
         except FileNotFoundError:
             return
-        is_last = folder == path
-        owner = status.st_uid if entry.st_uid in (user, ROOT) else entry.st_uid  # who owns a link can replace it
-        if owner != user and (is_last or owner != ROOT):
-            raise PermissionError(errno.EPERM, f"user {owner} owns it, and this is user {user}", str(folder))
+        is_last = entry == path
+        if status.st_uid != user and (status.st_uid != ROOT or (is_last and not may_be_roots)):
+            raise PermissionError(errno.EPERM, f"user {status.st_uid} owns it, and this is user {user}", str(entry))
+        if entry.is_symlink():  # its mode means nothing
+            return
         is_guarded = not is_last and (is_hidden or status.st_mode & stat.S_ISVTX)
-        if _others_may(stat.S_IWOTH, status) and not is_guarded:
+        if _others_may(stat.S_IWOTH, entry, status) and not is_guarded:
             mode = stat.S_IMODE(status.st_mode)
-            raise PermissionError(errno.EPERM, f"mode {mode:04o} lets other users write to it", str(folder))
-        is_hidden = is_hidden or not _others_may(stat.S_IXOTH, status)
+            raise PermissionError(errno.EPERM, f"mode {mode:04o} lets other users write to it", str(entry))
+        is_hidden = is_hidden or not _others_may(stat.S_IXOTH, entry, status)
 
 
-def _others_may(right: int, status: os.stat_result) -> bool:
-    """Whether a user other than root and this one has a right (a bit of the mode for others) to a folder."""
-    by_group = status.st_mode & (right << 3) and not _is_of_one_user(status.st_gid)
-    return bool(status.st_mode & right or by_group)
+def _others_may(right: int, folder: Path, status: os.stat_result) -> bool:
+    """Return whether a user other than root and this one has a right (a bit of the mode for others) to a folder."""
+    by_group = status.st_mode & (right << 3)  # of an access control list, these bits are what it grants at most
+    return bool(status.st_mode & right or (by_group and (_has_access_list(folder) or not _is_private(status.st_gid))))
 
 
-def _is_of_one_user(group: int) -> bool:
-    """Whether a group is root's or this user's alone: such a private group has its user's name and no members."""
+def _has_access_list(folder: Path) -> bool:
+    try:
+        return ACCESS_LIST in os.listxattr(folder)
+    except OSError:  # a file system without them
+        return False
+
+
+def _is_private(group: int) -> bool:
+    """Return whether a group is root's or this user's alone: it has their name, and no other user belongs to it."""
     try:
         users = {"root", pwd.getpwuid(os.geteuid()).pw_name}
         entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return entry.gr_name in users and users.issuperset(entry.gr_mem)
+    members = {*entry.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == group)}
+    return entry.gr_name in users and members <= users

@@ -26,9 +26,11 @@ from rich.table import Table
 
 from scripts.rounds import written
 from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
+from tvm_split.planner.evaluate import evaluate
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
+from tvm_split.planner.step_graph import lower
 
 COMMON: dict[str, Any] = {"kinds": "unlike", "links": "alike", "network": "chain"}
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -97,7 +99,7 @@ def planned(machines: int, pieces: int, settings: dict[str, Any], time_limit_sec
     simple = {"one machine": best_single(problem), "first fit": first_fit(problem)}
     if problem.replicas:
         simple["dealt to all"] = dealt_to_all(problem)
-    ways = {name: evaluate(problem, stages, by_shares=True).period_seconds for name, stages in simple.items() if stages}
+    ways = {name: evaluate(problem, lower(problem, stages)).period_seconds for name, stages in simple.items() if stages}
     start, used = time.monotonic(), time.process_time()
     found = solve(problem, time_limit_seconds=time_limit_seconds)
     return Planned(

@@ -36,7 +36,7 @@ from tvm_split.demo.network import CHANNELS as IMAGE_CHANNELS, IMAGE_SIZE, Digit
 from tvm_split.deployment.benchmark import bench
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.progress import step_progress
-from tvm_split.simulation.of_plans import scenario_of_plan
+from tvm_split.simulation.of_prediction import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
 AIM = 0.10

@@ -1,4 +1,4 @@
-"""For all tests: they are the same in every run, keep files in a folder of their own, judge no times, hear Ctrl-C."""
+"""Settings of all tests: equal examples in every run, an own cache folder, no measured times, working Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
 
 import tvm_split
 from rpc_runtime.files import CACHE_VARIABLE
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
 
-# Examples are the same in every run, or a fault that was always there fails whoever runs the tests next;
-# `make test-properties` looks for such faults. How long an example takes says more about who else computes.
+# Examples are equal in every run: otherwise an old fault fails the next change, whatever it is about.
+# `make test-properties` draws new ones. Without a deadline, since an example's time depends on the load of the machine.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
@@ -29,6 +30,13 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "property tests try so many times their examples, drawn anew in each run"
     parser.addoption("--examples-times", type=int, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--examples-times") is None:
+        # Hypothesis also draws constants that it finds in the project's modules, but only in those that are loaded at
+        # that moment: examples would depend on which tests ran before in the same process. It has no setting for this.
+        providers.is_local_module_file = lambda _: False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from tvm_split.planner.equal_cost import stages_of_equal_cost
 from tvm_split.planner.fewer_machines import with_fewest_machines
 from tvm_split.planner.model_problem import require_known_pins, stages_of_layers, stages_of_pieces
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import Prediction, predict, with_coded_links
+from tvm_split.planner.prediction import Certificate, Prediction, predict, predict_solution
 from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replanning import (
@@ -38,6 +38,7 @@ from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.shard import Shard, as_shards
 from tvm_split.planner.shards_by_hand import stages_with_shards
+from tvm_split.planner.step_graph import lower
 from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice, ShardChoice
@@ -208,9 +209,8 @@ def _chosen(
 
 
 def _whole(model: Model, posed: PosedProblem, found: Solution) -> Choice:
-    prediction = predict(posed.problem, posed.profile, found)
-    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, found.stages)
-    return Choice(stages_of_layers(model.graph, posed.profile, found.stages), prediction, predict_coded)
+    predicted = partial(predict_solution, posed.problem, posed.profile, found, found.stages)
+    return Choice(stages_of_layers(model.graph, posed.profile, found.stages), predicted(), predicted)
 
 
 def _considering(
@@ -238,8 +238,9 @@ def _by_hand(
     posed = pose(model, cluster, asked, on_progress)
     predicted = predict_stages(model, cluster, posed.profile, request.objective, stages)
     if predicted is not None:
-        solved = stages_of_pieces(posed.profile, stages) or ()
-        predict_coded = partial(with_coded_links, predicted, posed.problem, posed.profile, solved)
+        graph = lower(posed.problem, stages_of_pieces(posed.profile, stages) or (), posed.profile.estimated)
+        certificate = Certificate(predicted.lower_bound_seconds, predicted.method, "", predicted.alternatives)
+        predict_coded = partial(predict, posed.problem, graph, certificate, posed.profile)
         return _Found(plan(predicted), posed.profile, predict_coded)
     # Machines share stages, or have several, or a stage ends inside a piece: the search knows no such plans.
     try:
@@ -310,9 +311,8 @@ def _whole_again(
     """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
     found = replan(posed.problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold)
     stages = stages_of_layers(model.graph, posed.profile, found.stages) if found.change.changed else current
-    prediction = predict(posed.problem, posed.profile, found.best, found.stages)
-    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, found.stages)
-    return Choice(stages, prediction, predict_coded), found.change
+    predicted = partial(predict_solution, posed.problem, posed.profile, found.best, found.stages)
+    return Choice(stages, predicted(), predicted), found.change
 
 
 def _parts_again(

@@ -13,7 +13,7 @@ from tvm_split.planner.alike import with_alike_counted
 from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.model_problem import model_problem, stages_of_pieces
 from tvm_split.planner.pieces import piece_edges
-from tvm_split.planner.prediction import Prediction, predict
+from tvm_split.planner.prediction import Prediction, predict_solution
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
@@ -57,7 +57,7 @@ def predict_stages(
     if solved is None:
         return None
     try:
-        return predict(problem, profile, solve(problem), solved)
+        return predict_solution(problem, profile, solve(problem), solved)
     except PlanError:
         return None
 

@@ -52,6 +52,11 @@ def short_list(names: Sequence[str], most: int = 6) -> str:
     return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"
 
 
+def names_of(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 def few_lines(lines: Iterable[str], count: int) -> str:
     """The first of so many lines, and how many are left out."""
     shown = "\n".join(islice(lines, MOST_LINES))

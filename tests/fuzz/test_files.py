@@ -16,24 +16,25 @@ from rich.console import Console
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.program import CLIENT
 from tests.helpers.mutations import changed
-from tests.helpers.planner.parts import part
 from tests.helpers.planner.problems import GOOD, random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned
+from tests.helpers.planner.steps import step
+from tests.helpers.scenarios import scenario_of_problem
 from tests.helpers.trials import Trials
 from tvm_split.cli.plan_report import print_plan
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.measured_file import read_computing, read_measured
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
-from tvm_split.planner.part_prediction import Certificate, predict_parts
-from tvm_split.planner.parts import Delivery, PlanParts
 from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import Certificate, predict
 from tvm_split.planner.problem import Problem, Sharding, Stage
 from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import calibrated, corrections_of
 from tvm_split.planner.search import solve
-from tvm_split.simulation.of_plans import scenario_of_plan, scenario_of_problem, with_measured_compute
+from tvm_split.planner.step_graph import StepGraph, Transfer
+from tvm_split.simulation.of_prediction import scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import simulate
 
 PROFILE = chain_profile({A: [0.02, 0.01, 0.03], B: [0.02, 0.01, 0.03], C: [0.04, 0.01, 0.02]})
@@ -44,17 +45,17 @@ SECONDS = 0.2
 def shared_plan() -> Plan:
     """Two machines that compute a stage together, with one exchange."""
     plan = planned(PROFILE, stages=2)
-    parts = PlanParts(
-        (part("a0", A, 2.0), part("b0", B, 3.0), part("a1", A, 1.0)),
+    parts = StepGraph(
+        (step("a0", A, 2.0), step("b0", B, 3.0), step("a1", A, 1.0)),
         (
-            Delivery("x_a", CLIENT, ("a0",), 50.0),
-            Delivery("x_b", CLIENT, ("b0",), 50.0),
-            Delivery("half_b", "b0", ("a1",), 100.0),
-            Delivery("half_a", "a0", ("a1",), 100.0),
-            Delivery("y", "a1", (), 50.0),
+            Transfer("x_a", CLIENT, ("a0",), 50.0),
+            Transfer("x_b", CLIENT, ("b0",), 50.0),
+            Transfer("half_b", "b0", ("a1",), 100.0),
+            Transfer("half_a", "a0", ("a1",), 100.0),
+            Transfer("y", "a1", (), 50.0),
         ),
     )
-    prediction = predict_parts(chain_problem(PROFILE, "latency"), PROFILE, parts, Certificate(0.0, "test"))
+    prediction = predict(chain_problem(PROFILE, "latency"), parts, Certificate(0.0, "test"), PROFILE)
     layers = tuple(layer for stage in plan.stages for layer in stage.layers)
     stage = Stage((A, B), layers, (0.5, 0.5), "stage", Sharding("rows", "each"))
     return dataclasses.replace(plan, stages=(stage,), prediction=prediction)
@@ -75,10 +76,9 @@ def plans() -> list[Any]:
 def problems() -> list[Any]:
     settings: dict[str, Any] = {"pieces": 4, "machines": 3, "plain": True, "shared_cores": True}
     shared = [random_problem(seed, chain=seed > 1, replicas=seed > 0, **settings) for seed in range(3)]
-    grouped = json.loads(GOOD) | {"groups": {"all": ["machine-0", "machine-1"], "both": ["all"]}, "stages": 2}
-    grouped["links"].append({"from": "all", "to": "client", "bytes_per_second": 1e6})
-    grouped["pins"] = [{"piece": "layer-0", "on": "machine-0"}]
-    return [grouped, *map(problem_to_dict, shared)]
+    pinned = json.loads(GOOD) | {"stages": 2, "pins": [{"piece": "layer-0", "on": "machine-0"}]}
+    pinned["links"].append({"from": "machine-1", "to": "client", "bytes_per_second": 1e6})
+    return [pinned, *map(problem_to_dict, shared)]
 
 
 def report() -> Any:

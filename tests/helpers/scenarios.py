@@ -6,7 +6,17 @@ import math
 from collections.abc import Sequence
 
 from rpc_runtime.program.program import CLIENT
+from tvm_split.planner.prediction import Certificate, predict
+from tvm_split.planner.problem import Problem, Stage
+from tvm_split.planner.rare_replicas import with_turns
+from tvm_split.planner.step_graph import lower
+from tvm_split.simulation.of_prediction import scenario_of
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
+
+
+def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
+    """What a planning problem says of stages for it, with the shares that turns give replicas."""
+    return scenario_of(predict(problem, lower(problem, with_turns(stages)), Certificate()))
 
 
 def chain(
@@ -22,7 +32,7 @@ def chain(
     builder = ProgramBuilder()
     names = [[f"m{index}{'abc'[number]}" for number in range(replicas)] for index in range(len(computing))]
     for index, machines in enumerate(names):
-        builder.stage(f"stage_{index}", tuple(machines), tuple(range(replicas)), (f"layer_{index}",))
+        builder.stage(f"stage_{index}", tuple(machines), tuple(range(replicas)))
     ends: list[str | None] = [None, *(f"stage_{index}" for index in range(len(computing))), None]
     places = [[CLIENT], *names, [CLIENT]]
     links = {}

@@ -21,7 +21,7 @@ from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again, plan_as_requested
 from tvm_split.posing import pose, predict_stages
-from tvm_split.simulation.of_plans import scenario_of_plan
+from tvm_split.simulation.of_prediction import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
@@ -218,7 +218,7 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
     twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=profile)
     assert predict_stages(wide, cluster, profile, "throughput", twice.stages) is None
-    assert [part.stage for part in twice.prediction.parts] == [stage.name for stage in twice.stages]
+    assert [step.stage for step in twice.prediction.steps] == [stage.name for stage in twice.stages]
     assert {machine.machine: machine.compute_seconds for machine in twice.prediction.machines} == pytest.approx(
         {machine.machine: machine.compute_seconds for machine in once.prediction.machines}, rel=0.2
     )

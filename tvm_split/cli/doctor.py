@@ -16,16 +16,11 @@ from rich.text import Text
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_json
+from tvm_split.frontends.frontend import FRONTENDS
 from tvm_split.units import bytes_text
 
 DISTRIBUTION = "tvm-split"
 EXTRAS = {
-    "torch": "models of PyTorch",
-    "onnx": "models in ONNX files",
-    "jax": "models of JAX and Flax, and StableHLO files",
-    "keras": "models of Keras",
-    "tensorflow": "TensorFlow's SavedModels",
-    "tflite": "TFLite files",
     "demo": "`tvm-split demo`, and timelines as pictures",
     "images": "images as inputs of `tvm-split run`",
     "tracker": "starting TVM's RPC tracker, for tuning on several machines",
@@ -108,7 +103,8 @@ def _packages() -> Iterator[Check]:
         return
     own = [each for each in required if each.marker is None]
     yield _versions("packages", own, Verdict.FAIL, "")
-    for extra, purpose in EXTRAS.items():
+    frontends = {name: frontend.title for name, frontend in FRONTENDS.items() if not frontend.install}
+    for extra, purpose in (frontends | EXTRAS).items():
         its = [each for each in required if each.marker is not None and each.marker.evaluate({"extra": extra})]
         yield _versions(f"extra {extra}", its, Verdict.WARN, f"for {purpose}: ")
 

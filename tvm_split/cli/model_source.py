@@ -11,22 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
+from tvm_split.frontends.frontend import file_suffixes, is_network
 
 if TYPE_CHECKING:
     from rpc_runtime.program.program import TensorSpec
     from tvm_split.model import Model
-
-FILE_SUFFIXES = (".onnx", ".pt2", ".mlir", ".mlirbc", ".stablehlo", ".jax", ".keras", ".tflite")
-
-MODULES = frozenset(
-    {
-        "torch.nn.modules.module.Module",
-        "flax.nnx.module.Module",
-        "flax.linen.module.Module",
-        "keras.src.models.model.Model",
-    }
-)
-"""Base classes of what is a network itself, and not a function that returns one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class ModelOptions:
 
         shapes = [_tensor(text) for text in self.input_shape or ()]
         given: Any
-        if Path(source).suffix.lower() in FILE_SUFFIXES or Path(source).is_dir():
+        if Path(source).suffix.lower() in file_suffixes() or Path(source).is_dir():
             if not Path(source).exists():
                 raise WrongUseError(f"there is no file {source!r}", "MODEL")
             if shapes:
@@ -75,7 +64,7 @@ def _from_python(reference: str) -> tuple[Any, Any]:
     module_name, separator, name = reference.partition(":")
     if not (separator and module_name and name):
         raise WrongUseError(
-            f"{reference!r} is neither a file that ends in {' or '.join(FILE_SUFFIXES)} nor MODULE:NAME",
+            f"{reference!r} is neither a file that ends in {' or '.join(file_suffixes())} nor MODULE:NAME",
             "MODEL",
         )
     # A script in the current folder is what a person means; installed console scripts do not look there.
@@ -91,11 +80,11 @@ def _from_python(reference: str) -> tuple[Any, Any]:
         if not hasattr(found, part):
             raise WrongUseError(f"{module_name!r} has no {name!r}", "MODEL")
         found = getattr(found, part)
-    if not _is_module(found) and callable(found):
+    if not is_network(found) and callable(found):
         _require_callable_alone(found, reference)
         found = found()
     model, examples = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    if _is_module(model) and hasattr(model, "eval"):
+    if is_network(model) and hasattr(model, "eval"):
         model.eval()  # nothing is trained here, and a network in training mode has no single answer
     return model, examples
 
@@ -114,11 +103,6 @@ def _require_callable_alone(function: Any, reference: str) -> None:
             f"parameters that returns one and its example inputs, such as `def network(): return {made}`",
             "MODEL",
         ) from error
-
-
-def _is_module(value: Any) -> bool:
-    """Whether a value is a network of a framework, found out without loading any."""
-    return not MODULES.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__)
 
 
 def _dimension(text: str) -> tuple[str, int]:

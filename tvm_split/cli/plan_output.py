@@ -58,7 +58,7 @@ class PlanOutput:
             plan.save(self.output)
             print_note(f"written to {self.output}")
         if self.write_annotations is not None:
-            from tvm_split.frontends.onnx_annotations import read_model, save_model, write_annotations
+            from tvm_split.frontends.onnx.annotations import read_model, save_model, write_annotations
 
             save_model(write_annotations(read_model(source), plan), source, self.write_annotations)
             print_note(f"annotated model written to {self.write_annotations}")

@@ -224,7 +224,7 @@ class PlanOptions:
 
     def _split_of_model(self, source: str, model: Model, cluster: Cluster) -> dict[str, list[str]]:
         """As the annotations of the ONNX file say; devices without names are the cluster's machines, in order."""
-        from tvm_split.frontends.onnx_annotations import read_model, split_from_annotations
+        from tvm_split.frontends.onnx.annotations import read_model, split_from_annotations
 
         self.require_possible(source)
         return split_from_annotations(

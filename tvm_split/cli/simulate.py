@@ -125,19 +125,19 @@ def _scenario(
 ) -> tuple[str, Scenario, tuple[float, float], int | None]:
     """Title, scenario, the predicted period and latency, and how many micro-batches the plan wants under way."""
     from tvm_split.planner.plan import Plan
-    from tvm_split.simulation.of_plans import scenario_of_plan, scenario_of_problem, with_measured_compute
+    from tvm_split.simulation.of_prediction import scenario_of, scenario_of_plan, with_measured_compute
 
     if problem is not None:
         if measured is not None:
             raise WrongUseError("reports are of plans for a model, not for a problem", "--measured")
+        from tvm_split.planner.prediction import Certificate, predict
         from tvm_split.planner.problem_file import read_problem_file, read_solution_file
         from tvm_split.planner.rare_replicas import with_turns
-        from tvm_split.planner.search import evaluate
+        from tvm_split.planner.step_graph import lower
 
         read, stages = read_problem_file(problem), read_solution_file(plan)
-        expected = evaluate(read, with_turns(stages), by_shares=True)
-        predicted = expected.period_seconds, expected.latency_seconds
-        return plan.name, scenario_of_problem(read, stages), predicted, None
+        expected = predict(read, lower(read, with_turns(stages)), Certificate())
+        return plan.name, scenario_of(expected), (expected.period_seconds, expected.latency_seconds), None
     loaded = Plan.load(plan)
     scenario = scenario_of_plan(loaded)
     if measured is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvm_split.errors import ModelImportError, OpenAxesError
+from tvm_split.frontends.frontend import ImportRequest
 
 Array = np.ndarray[Any, Any]
 Specs = Sequence[tuple[str, Sequence[int | None], str]]
@@ -108,11 +109,7 @@ def in_order(names: Sequence[str], given: Any) -> list[Any]:
 
 
 def bound_inputs(
-    specs: Specs,
-    given: Any,
-    batch: int | None,
-    dimensions: Mapping[str, int],
-    symbols: Mapping[str, str] | None = None,
+    specs: Specs, request: ImportRequest, symbols: Mapping[str, str] | None = None
 ) -> tuple[list[list[int]], list[Array] | None]:
     """The shape of each input, its open sizes from ``dimensions``, ``batch`` or the examples, in this order; and the
     examples, if some are given and have these shapes.
@@ -120,8 +117,9 @@ def bound_inputs(
     ``symbols`` are the names of open sizes by their places (``x[1]``); without one, a size is called by its place.
     Raises ModelImportError.
     """
+    given = request.example_inputs
     examples = None if given is None else _checked_examples(specs, given)
-    shapes = _bound_shapes(specs, examples, batch, dimensions, symbols or {})
+    shapes = _bound_shapes(specs, examples, request.batch, request.dimensions, symbols or {})
     fits = examples is not None and [list(each.shape) for each in examples] == shapes
     return shapes, examples if fits else None
 

@@ -19,10 +19,10 @@ from rpc_runtime.program.program import CLIENT
 from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
 from tvm_split.model import Model
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, calls
-from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.profile import ClusterProfile, Origin, PieceTime
+from tvm_split.planner.profile import ClusterProfile, PieceTime
+from tvm_split.planner.step_graph import Step, StepGraph, Transfer
 from tvm_split.planner.tensor_types import size_bytes
 
 
@@ -33,7 +33,7 @@ class OperationCost:
     stage: int
     layer: str
     seconds: float
-    together_seconds: float
+    contended_seconds: float
     weight_bytes: float
     activation_bytes: float
 
@@ -97,28 +97,29 @@ class PartEstimates:
                     time, whole, weights, piece.weight_bytes / machine.bytes_per_second
                 )
 
-    def parts_of(self, plan: Plan) -> PlanParts:
-        """The parts of a plan, all estimated.
+    def steps_of(self, plan: Plan) -> StepGraph:
+        """The steps of a plan, all estimated.
 
         Raises:
             PlanError: as of `placed_model`: the plan does not fit the model, or a stage cannot be shared that way.
         """
         placed = placed_model(self._model, plan)
-        return PlanParts(self.parts(placed, plan), deliveries_of(placed))
+        return StepGraph(self.steps(placed, plan), transfers_of(placed))
 
-    def parts(self, placed: PlacedModel, plan: Plan) -> tuple[Part, ...]:
-        """What `parts_of` gives for a model that is placed by the plan."""
+    def steps(self, placed: PlacedModel, plan: Plan) -> tuple[Step, ...]:
+        """What `steps_of` gives for a model that is placed by the plan."""
         costs: list[list[OperationCost]] = [[] for _ in placed.plan.stages]
         for cost in self.costs(placed, plan):
             costs[cost.stage].append(cost)
         return tuple(
-            Part(
+            Step(
                 name=stage.name,
                 stage=plan.stages[origin].name,
-                machine=stage.machine,
-                seconds=sum(each.seconds for each in own),
-                origin=self._origin(plan, origin, stage),
-                together_seconds=sum(each.together_seconds for each in own),
+                machines=(stage.machine,),
+                shares=(1.0,),
+                seconds=(sum(each.seconds for each in own),),
+                contended_seconds=(sum(each.contended_seconds for each in own),),
+                estimated_shares=(0.0 if self._is_measured(plan, origin, stage) else 1.0,),
                 weight_bytes=sum(each.weight_bytes for each in own),
                 activation_bytes=max((each.activation_bytes for each in own), default=0.0),
             )
@@ -149,19 +150,19 @@ class PartEstimates:
                     moved - weights,
                 )
 
-    def _origin(self, plan: Plan, stage: int, part: Stage) -> Origin:
+    def _is_measured(self, plan: Plan, stage: int, part: Stage) -> bool:
         """A stage that one machine computes is made of pieces, and these may have been measured."""
         known = all(
             (part.machine, layer) in self._measured
             for layer in part.layers
             if layer not in self._model.graph.independent
         )
-        return "measured" if known and plan.stages[stage].sharding is None else "estimated"
+        return known and plan.stages[stage].sharding is None
 
     def looked_ahead(self, plan: Plan, stage: int) -> Mapping[tuple[str, str], float]:
         """Seconds that machines would compute of a shared stage, by layer and machine, without rewriting anything.
 
-        What is sliced, exchanged and put together is not in it. Errors are those of `parts_of`.
+        What is sliced, exchanged and put together is not in it. Errors are those of `steps_of`.
         """
         shared = plan.stages[stage]
         company = {machine: self.in_company(plan, stage, machine) for machine in shared.machines}
@@ -183,7 +184,7 @@ class PartEstimates:
         return any(self._hosts[each] == self._hosts[machine] for each in others)
 
 
-def deliveries_of(placed: PlacedModel) -> tuple[Delivery, ...]:
+def transfers_of(placed: PlacedModel) -> tuple[Transfer, ...]:
     """All that passes between the stages of a placed model, in the order in which it is made."""
     function = main_function(placed.model.module)
     stages, stage_of = placed.plan.stages, placed.placement.stage_of
@@ -202,7 +203,7 @@ def deliveries_of(placed: PlacedModel) -> tuple[Delivery, ...]:
         if getattr(field, "name", None) in stage_of:
             takers.setdefault(field.name, {})[CLIENT] = {}
     return tuple(
-        Delivery(name, stages[stage_of[name]].name if name in stage_of else CLIENT, tuple(names), float(sizes[name]))
+        Transfer(name, stages[stage_of[name]].name if name in stage_of else CLIENT, tuple(names), float(sizes[name]))
         for name in sizes
         for names in takers.get(name, {}).values()
     )

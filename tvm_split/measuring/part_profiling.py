@@ -19,11 +19,11 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
 from tvm_split.measuring.machine_facts import MachineFacts
-from tvm_split.measuring.part_estimates import PartEstimates, deliveries_of
+from tvm_split.measuring.part_estimates import PartEstimates, transfers_of
 from tvm_split.measuring.target_code import TargetCode, scheduled_calls
 from tvm_split.model import Model
-from tvm_split.planner.parts import Part, PlanParts
 from tvm_split.planner.plan import Plan
+from tvm_split.planner.step_graph import Step, StepGraph
 from tvm_split.steps import StepProgress
 
 
@@ -38,8 +38,8 @@ def profile_parts(
     cache_folder: str | Path | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_progress: StepProgress | None = None,
-) -> tuple[PlanParts, ...]:
-    """The parts of each plan, timed: their kernels are compiled as they would run, and kept like those of pieces.
+) -> tuple[StepGraph, ...]:
+    """The steps of each plan, timed: their kernels are compiled as they would run, and kept like those of pieces.
 
     Whatever cannot be timed is estimated, as in a profile; ``estimates`` say what is computed in company. Other
     arguments, and errors, are those of `ModelProfiler.measure`.
@@ -55,12 +55,12 @@ def profile_parts(
     used = {machine for each in scheduled for machine in each.machines()}
     seconds = {each.machine.name: CallSeconds(each) for each in times if each.machine.name in used}
     return tuple(
-        PlanParts(
+        StepGraph(
             tuple(
-                _timed(each, part, seconds[part.machine], estimates, origin)
-                for part, origin in zip(estimates.parts(each.placed, each.plan), each.placed.origins, strict=True)
+                _timed(each, step, seconds[step.machines[0]], estimates, origin)
+                for step, origin in zip(estimates.steps(each.placed, each.plan), each.placed.origins, strict=True)
             ),
-            deliveries_of(each.placed),
+            transfers_of(each.placed),
         )
         for each in scheduled
     )
@@ -122,15 +122,15 @@ def _code(plans: Sequence[_ScheduledPlan], wanted: MachineFacts) -> TargetCode:
     return TargetCode(wanted.target, tuple(calls), functions, weight_bytes)
 
 
-def _timed(scheduled: _ScheduledPlan, part: Part, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Part:
-    calls = scheduled.calls_of(part.name).calls
-    found, correction = seconds.of(calls), estimates.corrections.get(part.machine, 1.0)
-    together = estimates.in_company(scheduled.plan, origin, part.machine)
+def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:
+    calls = scheduled.calls_of(step.name).calls
+    found, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
+    together = estimates.in_company(scheduled.plan, origin, step.machines[0])
     return replace(
-        part,
-        seconds=found.seconds * correction,
-        together_seconds=(found.contended_seconds if together else found.seconds) * correction,
-        origin=found.origin,
+        step,
+        seconds=(found.seconds * correction,),
+        contended_seconds=((found.contended_seconds if together else found.seconds) * correction,),
+        estimated_shares=(float(found.origin == "estimated"),),
         weight_bytes=float(shared_weight_bytes(calls)),
         activation_bytes=float(max((call.activation_bytes for call in calls), default=0)),
     )

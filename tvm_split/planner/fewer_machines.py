@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from tvm_split.planner.evaluate import evaluate, keeps_demands
 from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, gap_of, objective_seconds
-from tvm_split.planner.search import evaluate, keeps_demands
+from tvm_split.planner.step_graph import lower
 from tvm_split.units import seconds_text
 
 MORE_MACHINES = "the plan on more machines"
@@ -34,12 +35,12 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
         for each in solution.alternatives
         if _machines(each.stages) < _machines(solution.stages)
         and objective_seconds(problem.objective, each) <= own * (1 + _margin(problem, solution, each))
-        and keeps_demands(problem, each.stages)
+        and keeps_demands(problem, each.stages, each)
     ]
     if not fewer:
         return solution
     chosen = min(fewer, key=lambda each: (_machines(each.stages), objective_seconds(problem.objective, each)))
-    evaluation = evaluate(problem, chosen.stages, by_shares=True)
+    evaluation = evaluate(problem, lower(problem, chosen.stages))
     value = objective_seconds(problem.objective, evaluation)
     lost = value / own - 1 if own > 0 else 0.0
     return dataclasses.replace(

@@ -21,7 +21,7 @@ from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precisio
 from tvm_split.units import MOST_AMOUNT, few_lines, short_list
 
 FORMAT = "tvm-split plan"
-VERSION = 1
+VERSION = 2
 LONGEST_SHOWN = 60
 """Characters of a value that a message says."""
 
@@ -143,12 +143,15 @@ class Plan:
             raise PlanError(
                 f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}{other}"
             )
+        if content.get("version") != VERSION:
+            raise PlanError(
+                f"{source} is a plan of version {content.get('version')}, and this tvm-split reads version {VERSION}; "
+                "plan again"
+            )
         try:
             parsed = _PlanFile.model_validate(content)
         except ValidationError as error:
             raise PlanError(_problems(error, f"{source}: ")) from error
-        if parsed.version != VERSION:
-            raise PlanError(f"{source} is a plan of version {parsed.version}; this tvm-split reads version {VERSION}")
         try:
             stages = tuple(each.stage() for each in parsed.stages)
             machines, codecs = tuple(parsed.machines), tuple(parsed.codecs)

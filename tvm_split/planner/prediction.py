@@ -11,16 +11,18 @@ from typing import Annotated
 from pydantic import Field
 
 from rpc_runtime.program.program import CLIENT
-from rpc_runtime.program.turns import EVERY, Recurrence, turns_of
+from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
+from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.parts import Delivery, PartPrediction
+from tvm_split.planner.evaluate import CLIENT_SET, Flow, evaluate, flow_of, memory_shortage, pin_violations
 from tvm_split.planner.problem import (
+    TOLERANCE,
     Amount,
     CoresLoad,
     Evaluation,
     MachineLoad,
     Problem,
-    ProblemMachine,
+    Share,
     Solution,
     Stage,
     Timed,
@@ -28,9 +30,8 @@ from tvm_split.planner.problem import (
     objective_seconds,
 )
 from tvm_split.planner.profile import ClusterProfile, Corrections
-from tvm_split.planner.search import evaluate, possible_plans
-from tvm_split.planner.search.evaluate import crossings_of, placed
-from tvm_split.planner.search.instance import TOLERANCE, instance_of
+from tvm_split.planner.step_graph import Step, StepGraph, Transfer, lower
+from tvm_split.planner.timetable import MachineSet
 from tvm_split.units import seconds_text
 
 SLOWEST_STREAM = 1.25
@@ -43,9 +44,8 @@ class MachinePrediction:
     """One machine, per micro-batch, while the pipeline is full; on average, where replicas take turns.
 
     ``compute_seconds`` includes what sharing a host and serialising cost, the latter being ``transfer_seconds``;
-    ``alone_seconds`` is computing by itself, or, of stages that machines share, what it takes of one input alone.
-    ``memory_limit_bytes`` is None where nothing limits it. ``estimated_share`` is the share of ``alone_seconds`` that
-    was not measured. ``cores`` are those that it computes on.
+    ``alone_seconds`` is computing for one input alone. ``memory_limit_bytes`` is None where nothing limits it.
+    ``estimated_share`` is the share of the computing that was not measured. ``cores`` are those that it computes on.
     """
 
     machine: str
@@ -64,6 +64,23 @@ class MachinePrediction:
     @property
     def memory_bytes(self) -> float:
         return self.weight_bytes + self.activation_bytes + self.buffer_bytes
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """What a step takes of each of its machines for one micro-batch.
+
+    ``compute_seconds`` are those in a stream, where others compute and tensors are serialised, the latter being
+    ``transfer_seconds``; ``alone_seconds`` those of one input alone.
+    """
+
+    name: str
+    stage: str
+    machines: tuple[str, ...]
+    shares: tuple[Share, ...]
+    compute_seconds: tuple[Amount, ...]
+    alone_seconds: tuple[Amount, ...]
+    transfer_seconds: tuple[Amount, ...]
 
 
 @dataclass(frozen=True)
@@ -113,8 +130,8 @@ class Prediction:
         corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
         doubts: what of the measurements contradicts itself, in words.
         shared_cores: those that several machines of the plan, or one and the client, compute on.
-        parts: where machines compute stages together, or have several, what each does of every stage.
-        deliveries: what passes between these parts, and from and to the client, in bytes without codecs.
+        steps, transfers: what machines compute without waiting for each other, in topological order, and what passes
+            between these steps and the client, in bytes without codecs.
     """
 
     period_seconds: Amount
@@ -134,8 +151,30 @@ class Prediction:
     corrections: Corrections = field(default_factory=Corrections)
     doubts: tuple[str, ...] = ()
     shared_cores: tuple[CoresLoad, ...] = ()
-    parts: tuple[PartPrediction, ...] = ()
-    deliveries: tuple[Delivery, ...] = ()
+    steps: tuple[StepPrediction, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+
+    def __post_init__(self) -> None:
+        place = {step.name: number for number, step in enumerate(self.steps)}
+        if len(place) < len(self.steps):
+            raise ValueError("two steps have the same name")
+        for step in self.steps:
+            each_machine = (step.shares, step.compute_seconds, step.alone_seconds, step.transfer_seconds)
+            if not step.machines or any(len(values) != len(step.machines) for values in each_machine):
+                raise ValueError(f"step {step.name!r} has not one value for each of its machines")
+        sources: dict[str, str] = {}
+        for transfer in self.transfers:
+            source = -1 if transfer.source == CLIENT else place.get(transfer.source, len(place))
+            for target in transfer.targets or (CLIENT,):
+                if source >= (len(place) if target == CLIENT and not transfer.targets else place.get(target, -1)):
+                    text = f"{transfer.tensor} goes from {transfer.source} to {target}, which does not follow it"
+                    raise ValueError(text)
+            if sources.setdefault(transfer.tensor, transfer.source) != transfer.source:
+                raise ValueError(f"{transfer.tensor} is made by {sources[transfer.tensor]} and by {transfer.source}")
+        known = {each.machine for each in self.machines}
+        unknown = next((name for step in self.steps for name in step.machines if name not in known), None)
+        if unknown is not None:
+            raise ValueError(f"nothing is predicted of machine {unknown!r}")
 
     @property
     def samples_per_second(self) -> float:
@@ -143,43 +182,24 @@ class Prediction:
         return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
 
 
-def predict(
-    problem: Problem,
-    profile: ClusterProfile,
-    best: Solution,
-    stages: Sequence[Stage] | None = None,
-) -> Prediction:
-    """The prediction of the best plan found, with baselines and alternatives beside it.
+@dataclass(frozen=True)
+class Certificate:
+    """What is known of the best plan: a bound in seconds, by which method, and the plans that lost."""
 
-    With ``stages`` that of another plan, measured by the best one's lower bound.
+    lower_bound_seconds: float = 0.0
+    method: str = ""
+    why_no_more_machines: str = ""
+    alternatives: tuple[ComparedPlan, ...] = ()
 
-    Raises:
-        PlanError: the stages do not fit the problem.
-    """
+
+def certificate_of(best: Solution, profile: ClusterProfile, stages: Sequence[Stage] | None = None) -> Certificate:
+    """What a solution says of itself; with other ``stages`` what it says of these."""
     is_best = stages is None or tuple(stages) == best.stages
-    stages = best.stages if stages is None else stages
-    evaluation = best.evaluation if is_best else evaluate(problem, stages, by_shares=True)
-    period, latency = evaluation.period_seconds, evaluation.latency_seconds
-    layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
-    links = with_transports(_links(problem, stages), profile)
-    return Prediction(
-        period_seconds=period,
-        latency_seconds=latency,
-        bubble=bubble_of(evaluation),
-        in_flight=in_flight_of(evaluation),
-        lower_bound_seconds=best.lower_bound_seconds,
-        gap=gap_of(objective_seconds(problem.objective, evaluation), best.lower_bound_seconds),
-        limiting=evaluation.limiting,
-        method=best.method if is_best else f"given; the bound is {best.method}",
-        why_no_more_machines=best.why_no_more_machines if is_best else "",
-        profiled_at=profile.measured_at,
-        machines=_machines(problem, profile, stages, evaluation, links),
-        links=links,
-        baselines=compared_baselines(problem, layers_of, evaluation),
-        alternatives=tuple(_compared(each.name, each.stages, layers_of, each, each.why) for each in best.alternatives),
-        corrections=profile.corrections,
-        doubts=(*profile.doubts, *_contradictions(stages, period, latency)),
-        shared_cores=evaluation.shared_cores,
+    return Certificate(
+        best.lower_bound_seconds,
+        best.method if is_best else f"given; the bound is {best.method}",
+        best.why_no_more_machines if is_best else "",
+        tuple(_compared(each.name, each.stages, profile.layer_counts, each, each.why) for each in best.alternatives),
     )
 
 
@@ -191,41 +211,68 @@ class CodedLink:
     bytes: float
 
 
-def with_coded_links(
-    prediction: Prediction,
-    problem: Problem,
-    profile: ClusterProfile,
-    stages: Sequence[Stage],
-    coded: Mapping[tuple[str, str], CodedLink],
-) -> Prediction:
-    """The prediction of ``stages`` when some links, by (source, destination), have codecs.
+Coded = Mapping[tuple[str, str], CodedLink]
+"""By source and destination."""
 
-    The lower bound and the alternatives are those of plans without codecs, as they were searched.
+
+def predict(
+    problem: Problem,
+    graph: StepGraph,
+    certificate: Certificate,
+    profile: ClusterProfile | None = None,
+    coded: Coded | None = None,
+) -> Prediction:
+    """The prediction of a plan that consists of these steps, with baselines where a profile says what a piece holds.
+
+    With ``coded`` it is that of a plan whose links have codecs; bound and alternatives then are those of plans without.
+
+    Raises:
+        PlanError: a machine or a link is missing, or steps wait for each other in a circle.
     """
-    faster = coded_problem(problem, coded)
-    evaluation = evaluate(faster, stages, by_shares=True)
+    coded = coded or {}
+    used = _coded_problem(problem, coded) if coded else problem
+    flow = flow_of(used, graph)
+    evaluation = flow.evaluation
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
     value = objective_seconds(problem.objective, evaluation)
-    bound = min(prediction.lower_bound_seconds, value)
-    predicted = with_transports(_links(faster, stages), profile)
-    return replace(
-        prediction,
+    bound = min(certificate.lower_bound_seconds, value)
+    links = tuple(_links(used, flow, profile))
+    return Prediction(
         period_seconds=period,
         latency_seconds=latency,
-        bubble=bubble_of(evaluation),
-        in_flight=in_flight_of(evaluation),
+        bubble=_bubble(evaluation),
+        in_flight=(math.ceil(latency / period) if period > 0 else 1) + len(evaluation.loads),
         lower_bound_seconds=bound,
         gap=gap_of(value, bound),
         limiting=evaluation.limiting,
-        method=prediction.method + CODECS_AFTERWARDS,
-        machines=_machines(faster, profile, stages, evaluation, predicted),
-        links=with_coded_bytes(predicted, coded),
-        baselines=compared_baselines(problem, {piece.name: len(piece.layers) for piece in profile.pieces}, evaluation),
+        method=certificate.method + (CODECS_AFTERWARDS if coded else ""),
+        why_no_more_machines=certificate.why_no_more_machines,
+        profiled_at=profile.measured_at if profile else 0.0,
+        machines=tuple(_machine(used, load, graph, flow, links) for load in evaluation.loads),
+        links=tuple(_with_coded_bytes(each, coded) for each in links),
+        baselines=_baselines(problem, profile.layer_counts, evaluation) if profile else (),
+        alternatives=certificate.alternatives,
+        corrections=profile.corrections if profile else Corrections(),
+        doubts=(*(profile.doubts if profile else ()), *_contradictions(graph, period, latency)),
         shared_cores=evaluation.shared_cores,
+        steps=tuple(_step(step, place, flow) for place, step in enumerate(graph.steps)),
+        transfers=graph.transfers,
     )
 
 
-def coded_problem(problem: Problem, coded: Mapping[tuple[str, str], CodedLink]) -> Problem:
+def predict_solution(
+    problem: Problem,
+    profile: ClusterProfile,
+    best: Solution,
+    stages: Sequence[Stage] | None = None,
+    coded: Coded | None = None,
+) -> Prediction:
+    """The prediction of a solution, or of other ``stages`` beside its bound; errors as of `lower` and `predict`."""
+    graph = lower(problem, best.stages if stages is None else stages, profile.estimated)
+    return predict(problem, graph, certificate_of(best, profile, stages), profile, coded)
+
+
+def _coded_problem(problem: Problem, coded: Coded) -> Problem:
     """The problem with links as fast as codecs make them."""
     links = tuple(
         replace(link, bytes_per_second=link.bytes_per_second / coded[link.source, link.destination].seconds)
@@ -236,52 +283,37 @@ def coded_problem(problem: Problem, coded: Mapping[tuple[str, str], CodedLink]) 
     return replace(problem, links=links)
 
 
-def with_transports(links: Sequence[LinkPrediction], profile: ClusterProfile) -> tuple[LinkPrediction, ...]:
-    """The links with what carried them when the profile was made."""
-    carried = {(link.source, link.destination): link.transport for link in profile.links}
-    return tuple(replace(each, transport=carried.get((each.source, each.destination), "")) for each in links)
+def _with_coded_bytes(link: LinkPrediction, coded: Coded) -> LinkPrediction:
+    codec = coded.get((link.source, link.destination))
+    return link if codec is None else replace(link, bytes=link.bytes * codec.bytes)
 
 
-def with_coded_bytes(
-    links: Sequence[LinkPrediction], coded: Mapping[tuple[str, str], CodedLink]
-) -> tuple[LinkPrediction, ...]:
-    """The links with the bytes that codecs leave of theirs."""
-    return tuple(
-        replace(each, bytes=each.bytes * coded[each.source, each.destination].bytes)
-        if (each.source, each.destination) in coded
-        else each
-        for each in links
-    )
-
-
-def bubble_of(evaluation: Evaluation) -> float:
+def _bubble(evaluation: Evaluation) -> float:
     """The share of the machines' time in which they wait, once the pipeline is full."""
     period, used = evaluation.period_seconds, len(evaluation.loads)
     busy = sum(load.compute_seconds for load in evaluation.loads) / (used * period) if period > 0 else 1.0
     return max(0.0, 1.0 - busy)
 
 
-def in_flight_of(evaluation: Evaluation) -> int:
-    """Micro-batches that keep a pipeline full; see `Prediction.in_flight`."""
-    period = evaluation.period_seconds
-    return (math.ceil(evaluation.latency_seconds / period) if period > 0 else 1) + len(evaluation.loads)
-
-
-def _contradictions(stages: Sequence[Stage], period: float, latency: float) -> Iterator[str]:
+def _contradictions(graph: StepGraph, period: float, latency: float) -> Iterator[str]:
     """Without replicas, results that wait for each other come every ``latency`` seconds; in a stream not much later."""
-    if period > SLOWEST_STREAM * latency and all(len(stage.machines) == 1 for stage in stages):
+    if period > SLOWEST_STREAM * latency and all(len(step.machines) == 1 for step in graph.steps):
         yield (
             f"one result every {seconds_text(period)} in a stream, and {seconds_text(latency)} for one alone: "
-            "something else ran while machines were measured in company; measure again on quiet machines"
+            "something else ran while machines were measured under contention; measure again on quiet machines"
         )
 
 
-def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
+def _baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
     """The baselines that pins, memory and links allow, best first; other demands may be what they are better by."""
-    found = [
-        _compared(name, stages, layers_of, value, _why_not(problem, plan, value))
-        for name, stages, value in possible_plans(problem, baseline_stages(problem, layers_of))
-    ]
+    found = []
+    for name, stages in baseline_stages(problem, layers_of).items():
+        try:
+            value = evaluate(problem, lower(problem, stages))
+        except PlanError:
+            continue  # there is no link, or a machine cannot run a piece
+        if memory_shortage(problem, value) == 0 and not any(pin_violations(problem, stages)):
+            found.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
     return tuple(sorted(found, key=lambda each: objective_seconds(problem.objective, each)))
 
 
@@ -303,81 +335,70 @@ def _why_not(problem: Problem, plan: Evaluation, other: Evaluation) -> str:
     return f"its {kind} is {compared}{limit}"
 
 
-def _machines(
-    problem: Problem,
-    profile: ClusterProfile,
-    stages: Sequence[Stage],
-    evaluation: Evaluation,
-    links: Sequence[LinkPrediction],
-) -> tuple[MachinePrediction, ...]:
-    """What every machine does on average. (The search charges each replica with all that its stage receives.)"""
-    profiles = {each.machine: each for each in profile.machines}
-    machines = {machine.name: machine for machine in problem.machines}
-    share = {name: part for stage in stages for name, part in zip(stage.machines, stage.shares, strict=True)}
-    pieces = {name: stage.layers for stage in stages for name in stage.machines}
-    found = []
-    for load in evaluation.loads:
-        times = [profiles[load.machine].pieces[piece] for piece in pieces[load.machine]]
-        alone = sum(each.seconds for each in times)
-        estimated = sum(each.seconds for each in times if each.origin == "estimated")
-        found.append(
-            machine_prediction(
-                machines[load.machine],
-                load,
-                len(evaluation.loads),
-                computing_seconds=alone * share[load.machine],
-                estimated_share=estimated / alone if alone > 0 else 0.0,
-                receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
-                send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
-            )
-        )
-    return tuple(found)
+def _step(step: Step, place: int, flow: Flow) -> StepPrediction:
+    numbers = flow.steps[place].machines
+    return StepPrediction(
+        step.name,
+        step.stage,
+        step.machines,
+        tuple(flow.shares[place]),
+        tuple(flow.full_seconds[place]),
+        step.contended_seconds,
+        tuple(flow.transfer_seconds(place, machine) for machine in numbers),
+    )
 
 
-def machine_prediction(
-    machine: ProblemMachine,
-    load: MachineLoad,
-    machines: int,
-    *,
-    computing_seconds: float,
-    estimated_share: float,
-    receive_seconds: float,
-    send_seconds: float,
+def _machine(
+    problem: Problem, load: MachineLoad, graph: StepGraph, flow: Flow, links: Sequence[LinkPrediction]
 ) -> MachinePrediction:
-    """Of a machine whose load is that, in a plan of so many; ``computing_seconds`` are without what company costs."""
+    """What a machine does on average. (An evaluation charges each replica with all that its stage receives.)"""
+    number = next(place for place, each in enumerate(problem.machines) if each.name == load.machine)
+    machine, computing, alone, estimated, transfer = problem.machines[number], 0.0, 0.0, 0.0, 0.0
+    for place, step in enumerate(graph.steps):
+        if load.machine in step.machines:
+            at = step.machines.index(load.machine)
+            share = flow.shares[place][at]
+            computing += share * step.seconds[at]
+            alone += share * step.contended_seconds[at]
+            estimated += share * step.seconds[at] * step.estimated_shares[at]
+            transfer += share * flow.transfer_seconds(place, number)
     return MachinePrediction(
         machine=load.machine,
         compute_seconds=load.compute_seconds,
-        alone_seconds=computing_seconds,
-        receive_seconds=receive_seconds,
-        send_seconds=send_seconds,
+        alone_seconds=alone,
+        receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
+        send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
         weight_bytes=load.weight_bytes,
         activation_bytes=load.activation_bytes,
         buffer_bytes=load.buffer_bytes,
         memory_limit_bytes=machine.memory_bytes if math.isfinite(machine.memory_bytes) else None,
-        estimated_share=estimated_share,
+        estimated_share=estimated / computing if computing > 0 else 0.0,
+        transfer_seconds=transfer,
         cores=machine.cores,
-        transfer_seconds=max(0.0, load.compute_seconds - computing_seconds * machine.contention_among(machines)),
     )
 
 
-def _links(problem: Problem, stages: Sequence[Stage]) -> tuple[LinkPrediction, ...]:
+def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iterator[LinkPrediction]:
     """One for every pair of machines of which one sends to the other; replicas by the turns that they get."""
-    given = {(link.source, link.destination): link for link in problem.links}
-    instance = instance_of(problem)
-    turns = [*map(_turns, stages), [(CLIENT, EVERY)]]  # the client's number is that of the last
-    found = []
-    for (source, end), crossing in crossings_of(instance, placed(instance, stages)).items():
-        senders, receivers = turns[source], turns[end]
-        for (one, made), (other, needed) in itertools.product(senders, receivers):
-            when, link = made & needed, given[one, other]
-            if when is not None:
-                seconds = crossing.bytes / link.bytes_per_second
+    carried = {(link.source, link.destination): link.transport for link in profile.links} if profile else {}
+    shares = {step.machines: shares for step, shares in zip(flow.steps, flow.shares, strict=True)}
+    for (sources, targets), size in flow.crossing.items():
+        senders, receivers = (
+            _turns(problem, machines, shares.get(machines, (1.0,))) for machines in (sources, targets)
+        )
+        for (source, made), (target, needed) in itertools.product(senders, receivers):
+            when = made & needed
+            if when is not None and source != target:
+                link = problem.link_of[source, target]
+                seconds = size / link.bytes_per_second
                 single = link.latency_seconds + seconds
-                found.append(LinkPrediction(one, other, crossing.bytes * when.share, single, seconds * when.share))
-    return tuple(found)
+                transport = carried.get((source, target), "")
+                yield LinkPrediction(source, target, size * when.share, single, seconds * when.share, transport)
 
 
-def _turns(stage: Stage) -> list[tuple[str, Recurrence]]:
-    """Each machine of a stage, and the micro-batches that it computes."""
-    return [(machine, turns_of(replica, stage.turns)) for replica, machine in enumerate(stage.machines)]
+def _turns(problem: Problem, machines: MachineSet, shares: Sequence[float]) -> list[tuple[str, Recurrence]]:
+    """Each machine of a set, or the client, and the micro-batches that it computes."""
+    if machines == CLIENT_SET:
+        return [(CLIENT, EVERY)]
+    turns = turns_by_share(shares)
+    return [(problem.machines[machine].name, turns_of(place, turns)) for place, machine in enumerate(machines)]

@@ -21,8 +21,12 @@ from tvm_split.units import MOST_AMOUNT
 Objective = Literal["throughput", "latency"]
 Precision = Literal["float32", "float16", "bfloat16"]
 """What convolutions and products multiply in; they add in float32."""
+TOLERANCE = 1e-9
+"""Two sums of the same seconds in another order differ by less than this share; so do values that count as equal."""
 Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
 """Seconds or bytes."""
+Share = Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]
+"""Of micro-batches, or of each one; those of a stage together are 1, or count in proportion."""
 From = Annotated[str, Field(alias="from")]
 To = Annotated[str, Field(alias="to")]
 """In files, where these may be names."""
@@ -81,11 +85,7 @@ class ProblemMachine:
 
 @dataclass(frozen=True)
 class ProblemLink:
-    """A one-way link between two machines, or a machine and the client (``"client"``).
-
-    With a group at an end it is one for each of its machines, from a group to itself one between any two of them. Of
-    several that fit a pair of machines its own counts, then the one of fewest pairs.
-    """
+    """A one-way link between two machines, or a machine and the client (``"client"``)."""
 
     source: From
     destination: To
@@ -96,8 +96,6 @@ class ProblemLink:
 @dataclass(frozen=True)
 class Piece:
     """What is not cut any further. ``seconds`` by machine; a machine that is missing there cannot run it.
-
-    They may be a group's: those of each of its machines for which no smaller group, and not itself, has others.
 
     The ``activation_bytes`` of a stage are those of its largest piece, the ``weight_bytes`` the sum.
     """
@@ -158,8 +156,6 @@ class Problem:
         stages: exactly so many stages.
         maximum_period_seconds, maximum_latency_seconds: what the other objective must keep to.
         buffers: micro-batches of each tensor that a machine holds for every crossing, at either end.
-        groups: machines that have links, or seconds, in common, by kind, rack or site: of machines and of other groups,
-            with names of their own, that may stand for machines in links, seconds and shared cores.
         shared_cores: machines, and the client, that compute on the same cores. The client's part is what sending and
             receiving takes of it: ``client_transfer_seconds`` and ``client_transfer_seconds_per_byte`` of a tensor.
     """
@@ -181,7 +177,11 @@ class Problem:
     shared_cores: tuple[SharedCores, ...] = ()
     client_transfer_seconds: float = 0.0
     client_transfer_seconds_per_byte: float = 0.0
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def link_of(self) -> Mapping[tuple[str, str], ProblemLink]:
+        """The links by source and destination."""
+        return {(link.source, link.destination): link for link in self.links}
 
 
 Axis = Literal["rows", "columns", "channels", "heads", "batch"]

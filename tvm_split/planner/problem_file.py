@@ -7,8 +7,7 @@
      "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
 
 All else may be left out: what else a machine, piece, edge or the problem can say is in `tvm_split.planner.problem`
-under the same names, such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}]``, or for machines that have links or
-seconds in common ``"groups": {"site": ["machine-0", "machine-1"]}``.
+under the same names, such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}]``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
 from tvm_split.planner.problem import Problem, Solution, Stage
-from tvm_split.planner.problem_groups import with_groups
 from tvm_split.planner.search.faults import faults
 from tvm_split.units import MOST_AMOUNT, few_lines
 
@@ -158,12 +156,8 @@ def _stage(problem: Problem, stage: Stage) -> dict[str, Any]:
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """The content of a problem file, without what is infinite or not given; alike ones of many machines are groups.
-
-    Raises:
-        PlanError: the problem makes no sense.
-    """
-    content: dict[str, Any] = _finite(_PROBLEM.dump_python(with_groups(problem), by_alias=True))
+    """The content of a problem file, without what is infinite or not given."""
+    content: dict[str, Any] = _finite(_PROBLEM.dump_python(problem, by_alias=True))
     for each in content["links"]:
         # JSON has no infinity; this many bytes a second take no time that anything here measures.
         each.setdefault("bytes_per_second", 1e18)

@@ -145,6 +145,21 @@ class ClusterProfile:
         ages = [each.measured_at for each in self.machines] + [each.measured_at for each in self.links]
         return min(filter(None, ages), default=0.0)
 
+    @property
+    def layer_counts(self) -> dict[str, int]:
+        """Of each piece the number of its layers."""
+        return {piece.name: len(piece.layers) for piece in self.pieces}
+
+    @property
+    def estimated(self) -> frozenset[tuple[str, str]]:
+        """The pieces, and the machines, of which the times were not measured."""
+        return frozenset(
+            (name, machine.machine)
+            for machine in self.machines
+            for name, time in machine.pieces.items()
+            if time.origin == "estimated"
+        )
+
     def even_seconds(self, machine: MachineProfile) -> float:
         """What a stage computes on a machine, if all take an even part."""
         return math.fsum(each.seconds for each in machine.pieces.values()) / len(self.machines)

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tvm_split.planner.evaluate import evaluate, keeps_demands
 from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, Timed, objective_seconds
 from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfile, PieceTime
-from tvm_split.planner.search import evaluate, keeps_demands
+from tvm_split.planner.step_graph import lower
 
 DEFAULT_THRESHOLD = 0.05
 
@@ -94,9 +95,9 @@ def replan(
     Raises:
         PlanError: the current stages do not fit the problem.
     """
-    now = evaluate(problem, current, by_shares=True)
+    now = evaluate(problem, lower(problem, current))
     best = solve(problem)
-    change = change_to(best.evaluation, now, problem, threshold, keeps_demands=keeps_demands(problem, current))
+    change = change_to(best.evaluation, now, problem, threshold, keeps_demands=keeps_demands(problem, current, now))
     if change.changed:
         return Replanned(change, best.stages, best.evaluation, best)
     return Replanned(change, tuple(current), now, best)

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tvm_split.planner.parts import PlanParts
 from tvm_split.planner.problem import Evaluation, Stage
+from tvm_split.planner.step_graph import StepGraph
 
 ROOM = 0.97
 """Of a memory that is too small: what a part takes is not exactly in proportion to its share."""
@@ -27,14 +27,14 @@ def rounded(shares: Sequence[float]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def rebalanced(stage: Stage, plan: PlanParts) -> Stage:
-    """A shared stage whose machines would be done at the same time, by what its parts take."""
+def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
+    """A shared stage whose machines would be done at the same time, by what its steps take."""
     if stage.sharding is None:
         return stage
     took: defaultdict[str, float] = defaultdict(float)
-    for part in plan.parts:
-        if part.stage == stage.name:
-            took[part.machine] += part.together_seconds
+    for step in graph.steps:
+        if step.stage == stage.name:
+            took[step.machines[0]] += step.contended_seconds[0]
     if not all(took[machine] > 0 for machine in stage.machines):
         return stage
     wanted = [share / took[machine] for share, machine in zip(stage.shares, stage.machines, strict=True)]

@@ -9,15 +9,13 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded
 from tvm_split.planner.fewer_machines import MARGIN
-from tvm_split.planner.part_prediction import Certificate, predict_parts
-from tvm_split.planner.prediction import ComparedPlan, Prediction
+from tvm_split.planner.prediction import Certificate, ComparedPlan, Prediction, predict
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.division_bound import division_bound
-from tvm_split.planner.search.instance import names_of
 from tvm_split.shard_planning.shared_plans import SharedPlan, SharedPlans, worth_timing
 from tvm_split.steps import StepProgress
-from tvm_split.units import seconds_text
+from tvm_split.units import names_of, seconds_text
 
 DIVIDED = "every piece divided over the machines at will, with nothing exchanged"
 """Of what the lower bound is, where layers may be split."""
@@ -91,7 +89,7 @@ class ShardChoice:
         return self._looking.timed(plans, self._cluster, self._on_progress) if self._measures else plans
 
     def _chosen(self, plan: SharedPlan, certificate: Certificate) -> Choice:
-        predicted = partial(predict_parts, self._problem, self._profile, plan.parts, certificate)
+        predicted = partial(predict, self._problem, plan.graph, certificate, self._profile)
         return Choice(plan.stages, predicted(), predicted)
 
     def _certificate(

@@ -18,24 +18,24 @@ from relay_passes.rewrite import operator_name
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.errors import PlanError
-from tvm_split.measuring.part_estimates import PartEstimates, deliveries_of
+from tvm_split.measuring.part_estimates import PartEstimates, transfers_of
 from tvm_split.measuring.part_profiling import profile_parts
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import named, with_independent_layers
-from tvm_split.planner.part_evaluation import evaluate_parts, lack_of_memory
-from tvm_split.planner.parts import PlanParts
+from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import ComparedPlan
 from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.search.candidate import within_limits
-from tvm_split.planner.search.instance import instance_of, names_of
+from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.shard_blocks import blocks_of
 from tvm_split.planner.shard_search import Segment, Way, cheapest
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
+from tvm_split.planner.step_graph import StepGraph
 from tvm_split.planner.tensor_types import shape_of, tensors_in
 from tvm_split.steps import StepProgress
+from tvm_split.units import names_of
 
 MOST_TIMED = 3
 WORTH_TIMING = 1.25
@@ -52,7 +52,7 @@ class SharedPlan:
     """Stages of layers, some of them shared, and what they do; ``is_timed`` if parts were timed in their own shapes."""
 
     stages: tuple[Stage, ...]
-    parts: PlanParts
+    graph: StepGraph
     evaluation: Evaluation
     is_timed: bool = False
 
@@ -98,8 +98,8 @@ class SharedPlans:
 
     def estimated(self, stages: tuple[Stage, ...]) -> SharedPlan:
         """Raises a `PlanError` where the stages cannot be shared so, or have no links."""
-        parts = self._estimates.parts_of(self._plan(stages))
-        return SharedPlan(stages, parts, evaluate_parts(self._problem, parts))
+        graph = self._estimates.steps_of(self._plan(stages))
+        return SharedPlan(stages, graph, evaluate(self._problem, graph))
 
     def timed(
         self, plans: Sequence[SharedPlan], cluster: Cluster, on_progress: StepProgress | None
@@ -115,8 +115,8 @@ class SharedPlans:
             on_progress=on_progress,
         )
         return tuple(
-            SharedPlan(each.stages, parts, evaluate_parts(self._problem, parts), True)
-            for each, parts in zip(plans, found, strict=True)
+            SharedPlan(each.stages, graph, evaluate(self._problem, graph), True)
+            for each, graph in zip(plans, found, strict=True)
         )
 
     def candidates(self) -> tuple[SharedPlan, ...]:
@@ -152,11 +152,9 @@ class SharedPlans:
         problem, evaluation = self._problem, plan.evaluation
         pairs = {(layer, machine) for stage in plan.stages for layer in stage.layers for machine in stage.machines}
         return (
-            lack_of_memory(problem, evaluation) == 0
-            and problem.stages in (None, len(plan.stages))
-            and len({machine for _, machine in pairs}) <= (problem.maximum_machines or len(problem.machines))
+            memory_shortage(problem, evaluation) == 0
+            and not any(limit_violations(problem, plan.stages, evaluation))
             and not any(machine in self._forbidden.get(layer, ()) for layer, machine in pairs)
-            and within_limits(problem, evaluation)
         )
 
     def _client_bytes(self) -> tuple[float, float]:
@@ -267,7 +265,7 @@ class SharedPlans:
         for cost in self._estimates.costs(placed, plan):
             if placed.origins[cost.stage] == shared and cost.layer in self._block_of:
                 machine = placed.plan.stages[cost.stage].machine
-                found[self._block_of[cost.layer], machine] += cost.together_seconds
+                found[self._block_of[cost.layer], machine] += cost.contended_seconds
         return found
 
     def _exchanging(self, placed: PlacedModel, shared: int) -> Mapping[int, float]:
@@ -279,8 +277,8 @@ class SharedPlans:
         }
         sizes: defaultdict[tuple[int, str], defaultdict[tuple[str, str], float]]
         sizes = defaultdict(lambda: defaultdict(float))
-        for each in deliveries_of(placed):
-            taker = each.takers[0] if each.takers else ""
+        for each in transfers_of(placed):
+            taker = each.targets[0] if each.targets else ""
             if each.source in own and taker in own and own[each.source] != own[taker]:
                 level = each.source.rpartition("_")[2]
                 block = self._block_of.get(placed.model.layers[each.tensor], 0)
@@ -322,9 +320,9 @@ class SharedPlans:
         best = plan
         limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
         for _ in range(BALANCING):
-            crowded = lack_of_memory(self._problem, plan.evaluation) > 0
+            crowded = memory_shortage(self._problem, plan.evaluation) > 0
             stages = tuple(
-                lightened(stage, plan.evaluation, limits) if crowded else rebalanced(stage, plan.parts)
+                lightened(stage, plan.evaluation, limits) if crowded else rebalanced(stage, plan.graph)
                 for stage in plan.stages
             )
             if stages == plan.stages:
@@ -338,7 +336,7 @@ class SharedPlans:
         return best
 
     def _rank(self, plan: SharedPlan) -> tuple[float, float]:
-        return lack_of_memory(self._problem, plan.evaluation), self._value(plan)
+        return memory_shortage(self._problem, plan.evaluation), self._value(plan)
 
 
 def worth_timing(plans: Sequence[SharedPlan], problem: Problem, beat_seconds: float) -> tuple[SharedPlan, ...]:

@@ -133,14 +133,14 @@ NO_TIME = LinkTimes(0.0, {})
 class ProgramBuilder:
     """Puts a program together of stages that are not compiled; tensors are known by name and size."""
 
-    stages: list[tuple[str, tuple[str, ...], tuple[int, ...], tuple[str, ...]]] = field(default_factory=list)
+    stages: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = field(default_factory=list)
     tensors: dict[str, TensorSpec] = field(default_factory=dict)
     makers: dict[str, str | None] = field(default_factory=dict)
     takers: dict[str, list[str | None]] = field(default_factory=dict)
 
-    def stage(self, name: str, machines: tuple[str, ...], turns: tuple[int, ...], layers: tuple[str, ...]) -> None:
+    def stage(self, name: str, machines: tuple[str, ...], turns: tuple[int, ...]) -> None:
         """In topological order."""
-        self.stages.append((name, machines, turns, layers))
+        self.stages.append((name, machines, turns))
 
     def tensor(self, name: str, size_bytes: float, maker: str | None, takers: list[str | None]) -> None:
         """What a stage makes for others; None is the client."""
@@ -166,8 +166,8 @@ class ProgramBuilder:
             inputs=made_by(None),
             outputs=taken_by(None),
             stages=tuple(
-                StageSpec(index, name, machine, layers, "cpu", NOT_COMPILED, (), *ends[name], replica, turns)
-                for index, (name, machines, turns, layers) in enumerate(self.stages)
+                StageSpec(index, name, machine, (), "cpu", NOT_COMPILED, (), *ends[name], replica, turns)
+                for index, (name, machines, turns) in enumerate(self.stages)
                 for replica, machine in enumerate(machines)
             ),
         )

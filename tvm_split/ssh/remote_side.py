@@ -109,14 +109,16 @@ class Machine:
                 f"cannot keep a worker in {self.folder} ({error.strerror}: {error.filename}): repair owner and mode "
                 "(chown, chmod go-w), or name another folder with folder: in the cluster file"
             ) from None
-        lock = (self.folder / "lock").open("a")
+        # Another user who can open the file could hold the lock, and so keep the worker from starting.
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.fchmod(lock, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise Refusal("a worker that was started by `up` runs here already: `tvm-split down` ends it") from None
         self._take_source(taken)
         threading.Thread(target=self._watch, daemon=True).start()
-        self._run(self._python(), lock.fileno())
+        self._run(self._python(), lock)
 
     def down(self) -> None:
         """Ends the worker that holds the lock, if there is one, and removes the folder, if that is wanted."""

@@ -18,7 +18,7 @@ from tests.helpers.frontends.keras_networks import attention, convolutions
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.frontends.tflite_frontend import QUANTIZED_TOLERANCE
+from tvm_split.frontends.tflite.load import QUANTIZED_TOLERANCE
 
 LIMIT = 1e-4
 

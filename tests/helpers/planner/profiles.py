@@ -12,7 +12,7 @@ from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import model_problem, stages_of_layers
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import predict
+from tvm_split.planner.prediction import predict_solution
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.request import PlanRequest
@@ -81,7 +81,7 @@ def planned(profile: ClusterProfile, given: tuple[Stage, ...] | None = None, **s
     """A plan with its prediction: the best one, or of the given stages of pieces."""
     problem = chain_problem(profile, **settings)  # type: ignore[arg-type]
     best = solve(problem)
-    prediction = predict(problem, profile, best, given or best.stages)
+    prediction = predict_solution(problem, profile, best, given or best.stages)
     machines = tuple(PlannedMachine(each.machine, {"kind": "llvm"}, 1) for each in profile.machines)
     named = stages_of_layers(graph_of(profile), profile, given or best.stages)
     return Plan("net", "throughput", "test", machines, named, prediction)

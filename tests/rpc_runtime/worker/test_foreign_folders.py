@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready, start_w
 
 OTHER = 65534
 """A user, and a group, that is not the one of the tests."""
+NOBODY = 2**32 - 1
+"""The identity in entries of an access control list that name none: see acl(5)."""
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -97,6 +100,30 @@ def test_a_worker_refuses_a_cache_of_another_user(shared: Path, owned: str) -> N
     other = {"cache": cache, "parent": parent, "link": link}[owned]
     os.chown(other, OTHER, OTHER, follow_symlinks=False)
     assert_refused(start_worker((link if owned == "link" else parent) / "cache"), other)
+
+
+def test_a_worker_refuses_a_link_that_another_user_can_turn(shared: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, who can give a link to another user")
+    shared.chmod(0o1777)  # as /tmp is
+    target, foreign, own = shared / "target", shared / "foreign", shared / "own"
+    target.mkdir()
+    foreign.symlink_to("target")
+    own.symlink_to(foreign)
+    os.chown(foreign, OTHER, OTHER, follow_symlinks=False)
+    assert_refused(start_worker(own / "cache"), foreign)
+
+
+def test_a_worker_refuses_a_cache_to_which_a_list_admits_others(shared: Path) -> None:
+    cache = shared / "cache"
+    cache.mkdir(mode=0o700)
+    entries = [(0x01, 7, NOBODY), (0x02, 7, OTHER), (0x04, 0, NOBODY), (0x10, 7, NOBODY), (0x20, 0, NOBODY)]
+    access_list = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(cache, "system.posix_acl_access", access_list)
+    except OSError:
+        pytest.skip("needs a file system with access control lists")
+    assert_refused(start_worker(cache), cache)
 
 
 def test_a_worker_refuses_the_folder_that_the_variable_names(shared: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -7,11 +8,34 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from tests.helpers.frontends.comparison import run
+from tests.helpers.toy import toy_plugin_installed
 from tvm_split.errors import ModelImportError, UntriedVersionWarning
-from tvm_split.frontends import load_model
+from tvm_split.frontends import FRONTENDS, load_model
+
+
+def test_an_installed_package_adds_a_frontend(tmp_path: Path) -> None:
+    (tmp_path / "model.toy").write_text("scale multiply 3\nshift add 1")
+    with pytest.raises(ModelImportError, match=r"model\.toy"):
+        load_model(tmp_path / "model.toy")
+    with toy_plugin_installed():
+        model = load_model(tmp_path / "model.toy", batch=2)
+    assert (model.framework, model.layer_names, model.inputs[0].shape) == ("toy", ("scale", "shift"), (2, 4))
+    (output,) = run(model, (np.ones((2, 4), np.float32),))
+    np.testing.assert_array_equal(output, np.full((2, 4), 4, np.float32))
+
+
+@pytest.mark.parametrize("base", [base for _, frontend in FRONTENDS.items() for base in frontend.classes])
+def test_the_base_classes_of_sources_are_what_frameworks_call_them(base: str) -> None:
+    """They are compared by name, so that a framework that renames one is noticed here."""
+    module, _, name = base.rpartition(".")
+    pytest.importorskip(module.partition(".")[0])
+    found = getattr(importlib.import_module(module), name)
+    assert f"{found.__module__}.{found.__qualname__}" == base
 
 
 @pytest.mark.parametrize("source", [17, "model.pth", Path("model.pb"), {"weights": 1}, None])
@@ -40,7 +64,7 @@ def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
     [
         ("model.mlir", b"", "is empty"),
         ("model.onnx", b"", "is empty"),
-        ("model.mlir", b"ML\xef\0\0", "is damaged: it is neither MLIR's bytecode nor text"),
+        ("model.mlir", b"ML\xef\0\0", "is damaged, or no .mlir file"),
         ("model.mlirbc", b"\0" * 9, "is damaged"),
         ("model.keras", b"\x89HDF", "is damaged, or no .keras file"),
         ("model.pt2", b"pickle", "is damaged, or no .pt2 file"),
@@ -72,14 +96,14 @@ def test_frameworks_are_imported_only_when_needed() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; import tvm_split.frontends as room\n"
         "own = [name for name in sys.modules if name.startswith(room.__name__)]\n"
-        "sys.exit('onnx' in sys.modules or any('torch_' in name or 'onnx_' in name for name in own))"
+        "sys.exit('onnx' in sys.modules or any('.torch' in name or '.onnx' in name for name in own))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_untried_torch_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    monkeypatch.delitem(sys.modules, "tvm_split.frontends.torch_frontend", raising=False)
+    monkeypatch.delitem(sys.modules, "tvm_split.frontends.torch.load", raising=False)
     with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in range(2):
             load_model(torch.nn.ReLU().eval(), (torch.zeros(2, 3),))
@@ -89,7 +113,7 @@ def test_an_untried_torch_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_installed_torch_is_a_tried_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "tvm_split.frontends.torch_frontend", raising=False)
+    monkeypatch.delitem(sys.modules, "tvm_split.frontends.torch.load", raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntriedVersionWarning)
         load_model(torch.nn.ReLU().eval(), (torch.zeros(2, 3),))

@@ -15,7 +15,7 @@ import tvm_split  # noqa: E402
 from tests.models.onnx_models import LIGHT_MODELS  # noqa: E402
 from tests.models.small_onnx_model import small_model  # noqa: E402
 from tvm_split.errors import PlanError  # noqa: E402
-from tvm_split.frontends.onnx_annotations import (  # noqa: E402
+from tvm_split.frontends.onnx.annotations import (  # noqa: E402
     CONFIGURATION,
     read_model,
     save_model,

@@ -12,7 +12,7 @@ from tests.helpers.frontends.comparison import assert_equal_to_source  # noqa: E
 from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
 from tests.models.torch_models import small_models  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
-from tvm_split.frontends.torch_graph import KEPT_OPERATORS, TAKEN_APART, decomposed  # noqa: E402
+from tvm_split.frontends.torch.graph import KEPT_OPERATORS, TAKEN_APART, decomposed  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.helpers.frontends.comparison import assert_close, assert_equal_to_sou
 from tests.helpers.frontends.torch_case import Function, Group  # noqa: E402
 from tests.helpers.frontends.torch_cases import CASES  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
-from tvm_split.frontends.torch_tensors import to_numpy  # noqa: E402
+from tvm_split.frontends.torch.tensors import to_numpy  # noqa: E402
 
 GROUP = 24
 

@@ -45,8 +45,8 @@ def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, *shards: tvm_spl
 
 def seconds_by_machine(estimates: PartEstimates, plan: Plan) -> dict[str, float]:
     found: Counter[str] = Counter()
-    for part in estimates.parts_of(plan).parts:
-        found[part.machine] += part.seconds
+    for step in estimates.steps_of(plan).steps:
+        found[step.machines[0]] += step.seconds[0]
     return dict(found)
 
 
@@ -75,13 +75,14 @@ def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, clu
         },
     )
     plan = planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES))
-    fast = {each.name: each for each in PartEstimates(model, profile).parts_of(plan).parts}
+    fast = {each.name: each for each in PartEstimates(model, profile).steps_of(plan).steps}
     for hostname, ratio in ((second.hostname, 2.0), (first.hostname, 3.0)):
         changed = replace(profile, machines=(first, replace(slow, hostname=hostname)))
-        for part in PartEstimates(model, changed).parts_of(plan).parts:
-            assert part.seconds == pytest.approx(fast[part.name].seconds * (1.0 if part.machine == A else 2.0))
-            if part.machine == B:
-                assert part.together_seconds == pytest.approx(fast[part.name].seconds * ratio)
+        for step in PartEstimates(model, changed).steps_of(plan).steps:
+            before = fast[step.name].seconds[0]
+            assert step.seconds == (pytest.approx(before * (1.0 if step.machines == (A,) else 2.0)),)
+            if step.machines == (B,):
+                assert step.contended_seconds == (pytest.approx(before * ratio),)
 
 
 def test_weights_are_read_by_each_machine_that_computes_rows(cluster: tvm_split.Cluster) -> None:
@@ -96,7 +97,7 @@ def test_weights_are_read_by_each_machine_that_computes_rows(cluster: tvm_split.
         estimates = PartEstimates(model, replace(profile, machines=machines))
         ahead = estimates.looked_ahead(plan["rows"], 1)
         found = {
-            axis: {part.name: part.seconds for part in estimates.parts_of(each).parts} for axis, each in plan.items()
+            axis: {step.name: step.seconds[0] for step in estimates.steps_of(each).steps} for axis, each in plan.items()
         }
         rows = found["rows"]["stage_1_machine_b_0"]
         assert ahead["1", B] == pytest.approx(rows)
@@ -113,17 +114,17 @@ def test_what_is_delivered_is_what_the_stages_send(cluster: tvm_split.Cluster, a
     model = tvm_split.load_model(vgg().eval(), (torch.zeros(1, 3, 16, 16),))
     shard = tvm_split.Shard("features.0", "features.7", axis, HALVES, exchange)  # type: ignore[arg-type]
     plan = planned(model, cluster, shard)
-    found = PartEstimates(model, profile_of(model, cluster)).parts_of(plan)
+    found = PartEstimates(model, profile_of(model, cluster)).steps_of(plan)
     cut = cut_model(model, plan)
-    assert [part.name for part in found.parts] == [stage.name for stage in cut.plan.stages]
+    assert [step.name for step in found.steps] == [stage.name for stage in cut.plan.stages]
     received = {
         (stage.name, name)
         for stage, computation in zip(cut.plan.stages, cut.computations, strict=True)
         for name in computation.received
     }
     origins = {form: name for each in cut.computations for form, name in each.origins.items()}
-    assert {(taker, each.tensor) for each in found.deliveries for taker in each.takers} == {
+    assert {(taker, each.tensor) for each in found.transfers for taker in each.targets} == {
         (stage, origins.get(name, name)) for stage, name in received
     }
-    assert [each.tensor for each in found.deliveries if not each.takers] == list(cut.output_names)
-    assert {part.origin for part in found.parts} == {"estimated"}
+    assert [each.tensor for each in found.transfers if not each.targets] == list(cut.output_names)
+    assert {step.estimated_shares for step in found.steps} == {(1.0,)}

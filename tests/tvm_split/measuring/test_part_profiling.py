@@ -39,9 +39,9 @@ def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split
     profile = pose(model, three_workers, PlanRequest()).profile
     corrections = (Corrections(), Corrections(((A, 2.0),)))
     estimates = [PartEstimates(model, calibrated(profile, each)) for each in corrections]
-    plain, slower = (profile_parts(model, [found], three_workers, each)[0].parts for each in estimates)
-    assert {each.machine for each in plain} == {A, B}
+    plain, slower = (profile_parts(model, [found], three_workers, each)[0].steps for each in estimates)
+    assert {each.machines for each in plain} == {(A,), (B,)}
     for before, after in zip(plain, slower, strict=True):
-        factor = 2.0 if before.machine == A else 1.0
-        assert after.seconds == pytest.approx(factor * before.seconds)
-        assert after.together_seconds == pytest.approx(factor * before.together_seconds)
+        factor = 2.0 if before.machines == (A,) else 1.0
+        assert after.seconds == (pytest.approx(factor * before.seconds[0]),)
+        assert after.contended_seconds == (pytest.approx(factor * before.contended_seconds[0]),)

@@ -9,7 +9,7 @@ from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.fewer_machines import with_fewest_machines
 from tvm_split.planner.model_problem import stages_of_layers
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import predict
+from tvm_split.planner.prediction import predict_solution
 from tvm_split.planner.search import solve
 
 EQUAL = {A: [0.002] * 4, B: [0.002] * 4}
@@ -19,7 +19,7 @@ def plan_of(profile, objective="throughput", memory=None, **constraints):
     problem = chain_problem(profile, objective, memory, **constraints)
     solution = solve(problem)
     stages = stages_of_layers(graph_of(profile), profile, solution.stages)
-    return Plan("net", objective, "measured", (), stages, predict(problem, profile, solution))
+    return Plan("net", objective, "measured", (), stages, predict_solution(problem, profile, solution))
 
 
 def test_a_split_that_gains_needs_no_advice():
@@ -43,7 +43,9 @@ def test_a_gain_that_was_given_up():
     problem = chain_problem(profile := chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
     solution = with_fewest_machines(problem, solve(problem))
     stages = stages_of_layers(graph_of(profile), profile, solution.stages)
-    text = one_machine_advice(Plan("net", "throughput", "measured", (), stages, predict(problem, profile, solution)), 2)
+    text = one_machine_advice(
+        Plan("net", "throughput", "measured", (), stages, predict_solution(problem, profile, solution)), 2
+    )
     assert "more machines gain too little: machine-a alone does 9.9" in text
     assert "2 machines would gain" in text
 

@@ -8,9 +8,10 @@ import pytest
 
 from rpc_runtime.program.program import CLIENT
 from tests.helpers.planner.profiles import chain_problem, chain_profile
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.fewer_machines import MARGIN, with_fewest_machines
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
 
 A, B = "machine-a", "machine-b"
 
@@ -21,7 +22,7 @@ def test_a_gain_that_no_measurement_shows_is_with_fewest_machines():
     assert sum(len(stage.machines) for stage in best.stages) == 2
     found = with_fewest_machines(problem, best)
     assert len(found.stages) == 1
-    assert found.evaluation == evaluate(problem, found.stages)
+    assert found.evaluation == evaluate_stages(problem, found.stages)
     assert found.lower_bound_seconds == best.lower_bound_seconds
     assert found.gap == pytest.approx(1 - best.lower_bound_seconds / found.evaluation.period_seconds)
     assert 0 < found.gap < MARGIN

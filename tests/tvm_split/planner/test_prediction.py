@@ -8,12 +8,13 @@ from hypothesis import assume, example, given, strategies as st
 
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.prediction import CodedLink, compared_baselines, predict, with_coded_links
+from tvm_split.planner.prediction import CodedLink, predict_solution
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfile, ModelPiece, PieceTime, StreamingCost
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
 
 FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}
 HALVES = (Stage((A,), ("layer_0", "layer_1")), Stage((B,), ("layer_2",)))
@@ -24,7 +25,7 @@ def test_the_best_plan():
         {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, contention=1.1, hostname="box", **FAST
     )
     problem = chain_problem(profile)
-    found = predict(problem, profile, solve(problem))
+    found = predict_solution(problem, profile, solve(problem))
     assert found.period_seconds == pytest.approx(0.005 * 1.1)
     assert found.latency_seconds == pytest.approx(0.009 + 3 * (1e-4 + 1e-6))
     assert found.in_flight == 4
@@ -54,10 +55,10 @@ def test_codecs_make_links_faster_and_their_bytes_fewer():
         {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, bytes_per_second=1e5, latency_seconds=1e-3
     )
     problem = chain_problem(profile)
-    plain = predict(problem, profile, solve(problem), HALVES)
+    plain = predict_solution(problem, profile, solve(problem), HALVES)
     assert plain.period_seconds == pytest.approx(0.010)
     ends = [("client", A), (A, B), (B, "client")]
-    coded = with_coded_links(plain, problem, profile, HALVES, dict.fromkeys(ends, CodedLink(0.4, 0.25)))
+    coded = predict_solution(problem, profile, solve(problem), HALVES, dict.fromkeys(ends, CodedLink(0.4, 0.25)))
     assert coded.period_seconds == pytest.approx(0.005)
     assert coded.latency_seconds == pytest.approx(0.009 + 3 * (1e-3 + 0.004))
     assert "compute of machine-a" in coded.limiting
@@ -68,7 +69,7 @@ def test_codecs_make_links_faster_and_their_bytes_fewer():
     assert coded.gap == 0
     assert coded.in_flight == math.ceil(0.024 / 0.005) + 2
     assert coded.bubble == pytest.approx(1 - (5 + 4) / 10)
-    one = with_coded_links(plain, problem, profile, HALVES, {(A, B): CodedLink(0.4, 0.25)})
+    one = predict_solution(problem, profile, solve(problem), HALVES, {(A, B): CodedLink(0.4, 0.25)})
     assert one.period_seconds == pytest.approx(0.010)
     assert [link.bytes for link in one.links] == [1000, 250, 1000]
 
@@ -80,8 +81,8 @@ def test_what_carried_links_when_they_were_measured_is_told():
         dataclasses.replace(link, transport=ways.get((link.source, link.destination), "mpi")) for link in profile.links
     )
     profile, problem = dataclasses.replace(profile, links=links), chain_problem(profile)
-    plain = predict(problem, profile, solve(problem), HALVES)
-    coded = with_coded_links(plain, problem, profile, HALVES, {(A, B): CodedLink(0.4, 0.25)})
+    plain = predict_solution(problem, profile, solve(problem), HALVES)
+    coded = predict_solution(problem, profile, solve(problem), HALVES, {(A, B): CodedLink(0.4, 0.25)})
     for found in (plain, coded):
         assert {(each.source, each.destination): each.transport for each in found.links} == ways
 
@@ -90,7 +91,7 @@ def test_another_plan_is_held_against_the_best_bound():
     profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
     problem = chain_problem(profile)
     other = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
-    found = predict(problem, profile, solve(problem), other)
+    found = predict_solution(problem, profile, solve(problem), other)
     assert found.lower_bound_seconds == pytest.approx(0.005)
     assert found.period_seconds == pytest.approx(0.007)
     assert found.gap == pytest.approx(1 - 0.005 / 0.007)
@@ -102,7 +103,7 @@ def test_replicas_share_computing_and_links_by_turns():
     profile = chain_profile({A: [0.001, 0.008], B: [0.001, 0.012], C: [0.001, 0.024]}, **FAST)
     problem = chain_problem(profile, replicas=True)
     stages = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (2 / 3, 1 / 3)))
-    found = predict(problem, profile, solve(problem), stages)
+    found = predict_solution(problem, profile, solve(problem), stages)
     assert found.period_seconds == pytest.approx(0.008)
     _, second, third = found.machines
     assert second.compute_seconds == pytest.approx(0.008)
@@ -121,7 +122,7 @@ def test_replicas_that_never_meet_have_no_link():
     problem = chain_problem(profile, replicas=True)
     halves = (0.5, 0.5)
     stages = (Stage((A, B), ("layer_0",), halves), Stage((C, "machine-d"), ("layer_1",), halves))
-    found = predict(problem, profile, solve(problem), stages)
+    found = predict_solution(problem, profile, solve(problem), stages)
     between = {
         (each.source, each.destination): each.bytes
         for each in found.links
@@ -135,46 +136,35 @@ def test_what_was_estimated_is_told():
     times = {"layer_0": PieceTime(0.001, 0.001, "estimated"), "layer_1": PieceTime(0.003, 0.003, "measured")}
     profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], pieces=times),))
     problem = chain_problem(profile)
-    assert predict(problem, profile, solve(problem)).machines[0].estimated_share == pytest.approx(0.25)
+    assert predict_solution(problem, profile, solve(problem)).machines[0].estimated_share == pytest.approx(0.25)
+
+
+def baselines(profile: ClusterProfile, **demands: object) -> dict[str, str]:
+    """Names of the baselines, best first, and why they are not the plan."""
+    problem = chain_problem(profile, **demands)
+    return {each.name: each.why for each in predict_solution(problem, profile, solve(problem)).baselines}
 
 
 def test_baselines_are_possible_and_say_why_they_are_none():
     profile = chain_profile({A: [0.002] * 4, B: [0.004] * 4}, weight_bytes=1_000_000, **FAST)
-    free = chain_problem(profile)
-    best = solve(free)
-    layers = {piece.name: 1 for piece in profile.pieces}
-    found = {each.name: each for each in compared_baselines(free, layers, best.evaluation)}
-    assert found[f"{ONE_MACHINE}, {B}"].why.startswith("its period is 2.67 times the plan's: compute of machine-b")
-    tight = chain_problem(profile, memory={A: 3_500_000, B: 3_500_000})
-    names = [each.name for each in compared_baselines(tight, layers, solve(tight).evaluation)]
-    assert not any(name.startswith(ONE_MACHINE) for name in names)
-    pinned = chain_problem(profile, pins=(("layer_0", B),))
-    kept = compared_baselines(pinned, layers, solve(pinned).evaluation)
-    assert [each.name for each in kept] == [f"{ONE_MACHINE}, {B}"]
+    why = baselines(profile)[f"{ONE_MACHINE}, {B}"]
+    assert why.startswith("its period is 2.67 times the plan's: compute of machine-b")
+    tight = baselines(profile, memory={A: 3_500_000, B: 3_500_000})
+    assert not any(name.startswith(ONE_MACHINE) for name in tight)
+    assert list(baselines(profile, pins=(("layer_0", B),))) == [f"{ONE_MACHINE}, {B}"]
 
 
 def test_a_baseline_that_breaks_a_demand_may_be_better():
-    profile = chain_profile({A: [0.002] * 4, B: [0.2] * 4}, **FAST)
-    forced = chain_problem(profile, stages=2)
-    layers = {piece.name: 1 for piece in profile.pieces}
-    best = compared_baselines(forced, layers, solve(forced).evaluation)[0]
-    assert best.name == f"{ONE_MACHINE}, {A}"
-    assert "which keeps to what was demanded" in best.why
-
-
-def test_baselines_beside_a_plan_without_time():
-    free = chain_problem(chain_profile({A: [0.0], B: [0.1]}), objective="latency")
-    free = dataclasses.replace(free, edges=())
-    found = {each.name: each.why for each in compared_baselines(free, {"layer_0": 1}, solve(free).evaluation)}
-    assert found[f"{ONE_MACHINE}, {A}"] == "as good as the plan"
-    assert found[f"{ONE_MACHINE}, {B}"] == "its latency is 100 ms, the plan's none"
+    best, why = next(iter(baselines(chain_profile({A: [0.002] * 4, B: [0.2] * 4}, **FAST), stages=2).items()))
+    assert best == f"{ONE_MACHINE}, {A}"
+    assert "which keeps to what was demanded" in why
 
 
 def test_stages_that_do_not_fit():
     profile = chain_profile({A: [0.002] * 3, B: [0.002] * 3})
     problem = chain_problem(profile)
     with pytest.raises(PlanError, match="layer_2"):
-        predict(problem, profile, solve(problem), HALVES[:1])
+        predict_solution(problem, profile, solve(problem), HALVES[:1])
 
 
 def test_the_oldest_measurement():
@@ -194,8 +184,8 @@ def test_loads_are_those_of_the_search(seed, pieces, machines):
     profile = _profile_of(problem)
     best = solve(problem)
     assume(best.evaluation.period_seconds > 0)  # a model that computes nothing and sends nothing
-    found = predict(problem, profile, best)
-    assert math.isclose(found.period_seconds, evaluate(problem, best.stages).period_seconds)
+    found = predict_solution(problem, profile, best)
+    assert math.isclose(found.period_seconds, evaluate_stages(problem, best.stages).period_seconds)
     for mine, load in zip(found.machines, best.evaluation.loads, strict=True):
         assert mine.machine == load.machine
         assert math.isclose(mine.compute_seconds, load.compute_seconds)
@@ -227,10 +217,10 @@ def test_a_stream_that_would_be_slower_than_one_result_after_the_other_is_doubtf
     disturbed = dataclasses.replace(
         profile, machines=(dataclasses.replace(profile.machines[0], streaming=slow),), doubts=("it was disturbed",)
     )
-    first, second = predict(chain_problem(disturbed), disturbed, solve(chain_problem(disturbed))).doubts
+    first, second = predict_solution(chain_problem(disturbed), disturbed, solve(chain_problem(disturbed))).doubts
     assert first == "it was disturbed"
     assert second.startswith("one result every 98 ms in a stream, and 24.7 ms for one alone")
-    assert predict(chain_problem(profile), profile, solve(chain_problem(profile))).doubts == ()
+    assert predict_solution(chain_problem(profile), profile, solve(chain_problem(profile))).doubts == ()
 
 
 def test_what_streams_take_from_a_machine_alone_is_no_transfer():
@@ -238,6 +228,6 @@ def test_what_streams_take_from_a_machine_alone_is_no_transfer():
     streaming = StreamingCost(alone_ratio=1.5, alone_transfer_seconds=0.001)
     profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], streaming=streaming),))
     problem = chain_problem(profile)
-    (machine,) = predict(problem, profile, solve(problem)).machines
+    (machine,) = predict_solution(problem, profile, solve(problem)).machines
     assert machine.compute_seconds == pytest.approx(0.032)
     assert machine.transfer_seconds == pytest.approx(0.002)

@@ -11,13 +11,14 @@ from rpc_runtime.program.turns import DIVISIBLE, LONGEST_CYCLE, turns_by_share
 from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
 from tests.helpers.planner.oracle import best, chain_plans, judge
 from tests.helpers.planner.problems import random_problem
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.planner.rare_replicas import fairest_turns, with_turns
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
 from tvm_split.planner.search.candidate import Deliveries, candidate
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.placement import Placed
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -157,7 +158,7 @@ def test_what_is_promised_is_what_turns_deliver(slowness):
     assert tuple(load.share for load in promised.evaluation.loads) == stage.shares
     for other in promised.alternatives:
         assert other.period_seconds >= promised.evaluation.period_seconds
-        assert evaluate(problem, other.stages, by_shares=True).period_seconds == other.period_seconds
+        assert evaluate_stages(problem, other.stages).period_seconds == other.period_seconds
 
 
 @pytest.mark.parametrize("speeds", [[10, 10, 10, 23, 23, 23], [61, 53, 17, 3, 1]])
@@ -211,7 +212,7 @@ def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none
         assert expected is None
         return
     value = found.evaluation.period_seconds
-    assert evaluate(problem, found.stages, by_shares=True) == found.evaluation
+    assert evaluate_stages(problem, found.stages) == found.evaluation
     assert with_turns(found.stages) == found.stages
     assert found.lower_bound_seconds <= value * (1 + 1e-9)
     if expected is not None:
@@ -239,7 +240,7 @@ def test_of_a_chain_no_set_of_fewer_machines_delivers_more(seed, machines, fewer
     least, other = (solve(each).evaluation.period_seconds for each in (problem, small))
     assert least <= other * (1 + 1e-9)
     ways = [first_fit(problem), best_single(problem), dealt_to_all(problem)]
-    assert least <= min(evaluate(problem, each, by_shares=True).period_seconds for each in ways if each) * (1 + 1e-9)
+    assert least <= min(evaluate_stages(problem, each).period_seconds for each in ways if each) * (1 + 1e-9)
 
 
 def test_a_longest_period_is_kept_by_the_turns():

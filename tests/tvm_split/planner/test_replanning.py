@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import Measured, calibrated, corrections_of, replan
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
 
 PROFILE = chain_profile({A: [0.002] * 6, B: [0.002] * 6})
 HALVES = tuple(
@@ -62,9 +63,9 @@ def stages_of(case):
 def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, threshold):
     problem = chain_problem(calibrated(PROFILE, corrections_of(Measured(factors))))
     current = stages_of(case)
-    before = evaluate(problem, current).period_seconds
+    before = evaluate_stages(problem, current).period_seconds
     found = replan(problem, current, partial(solve, time_limit_seconds=5.0), threshold)
-    after = evaluate(problem, found.stages).period_seconds
+    after = evaluate_stages(problem, found.stages).period_seconds
     assert after == pytest.approx(found.evaluation.period_seconds)
     if found.change.changed:
         assert after < before * (1 - threshold)
@@ -83,8 +84,8 @@ def test_plans_do_not_take_turns(truth, case):
     current, corrections, seen = stages_of(case), Corrections(), []
     for _ in range(6):
         believed = chain_problem(calibrated(PROFILE, corrections))
-        loads = {load.machine: load.compute_seconds for load in evaluate(believed, current).loads}
-        happened = evaluate(real, current)
+        loads = {load.machine: load.compute_seconds for load in evaluate_stages(believed, current).loads}
+        happened = evaluate_stages(real, current)
         measured = Measured(
             {load.machine: load.compute_seconds / loads[load.machine] for load in happened.loads},
             earlier=corrections,

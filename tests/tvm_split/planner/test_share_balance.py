@@ -1,11 +1,14 @@
 """Shares by times and by memory: always together 1, to hundredths, and moved towards who can take more."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.planner.parts import Part, PlanParts
+from tests.helpers.planner.steps import step
 from tvm_split.planner.problem import Evaluation, MachineLoad, Sharding, Stage
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
+from tvm_split.planner.step_graph import StepGraph
 
 A, B = "machine-a", "machine-b"
 
@@ -31,12 +34,9 @@ def test_rounded_shares_are_hundredths_that_make_a_whole(parts):
 
 
 def test_who_took_longer_gets_less():
-    took = (("a_0", A, "stage_0", 3.0), ("b_0", B, "stage_0", 1.0), ("other", B, "stage_1", 9.0))
-    parts = [
-        Part(name, stage=stage, machine=machine, seconds=0, together_seconds=each)
-        for name, machine, stage, each in took
-    ]
-    assert rebalanced(shared(a=0.5, b=0.5), PlanParts(tuple(parts), ())).shares == (0.25, 0.75)
+    own = [replace(step(name, name, 0.0, took), stage="stage_0") for name, took in ((A, 3.0), (B, 1.0))]
+    graph = StepGraph((*own, step("other", B, 9.0)), ())
+    assert rebalanced(shared(a=0.5, b=0.5), graph).shares == (0.25, 0.75)
 
 
 def test_whose_memory_is_too_small_gets_what_fits_and_others_the_rest():
@@ -54,5 +54,5 @@ def test_a_machine_with_nothing_to_hold_takes_what_is_too_much_for_another():
 
 def test_a_stage_of_one_machine_stays_as_it_is():
     alone = Stage((A,), ("conv",), name="stage_0")
-    assert rebalanced(alone, PlanParts((), ())) is alone
+    assert rebalanced(alone, StepGraph((), ())) is alone
     assert lightened(alone, Evaluation(0, 0, (load(A, 200),), ""), {A: 100}) is alone

@@ -8,22 +8,23 @@ from hypothesis import example, given, settings, strategies as st
 
 from tests.helpers.planner.oracle import assert_is_best, best, chain_plans, graph_plans, judge
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
+from tests.helpers.planner.steps import evaluate_stages, step
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.planner.part_evaluation import evaluate_parts
-from tvm_split.planner.parts import Delivery, Part, PlanParts
+from tvm_split.planner.evaluate import evaluate
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
 from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.division_bound import division_bound
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.milp import period_bound
+from tvm_split.planner.step_graph import StepGraph, Transfer
 
 SEEDS = st.integers(0, 2**32)
 
 
 def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
     problem = on_one_host(8, 8, 2)
-    found = evaluate(problem, one_each(problem))
+    found = evaluate_stages(problem, one_each(problem))
     assert found.period_seconds == pytest.approx(8 * 0.01 / 2)
     assert found.limiting.startswith("computing on the 2 cores that worker-0, worker-1, ")
     assert found.limiting.endswith("worker-7 and the client share")
@@ -35,7 +36,7 @@ def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
 
 def test_with_a_core_each_nothing_is_shared() -> None:
     problem = on_one_host(3, 3, 3)
-    found = evaluate(problem, one_each(problem))
+    found = evaluate_stages(problem, one_each(problem))
     assert found.period_seconds == pytest.approx(0.01)
     assert found.limiting == "compute of worker-0"
     (cores,) = found.shared_cores
@@ -44,37 +45,37 @@ def test_with_a_core_each_nothing_is_shared() -> None:
 
 def test_the_client_takes_its_part_where_it_is_on_the_host() -> None:
     problem = on_one_host(1, 1, 1, client_transfer_seconds=0.002, client_transfer_seconds_per_byte=0.0005)
-    assert evaluate(problem, one_each(problem)).period_seconds == pytest.approx(0.01 + 2 * 0.002 + 16 * 0.0005)
+    assert evaluate_stages(problem, one_each(problem)).period_seconds == pytest.approx(0.01 + 2 * 0.002 + 16 * 0.0005)
     elsewhere = dataclasses.replace(problem, shared_cores=(SharedCores(("worker-0",), 1),))
-    assert evaluate(elsewhere, one_each(elsewhere)).period_seconds == pytest.approx(0.01)
+    assert evaluate_stages(elsewhere, one_each(elsewhere)).period_seconds == pytest.approx(0.01)
 
 
 def test_threads_count_and_a_gpu_does_not() -> None:
     problem = on_one_host(2, 2, 4)
     machines = dataclasses.replace(problem.machines[0], cores=4), dataclasses.replace(problem.machines[1], cores=0)
     problem = dataclasses.replace(problem, machines=machines)
-    (cores,) = evaluate(problem, one_each(problem)).shared_cores
+    (cores,) = evaluate_stages(problem, one_each(problem)).shared_cores
     assert cores.busy_seconds == pytest.approx(4 * 0.01)
 
 
 def test_replicas_share_the_cores_too() -> None:
     problem = on_one_host(4, 1, 2, replicas=True)
-    found = evaluate(problem, [Stage(tuple(machine.name for machine in problem.machines), ("layer-0",))])
+    found = evaluate_stages(problem, [Stage(tuple(machine.name for machine in problem.machines), ("layer-0",), ())])
     assert found.period_seconds == pytest.approx(0.005)
 
 
 def test_parts_of_stages_that_machines_share_count_alike() -> None:
     problem = on_one_host(2, 1, 1)
-    parts = PlanParts(
-        tuple(Part(f"half-{name}", "layer-0", name, 0.01, 0.01) for name in ("worker-0", "worker-1")),
+    parts = StepGraph(
+        tuple(step(f"half-{name}", name, 0.01) for name in ("worker-0", "worker-1")),
         (
-            Delivery("x", "client", ("half-worker-0",), 8.0),
-            Delivery("x", "client", ("half-worker-1",), 8.0),
-            Delivery("y-0", "half-worker-0", (), 8.0),
-            Delivery("y-1", "half-worker-1", (), 8.0),
+            Transfer("x", "client", ("half-worker-0",), 8.0),
+            Transfer("x", "client", ("half-worker-1",), 8.0),
+            Transfer("y-0", "half-worker-0", (), 8.0),
+            Transfer("y-1", "half-worker-1", (), 8.0),
         ),
     )
-    found = evaluate_parts(problem, parts)
+    found = evaluate(problem, parts)
     assert found.period_seconds == pytest.approx(0.02)
     assert found.limiting == "computing on the one core that worker-0, worker-1 and the client share"
 

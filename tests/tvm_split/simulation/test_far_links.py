@@ -114,7 +114,7 @@ def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int 
     machines: dict[str, dict[str, StageTimes]] = {}
     for index, place in enumerate(places):
         own = seconds * (3 if index == slow else 1)
-        builder.stage(f"s{index}", (place,), (0,), (f"l{index}",))
+        builder.stage(f"s{index}", (place,), (0,))
         machines.setdefault(place, {})[f"s{index}"] = StageTimes(own, own)
     builder.tensor("x", 8, None, ["s0"])
     for index in range(1, stages):

@@ -17,13 +17,13 @@ from rpc_runtime.transports.credit_window import SendWindow
 from rpc_runtime.transports.credits import Outbox
 from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
-from tests.helpers.scenarios import busiest, chain
+from tests.helpers.planner.steps import evaluate_stages
+from tests.helpers.scenarios import busiest, chain, scenario_of_problem
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.deployment.timeline import timeline
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Stage
-from tvm_split.planner.search import evaluate, solve
-from tvm_split.simulation.of_plans import scenario_of_problem
+from tvm_split.planner.search import solve
 from tvm_split.simulation.scenario import (
     Happenings,
     Loss,
@@ -55,7 +55,9 @@ def test_the_first_result_takes_the_sum_of_the_parts(seed: int, pieces: int, mac
     stages = planned(problem)
     found = simulate(scenario_of_problem(problem, stages), micro_batches=2)
     assert found.single is not None
-    assert found.single.mean_seconds == pytest.approx(evaluate(problem, stages).latency_seconds, rel=1e-9, abs=1e-12)
+    assert found.single.mean_seconds == pytest.approx(
+        evaluate_stages(problem, stages).latency_seconds, rel=1e-9, abs=1e-12
+    )
 
 
 @settings(max_examples=60)
@@ -115,7 +117,7 @@ def test_threads_and_the_client_share_cores_too() -> None:
     machines = tuple(dataclasses.replace(each, cores=2) for each in problem.machines)
     problem = dataclasses.replace(problem, machines=machines)
     stages = one_each(problem)
-    expected = evaluate(problem, stages).period_seconds
+    expected = evaluate_stages(problem, stages).period_seconds
     assert expected == pytest.approx((2 * 0.01 * 2 + 0.01) / 2)
     found = simulate(scenario_of_problem(problem, stages), micro_batches=400)
     assert found.period_seconds == pytest.approx(expected, rel=0.02)
@@ -125,7 +127,7 @@ def test_stages_of_one_machine_follow_the_order_of_the_runtime() -> None:
     """The drawing in `stage_order`: a machine with the first and the last of three stages."""
     builder = ProgramBuilder()
     for name, machine in (("a", "this"), ("b", "elsewhere"), ("c", "this")):
-        builder.stage(name, (machine,), (0,), (name,))
+        builder.stage(name, (machine,), (0,))
     builder.tensor("x", 1, "a", ["b"])
     builder.tensor("y", 1, "b", ["c"])
     # Elsewhere is a little faster, so that b0 is there before a1 is done: nobody knows what comes at the same moment.
@@ -342,7 +344,7 @@ def one_piece_each(machines: int) -> tuple[Problem, list[Stage]]:
 @pytest.mark.parametrize("machines", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_machines(machines: int) -> None:
     problem, stages = one_piece_each(machines)
-    expected = evaluate(problem, stages)
+    expected = evaluate_stages(problem, stages)
     found = simulate(scenario_of_problem(problem, stages), micro_batches=100)
     assert found.period_seconds == pytest.approx(expected.period_seconds, rel=1e-6)
     assert found.single is not None
@@ -361,7 +363,7 @@ def test_cores_in_two_sets_are_as_scarce_as_the_scarcer() -> None:
 def test_it_needs_neither_the_compiler_nor_a_network() -> None:
     """The rules are those of the runtime, and not what carries them out."""
     script = (
-        "import sys, tvm_split.simulation.simulate, tvm_split.simulation.of_plans\n"
+        "import sys, tvm_split.simulation.simulate, tvm_split.simulation.of_prediction\n"
         "print(*{'tvm', 'tvm_ffi', 'torch', 'onnx', 'grpc'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.stablehlo.adapter import import_program
 from tvm_split.frontends.stablehlo.flattening import flattened
-from tvm_split.frontends.stablehlo.importer import import_program
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
 from tvm_split.frontends.stablehlo.modules import Array, bytecode
 from tvm_split.model import Model

@@ -1,7 +1,5 @@
 """The search for the best plan of a `tvm_split.planner.problem.Problem`, and what proves it: numbers only, no TVM."""
 
-from tvm_split.planner.search.candidate import keeps_demands, possible_plans
-from tvm_split.planner.search.evaluate import evaluate
 from tvm_split.planner.search.solve import DEFAULT_TIME_LIMIT_SECONDS, solve
 
-__all__ = ["DEFAULT_TIME_LIMIT_SECONDS", "evaluate", "keeps_demands", "possible_plans", "solve"]
+__all__ = ["DEFAULT_TIME_LIMIT_SECONDS", "solve"]

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Evaluation, Problem, Stage, Timed, objective_seconds
+from tvm_split.planner.evaluate import Flow
+from tvm_split.planner.problem import TOLERANCE, Evaluation, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.rare_replicas import fairest_turns
-from tvm_split.planner.search.evaluate import Placed, measure, placed, shares_given
-from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
+from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.placement import Placed, flow_of_stages
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Stages by numbers, in the order in which values flow, and their evaluation."""
+    """Stages by numbers, in the order in which values flow, and what they do."""
 
     stages: tuple[Placed, ...]
-    evaluation: Evaluation
+    flow: Flow
+
+    @property
+    def evaluation(self) -> Evaluation:
+        return self.flow.evaluation
 
     @property
     def machines(self) -> tuple[int, ...]:
@@ -30,12 +33,12 @@ class Candidate:
 
     def value(self, problem: Problem) -> float:
         """What the objective minimises, in seconds."""
-        return objective_seconds(problem.objective, self.evaluation)
+        return objective_seconds(problem.objective, self.flow)
 
     def other_value(self, problem: Problem) -> float:
         """What breaks ties, in seconds."""
         throughput = problem.objective == "throughput"
-        return self.evaluation.latency_seconds if throughput else self.evaluation.period_seconds
+        return self.flow.latency_seconds if throughput else self.flow.period_seconds
 
     def rank(self, problem: Problem) -> tuple[float, float, int]:
         """The smaller, the better."""
@@ -43,7 +46,7 @@ class Candidate:
 
     def named(self, instance: Instance) -> tuple[Stage, ...]:
         """The stages by names, with the shares of replicas."""
-        share = {load.machine: load.share for load in self.evaluation.loads}
+        share = {load.machine: load.share for load in self.flow.loads}
         found = []
         for stage in self.stages:
             machines = tuple(instance.machines[machine] for machine in stage.machines)
@@ -53,8 +56,8 @@ class Candidate:
 
 
 def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
-    """Measured, with shares of any size; raises as `measure` does."""
-    return Candidate(*measure(instance, stages))
+    """Measured, with shares of any size; raises as `flow_of_stages` does."""
+    return Candidate(*flow_of_stages(instance, stages))
 
 
 def has_replicas(plan: Candidate) -> bool:
@@ -92,14 +95,14 @@ class Deliveries:
             if found and time.monotonic() > deadline and not is_ready:
                 continue
             delivered = self.of(plan)
-            if within_limits(problem, delivered.evaluation):
+            if within_limits(problem, delivered.flow):
                 found.append(delivered)
                 least = min(least, delivered.value(problem))
         return best_of(problem, found)
 
     def _with_turns(self, plan: Candidate) -> Candidate:
         instance = self._instance
-        loads = {instance.machine_number[load.machine]: load for load in plan.evaluation.loads}
+        loads = {instance.machine_number[load.machine]: load for load in plan.flow.loads}
         several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
         turns = fairest_turns(
             [[loads[machine].share for machine in machines] for machines in several],
@@ -117,26 +120,7 @@ class Deliveries:
             else stage
             for stage in plan.stages
         ]
-        return Candidate(*measure(instance, stages, share_of))
-
-
-def possible_plans(
-    problem: Problem, plans: Mapping[str, Sequence[Stage]]
-) -> Iterator[tuple[str, Sequence[Stage], Evaluation]]:
-    """Of plans by name those that links, seconds and pins allow and that fit the memory, with what each does."""
-    instance = instance_of(problem)
-    for name, stages in plans.items():
-        with contextlib.suppress(PlanError):  # there is no link, or a machine cannot run a piece
-            found = candidate(instance, placed(instance, stages))
-            if _keeps_pins(instance, found) and lack_of(instance, found) == 0:
-                yield name, stages, found.evaluation
-
-
-def keeps_demands(problem: Problem, stages: Sequence[Stage]) -> bool:
-    """Whether a plan keeps to pins, numbers of stages and machines, and limits. Its memory does not count."""
-    instance = instance_of(problem)
-    found = Candidate(*measure(instance, placed(instance, stages), shares_given(instance, stages)))
-    return _keeps_pins(instance, found) and _keeps_numbers(instance, found) and within_limits(problem, found.evaluation)
+        return Candidate(*flow_of_stages(instance, stages, share_of))
 
 
 def fits(instance: Instance, found: Candidate) -> bool:
@@ -156,14 +140,20 @@ def lack_of(instance: Instance, found: Candidate) -> float:
     """Bytes by which a plan is over the memory, summed over machines."""
     return math.fsum(
         max(0.0, load.memory_bytes - float(instance.memory[instance.machine_number[load.machine]]))
-        for load in found.evaluation.loads
+        for load in found.flow.loads
     )
 
 
 def within_limits(problem: Problem, plan: Timed) -> bool:
     """Whether the period and the latency keep to the problem's limits."""
-    within_period = plan.period_seconds <= problem.maximum_period_seconds * (1 + TOLERANCE)
-    return within_period and plan.latency_seconds <= problem.maximum_latency_seconds * (1 + TOLERANCE)
+    # An infinite limit asks for no latency, which takes time to compute.
+    return all(
+        math.isinf(limit) or getattr(plan, name) <= limit * (1 + TOLERANCE)
+        for name, limit in (
+            ("period_seconds", problem.maximum_period_seconds),
+            ("latency_seconds", problem.maximum_latency_seconds),
+        )
+    )
 
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:

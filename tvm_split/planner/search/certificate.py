@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from tvm_split.planner.problem import Alternative, Problem
+from tvm_split.planner.problem import TOLERANCE, Alternative, Problem
 from tvm_split.planner.search.candidate import Candidate, within_limits
-from tvm_split.planner.search.instance import TOLERANCE, Instance, names_of
-from tvm_split.units import seconds_text
+from tvm_split.planner.search.instance import Instance
+from tvm_split.units import names_of, seconds_text
 
 MOST_ALTERNATIVES = 4
 MOST_IDLE = 12
@@ -44,8 +44,8 @@ def alternatives(
         Alternative(
             _title(instance, each),
             each.named(instance),
-            each.evaluation.period_seconds,
-            each.evaluation.latency_seconds,
+            each.flow.period_seconds,
+            each.flow.latency_seconds,
             _compared(problem, chosen, each),
         )
         for each in shown
@@ -70,7 +70,7 @@ def why_no_more_machines(
         # Beside machines of this plan, so that an equal machine is not compared with its twin.
         using = [each for each, machines in machines_of if machine in machines and machines & used]
         using = using or [each for each, machines in machines_of if machine in machines]
-        kept = [each for each in using if within_limits(problem, each.evaluation)] or using
+        kept = [each for each in using if within_limits(problem, each.flow)] or using
         best = min(kept, key=lambda each: each.rank(problem), default=None)
         best = None if best is None else deliver(best)
         if best is not None and machine not in best.machines:
@@ -95,13 +95,13 @@ def _compared(problem: Problem, chosen: Candidate, other: Candidate) -> str:
             same = f"has the same {kind} of {seconds_text(own)}, and"
         text = f"{same} a {other_kind} of {seconds_text(other.other_value(problem))} against "
         text += seconds_text(chosen.other_value(problem))
-        if not within_limits(problem, other.evaluation):
+        if not within_limits(problem, other.flow):
             limit = problem.maximum_latency_seconds if kind == "period" else problem.maximum_period_seconds
             return f"{text}, over the limit of {seconds_text(limit)}"
         return f"{text}, on {len(other.machines)} machines instead of {len(chosen.machines)}"
     if kind == "period":
-        return f"{text}, since {other.evaluation.limiting} takes that long"
-    wire = other.evaluation.latency_seconds - math.fsum(load.compute_seconds for load in other.evaluation.loads)
+        return f"{text}, since {other.flow.limiting} takes that long"
+    wire = other.flow.latency_seconds - math.fsum(load.compute_seconds for load in other.flow.loads)
     return f"{text}, of which {seconds_text(max(wire, 0.0))} pass on links" if wire > 0 else text
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.candidate import Candidate, candidate, lack_of, one_machine_candidates
-from tvm_split.planner.search.evaluate import Placed
-from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
+from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts, groups_of, machine_classes
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
 from tvm_split.planner.search.stage_dp import (
     MOST_MATRIX_BYTES,
@@ -50,22 +51,22 @@ class ChainSearch:
 
     def least_period(self) -> float:
         """Of any plan, whatever its latency; infinite if there is none."""
-        alone = [each.evaluation.period_seconds for each in self._alone]
+        alone = [each.flow.period_seconds for each in self._alone]
         return min([*alone, *self.table("period").best().values()], default=math.inf)
 
     def fastest(self, period_limit: float = math.inf, latency_limit: float = math.inf) -> Candidate | None:
         """The plan of the least latency that keeps to both limits; of equal ones the one of fewest machines."""
         limit = period_limit * (1 + TOLERANCE)
-        candidates = [each for each in self._alone if each.evaluation.period_seconds <= limit]
+        candidates = [each for each in self._alone if each.flow.period_seconds <= limit]
         table = self.table("latency", period_limit, latency_limit)
         best = table.best()
         if best:
             least = min(best.values()) * (1 + TOLERANCE)
             fewest = min((used for used, value in best.items() if value <= least), key=sum)
             candidates.append(self.candidate(table.sequence(fewest)))
-        least = min((each.evaluation.latency_seconds for each in candidates), default=math.inf) * (1 + TOLERANCE)
+        least = min((each.flow.latency_seconds for each in candidates), default=math.inf) * (1 + TOLERANCE)
         least = min(least, latency_limit * (1 + TOLERANCE))
-        equal = [each for each in candidates if each.evaluation.latency_seconds <= least]
+        equal = [each for each in candidates if each.flow.latency_seconds <= least]
         return min(equal, key=lambda each: len(each.machines), default=None)
 
     def least_period_within(self, latency_limit: float, known: float) -> float:
@@ -76,7 +77,7 @@ class ChainSearch:
 
         def reached(period: float) -> float | None:
             found = self.fastest(period, latency_limit)
-            return None if found is None else found.evaluation.period_seconds
+            return None if found is None else found.flow.period_seconds
 
         lowest = self.least_period()
         if reached(lowest) is not None:
@@ -131,7 +132,7 @@ class ChainSearch:
         """All periods of stages and links between two, ascending; equal ones once."""
         groups, costs = self._costs.groups, self._costs
         links = np.unique(groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing_bytes
-        alone = np.array([each.evaluation.period_seconds for each in self._alone])
+        alone = np.array([each.flow.period_seconds for each in self._alone])
         found = [
             values[(values > lowest) & (values < highest * (1 - 4 * TOLERANCE))]
             for values in (*costs.period, links, alone)
@@ -144,11 +145,11 @@ def solve_chain(search: ChainSearch) -> Candidate | None:
     problem = search.instance.problem
     if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
         fastest = search.fastest(problem.maximum_period_seconds)
-        if fastest is None or fastest.evaluation.latency_seconds > problem.maximum_latency_seconds * (1 + TOLERANCE):
+        if fastest is None or fastest.flow.latency_seconds > problem.maximum_latency_seconds * (1 + TOLERANCE):
             return None
-        latency = fastest.evaluation.latency_seconds
+        latency = fastest.flow.latency_seconds
         limit = latency if problem.objective == "latency" else problem.maximum_latency_seconds
-        period = search.least_period_within(limit, fastest.evaluation.period_seconds)
+        period = search.least_period_within(limit, fastest.flow.period_seconds)
         if period > problem.maximum_period_seconds * (1 + TOLERANCE):
             return None
     else:

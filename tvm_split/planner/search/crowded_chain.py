@@ -22,9 +22,9 @@ from tvm_split.planner.search.candidate import (
     one_machine_candidates,
     within_limits,
 )
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import groups_of, machine_classes
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.stage_costs import chain_costs, crossings_of_chain
 
 Counts = npt.NDArray[np.intp]
@@ -53,7 +53,7 @@ def is_crowded_chain(instance: Instance) -> bool:
 def solve_crowded_chain(instance: Instance) -> tuple[Candidate | None, list[Candidate]]:
     """The best plan, and the best of each number of stages; none if there is none that keeps to the limits."""
     found = [*one_machine_candidates(instance), *_CrowdedChain(instance).plans()]
-    kept = [each for each in found if fits(instance, each) and within_limits(instance.problem, each.evaluation)]
+    kept = [each for each in found if fits(instance, each) and within_limits(instance.problem, each.flow)]
     return best_of(instance.problem, kept), kept
 
 

@@ -13,8 +13,8 @@ from rpc_runtime.program.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate
-from tvm_split.planner.search.instance import Instance, instance_of, names_of
-from tvm_split.units import precise_bytes_text, seconds_text
+from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.units import names_of, precise_bytes_text, seconds_text
 
 Find = Callable[[Problem], Candidate | None]
 """The best plan of a problem, as far as it is found."""
@@ -89,7 +89,7 @@ def why_too_large(instance: Instance, nearest: Callable[[Instance], Candidate | 
         return text
     lines = []
     lacking = 0.0
-    for load in found.evaluation.loads:
+    for load in found.flow.loads:
         limit = float(instance.memory[instance.machine_number[load.machine]])
         if load.memory_bytes > limit:
             lacking += load.memory_bytes - limit
@@ -113,9 +113,9 @@ def _why_over_limits(problem: Problem, find: Find) -> str:
             problem, objective="throughput", maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf
         )
         best = find(free)
-        reachable = "" if best is None else f"; the least found is {seconds_text(best.evaluation.period_seconds)}"
+        reachable = "" if best is None else f"; the least found is {seconds_text(best.flow.period_seconds)}"
         return f"no plan has a period of at most {seconds_text(period)}{reachable}"
-    reached = seconds_text(fastest.evaluation.latency_seconds)
+    reached = seconds_text(fastest.flow.latency_seconds)
     if math.isinf(period):
         return f"no plan has a latency of at most {seconds_text(latency)}; the least found is {reached}"
     return (

@@ -15,12 +15,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.candidate import Candidate, candidate
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.ideals import predecessors
-from tvm_split.planner.search.instance import TOLERANCE, Flags, Floats, Instance, Tensor
+from tvm_split.planner.search.instance import Flags, Floats, Instance, Tensor
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.machine_sets import count_of_sets, machine_sets
+from tvm_split.planner.search.placement import Placed
 
 MOST_ROWS = 400_000
 """Partial assignments kept at once, of 4 machines and 9 pieces all, replicas included (380,745); where there would be

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.shared_cores import MOST_CORES
-from tvm_split.errors import ClusterError, PlanError
+from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemLink
-from tvm_split.planner.search.groups import Entries, Members, equal_groups
 from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST, short_list
 
 
@@ -22,25 +21,15 @@ class Fault:
     text: str
 
 
-def sound_entries(problem: Problem) -> Entries:
-    """The entries of a problem that makes sense.
-
-    Raises:
-        PlanError: it makes none; says the first that is wrong.
-    """
-    entries = Entries(problem)
-    found = next(_faults(problem, entries), None)
+def require_sense(problem: Problem) -> None:
+    """Raise a `PlanError` that says the first that is wrong with a problem, if anything is."""
+    found = next(faults(problem), None)
     if found is not None:
         raise PlanError(found.text)
-    return entries
 
 
 def faults(problem: Problem) -> Iterator[Fault]:
     """Everything that makes a problem meaningless, in the order of the file."""
-    return _faults(problem, Entries(problem))
-
-
-def _faults(problem: Problem, entries: Entries) -> Iterator[Fault]:
     machines = {machine.name for machine in problem.machines}
     pieces = {piece.name for piece in problem.pieces}
     if not problem.machines:
@@ -48,13 +37,8 @@ def _faults(problem: Problem, entries: Entries) -> Iterator[Fault]:
     if not problem.pieces:
         yield Fault(("pieces",), "there are no pieces; name at least one")
     yield from _machine_faults(problem)
-    try:
-        members = entries.members
-    except ClusterError as error:
-        yield Fault(("groups",), str(error))
-        return
-    yield from _link_faults(problem, machines, entries)
-    yield from _piece_faults(problem, machines, members)
+    yield from _link_faults(problem, machines)
+    yield from _piece_faults(problem, machines)
     yield from _edge_faults(problem, pieces)
     for index, pin in enumerate(problem.pins):
         if pin.piece not in pieces:
@@ -63,7 +47,7 @@ def _faults(problem: Problem, entries: Entries) -> Iterator[Fault]:
             yield Fault(
                 ("pins", index, "not_on" if pin.forbidden else "on"), _unknown("machine", pin.machine, machines)
             )
-    yield from _cores_faults(problem, machines, members)
+    yield from _cores_faults(problem, machines)
     yield from _limit_faults(problem)
 
 
@@ -86,32 +70,27 @@ def _machine_faults(problem: Problem) -> Iterator[Fault]:
                 yield Fault((*where, key), f"machine {machine.name!r}: {text}")
 
 
-def _link_faults(problem: Problem, machines: set[str], entries: Entries) -> Iterator[Fault]:
-    members, (_, twice) = entries.members, entries.of_pairs
-    known = {*machines, *members, CLIENT}
+def _link_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+    known = {*machines, CLIENT}
+    first: dict[tuple[str, str], int] = {}
     # There may be a million links, of which hardly one is wrong.
     for index, link in enumerate(problem.links):
-        is_known = link.source in known and link.destination in known
-        to_itself = link.source == link.destination and link.source not in members
+        ends = link.source, link.destination
+        is_known = link.source in known and link.destination in known and link.source != link.destination
         is_right = is_known and _is_speed(link.bytes_per_second) and 0 <= link.latency_seconds <= MOST_AMOUNT
-        if not is_right or to_itself or index in twice:
-            yield from _faults_of_link(index, link, known, to_itself, twice.get(index))
+        if first.setdefault(ends, index) != index or not is_right:
+            yield from _faults_of_link(index, link, known, is_twice=first[ends] != index)
 
 
-def _faults_of_link(
-    index: int, link: ProblemLink, known: set[str], to_itself: bool, twice: tuple[str, str] | None
-) -> Iterator[Fault]:
+def _faults_of_link(index: int, link: ProblemLink, known: set[str], *, is_twice: bool) -> Iterator[Fault]:
     where, what = ("links", index), f"link from {link.source!r} to {link.destination!r}"
     for key, name in (("from", link.source), ("to", link.destination)):
         if name not in known:
             yield Fault((*where, key), _unknown("machine", name, known - {CLIENT}))
-    if to_itself:
+    if link.source == link.destination:
         yield Fault((*where, "to"), f"{what} goes to itself")
-    elif twice == (link.source, link.destination):
+    elif is_twice:
         yield Fault(where, f"{what} is there twice; give it once")
-    elif twice:
-        text = f"{what}: for {twice[0]!r} to {twice[1]!r} another link of as many pairs counts; give that pair its own"
-        yield Fault(where, text)
     if not _is_speed(link.bytes_per_second):
         limit = f"at most {MOST_AMOUNT:g}" if link.bytes_per_second > 1 else f"above 0, and at least {SLOWEST:g}"
         text = f"{what}: bytes_per_second is {link.bytes_per_second}; it must be {limit}"
@@ -123,19 +102,11 @@ def _is_speed(bytes_per_second: float) -> bool:
     return SLOWEST <= bytes_per_second <= MOST_AMOUNT or bytes_per_second == math.inf
 
 
-def _piece_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
+def _piece_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
     yield from _doubled("piece", "pieces", [piece.name for piece in problem.pieces])
-    known = {*machines, *members}
-    equal: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
     for index, piece in enumerate(problem.pieces):
         where, what = ("pieces", index), f"piece {piece.name!r}"
-        yield from _seconds_faults(index, piece, known)
-        named = tuple(piece.seconds) if members else ()
-        if named not in equal:  # most pieces name the same ones
-            equal[named] = list(equal_groups(named, members))
-        for one, other, machine in equal[named]:
-            text = f"{what}: {one!r} and {other!r} have {machine!r} and as many machines; give it seconds of its own"
-            yield Fault((*where, "seconds", other), text)
+        yield from _seconds_faults(index, piece, machines)
         for key in ("weight_bytes", "activation_bytes"):
             yield from _no_amount(getattr(piece, key), (*where, key), what)
 
@@ -169,8 +140,8 @@ def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
                 yield Fault((*where, "bytes"), text)
 
 
-def _cores_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
-    known = {*machines, *members, CLIENT}
+def _cores_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+    known = {*machines, CLIENT}
     for key in ("client_transfer_seconds", "client_transfer_seconds_per_byte"):
         yield from _no_amount(getattr(problem, key), (key,), "the problem")
     for index, shared in enumerate(problem.shared_cores):

@@ -23,7 +23,6 @@ from tvm_split.planner.search.candidate import (
     one_machine_candidates,
     within_limits,
 )
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.exhaustive import ExhaustiveSearch, is_small
 from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance
@@ -35,6 +34,7 @@ from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_
 from tvm_split.planner.search.machine_sets import count_of_sets
 from tvm_split.planner.search.many_machines import ManyMachines
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram, period_bound
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_costs import StageCosts
 from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
@@ -167,14 +167,12 @@ class GraphSearch:
 
     def _keep(self, plans: Iterable[Candidate]) -> None:
         instance = self._instance
-        self._found += (
-            each for each in plans if fits(instance, each) and within_limits(instance.problem, each.evaluation)
-        )
+        self._found += (each for each in plans if fits(instance, each) and within_limits(instance.problem, each.flow))
 
     def _bound(self) -> float:
         """In seconds, of plans of one machine, which are all known, and of several."""
         problem = self._instance.problem
-        alone = [each.value(problem) for each in self._alone if within_limits(problem, each.evaluation)]
+        alone = [each.value(problem) for each in self._alone if within_limits(problem, each.flow)]
         return min([self._spread_bound, *alone])
 
     def _raise_bound(self, value: float, source: str) -> None:
@@ -220,7 +218,7 @@ class GraphSearch:
         kept = {machine for members in groups.classes for machine in members}
         replicated = any(sum(counts) > 1 for counts in groups.counts)
         affordable = self._is_affordable(groups.classes, len(ideals.members), replicated)
-        if affordable and best is not None and not search.surpasses(kept, best.evaluation.period_seconds):
+        if affordable and best is not None and not search.surpasses(kept, best.flow.period_seconds):
             self._search_ideals(ideals, groups, all_groups)
 
     def _search_latencies(self) -> None:

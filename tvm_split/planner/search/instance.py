@@ -5,25 +5,20 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from rpc_runtime.program.program import CLIENT
-from tvm_split.cluster.groups import machines_of
-from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
+from tvm_split.planner.evaluate import missing_link
 from tvm_split.planner.problem import Problem
-from tvm_split.planner.search.faults import sound_entries
-from tvm_split.planner.search.groups import Numbers, seconds_on
+from tvm_split.planner.search.faults import require_sense
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-
-TOLERANCE = 1e-9
-"""Two sums of the same seconds in another order differ by less than this share; so do values that count as equal."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,6 @@ class Instance:
     """A problem of n pieces and M machines; the client has the number ``client``, behind the last machine and piece.
 
     Attributes:
-        problem: with machines in the place of groups that share cores.
         pieces: names in a topological order; the problem's own where its edges point forward.
         times: (n, M), infinite where a machine has no time for a piece.
         seconds: (n, M), those of ``times`` that may be used: infinite as well where a pin or a link to or from the
@@ -102,6 +96,15 @@ class Instance:
                     successors.add(tensor.source)
         return len(successors) == last
 
+    def between(self, sources: Sequence[int], targets: Sequence[int]) -> tuple[float, float]:
+        """As `tvm_split.planner.evaluate.Links` says."""
+        pairs = np.ix_(sources, targets)
+        missing = np.argwhere(~self.linked[pairs])
+        if len(missing):
+            names = (*self.machines, CLIENT)
+            raise missing_link(names[sources[missing[0, 0]]], names[targets[missing[0, 1]]])
+        return float(self.latency[pairs].max()), float(self.seconds_per_byte[pairs].max())
+
     @property
     def machine_limit(self) -> int:
         """So many machines at most."""
@@ -115,17 +118,13 @@ def instance_of(problem: Problem) -> Instance:
     Raises:
         PlanError: unknown or doubled names, numbers that cannot be, or a circle.
     """
-    entries = sound_entries(problem)
+    require_sense(problem)
     order = topological_order(problem)
     number = {problem.pieces[old].name: new for new, old in enumerate(order)} | {CLIENT: Instance.client}
     machines = tuple(machine.name for machine in problem.machines)
     pieces = [problem.pieces[old] for old in order]
-    members = entries.members
-    linked, seconds_per_byte, latency = _links(problem, entries.of_pairs[0])
-    times = seconds_on(machines, pieces, members)
-    if members:
-        named = (SharedCores(machines_of(each.machines, members), each.cores) for each in problem.shared_cores)
-        problem = replace(problem, shared_cores=tuple(named))
+    linked, seconds_per_byte, latency = _links(problem, machines)
+    times = np.array([[piece.seconds.get(name, math.inf) for name in machines] for piece in pieces], dtype=np.float64)
     instance = Instance(
         problem=problem,
         pieces=tuple(piece.name for piece in pieces),
@@ -180,21 +179,15 @@ def topological_order(problem: Problem) -> list[int]:
     return order
 
 
-def over_links(ends: Sequence[str], word: str) -> str:
-    """ " over the link from a and b", for ``word`` "from" and these ends; nothing for none."""
-    return f" over the link{'s' if len(ends) > 1 else ''} {word} {names_of(ends)}" if ends else ""
-
-
-def names_of(names: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _links(problem: Problem, entries: Numbers) -> tuple[Flags, Floats, Floats]:
-    # The last of each is for the pairs that have no entry.
-    seconds_per_byte = np.array([*(1.0 / link.bytes_per_second for link in problem.links), 0.0])
-    latency = np.array([*(link.latency_seconds for link in problem.links), 0.0])
-    return entries >= 0, seconds_per_byte[entries], latency[entries]
+def _links(problem: Problem, machines: Sequence[str]) -> tuple[Flags, Floats, Floats]:
+    number = {name: place for place, name in enumerate((*machines, CLIENT))}
+    linked = np.zeros((len(number), len(number)), dtype=bool)
+    seconds_per_byte, latency = np.zeros(linked.shape), np.zeros(linked.shape)
+    at = [number[link.source] for link in problem.links], [number[link.destination] for link in problem.links]
+    linked[at] = True
+    seconds_per_byte[at] = [1.0 / link.bytes_per_second for link in problem.links]
+    latency[at] = [link.latency_seconds for link in problem.links]
+    return linked, seconds_per_byte, latency
 
 
 def _tensors(problem: Problem, number: dict[str, int]) -> tuple[Tensor, ...]:

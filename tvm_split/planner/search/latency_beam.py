@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.latency_ahead import LatencyAhead
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.order_costs import OrderCosts
+from tvm_split.planner.search.placement import Placed
 
 Counts = npt.NDArray[np.intp]
 NEXT_KINDS = 3

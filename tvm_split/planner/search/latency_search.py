@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.ideals import topological_orders
-from tvm_split.planner.search.instance import TOLERANCE, Instance
+from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.latency_beam import LatencyBeam, LatencyOrder
 from tvm_split.planner.search.latency_bound import LatencyBound
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.subsets import Members, among_all, nested, restricted
 
 WIDTHS = (2, 8, 32, 128)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tvm_split.errors import PlanError
+from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.ideals import predecessors, successors
-from tvm_split.planner.search.instance import TOLERANCE, Instance
+from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.placement import Placed
 
 Stages = list[Placed]
 
@@ -93,7 +94,7 @@ def _allowed(instance: Instance, stages: Stages) -> Candidate | None:
         found = candidate(instance, stages)
     except PlanError:
         return None
-    return found if fits(instance, found) and within_limits(instance.problem, found.evaluation) else None
+    return found if fits(instance, found) and within_limits(instance.problem, found.flow) else None
 
 
 def _is_better(instance: Instance, one: Candidate, other: Candidate) -> bool:

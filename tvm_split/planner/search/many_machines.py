@@ -18,13 +18,13 @@ import numpy.typing as npt
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, Deliveries, candidate, fits
 from tvm_split.planner.search.crowded_cores import crowded_cores, pooled, ways_to_count
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.ideals import predecessors, topological_orders
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.link_bound import client_bound
 from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.milp import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.prices import Prices, fair_prices
 from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
@@ -86,7 +86,7 @@ class ManyMachines:
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
-        periods = (self._deliveries.of(each).evaluation.period_seconds for each in known)
+        periods = (self._deliveries.of(each).flow.period_seconds for each in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
 
@@ -248,7 +248,7 @@ class ManyMachines:
         if not fits(instance, plan):
             return None
         self.found.append(plan)
-        period = self._deliveries.of(plan).evaluation.period_seconds
+        period = self._deliveries.of(plan).flow.period_seconds
         self._shortest = min(self._shortest, period)
         return period
 

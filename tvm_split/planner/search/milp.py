@@ -43,7 +43,7 @@ class PlacementProgram:
         throughput = problem.objective == "throughput"
         most = problem.maximum_period_seconds
         if throughput and known is not None:
-            most = min(most, known.evaluation.period_seconds * (1 + SOLVER_TOLERANCE))
+            most = min(most, known.flow.period_seconds * (1 + SOLVER_TOLERANCE))
         least = lower_bound * (1 - SOLVER_TOLERANCE) / self._unit
         self._period = self._program.column(
             self._scaled(most), lower=least if throughput else 0.0, cost=float(throughput)
@@ -80,7 +80,7 @@ class PlacementProgram:
             plan = candidate(instance, stages_of(places))
         except PlanError:  # a value that HiGHS took for whole was not
             return bound, None
-        return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan.evaluation) else None
+        return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None
 
     def _scaled(self, seconds: float) -> float:
         return seconds * (1 + 1e-9) / self._unit
@@ -227,7 +227,7 @@ class PlacementProgram:
         instance, program, problem = self._instance, self._program, self._instance.problem
         limit = min(problem.maximum_latency_seconds, self._longest)
         if problem.objective == "latency" and self._known is not None:
-            limit = min(limit, self._known.evaluation.latency_seconds)
+            limit = min(limit, self._known.flow.latency_seconds)
         large = self._scaled(limit)
         latency = program.column(large, lower=min(self._least_latency, large), cost=cost)
         starts = [program.column(large) for _ in self._machines]

@@ -11,9 +11,9 @@ import numpy as np
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, candidate, fits
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.order_costs import OrderCosts
+from tvm_split.planner.search.placement import Placed
 
 FINE = 1e-10
 """Share of a period to which it is halved upon."""

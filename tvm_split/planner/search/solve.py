@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Problem, Solution, gap_of
+from tvm_split.planner.evaluate import evaluate
+from tvm_split.planner.problem import TOLERANCE, Problem, Solution, gap_of, objective_seconds
 from tvm_split.planner.search.candidate import Candidate, Deliveries, candidate, within_limits
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
 from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
@@ -16,9 +17,10 @@ from tvm_split.planner.search.crowded_chain import is_crowded_chain, solve_crowd
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
 from tvm_split.planner.search.exhaustive import is_small
 from tvm_split.planner.search.graph import GraphSearch, nearest_to_memory
-from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
+from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_dp import OutOfTimeError
+from tvm_split.planner.step_graph import lower
 from tvm_split.units import seconds_text
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
@@ -68,7 +70,7 @@ def solve(
         if best is not None or time.monotonic() > deadline:
             break
         # What turns cost is left between the limit that is searched for and the one that is kept to.
-        limit *= problem.maximum_period_seconds / deliveries.of(plans[0]).evaluation.period_seconds
+        limit *= problem.maximum_period_seconds / deliveries.of(plans[0]).flow.period_seconds
         tighter = dataclasses.replace(
             instance, problem=dataclasses.replace(instance.problem, maximum_period_seconds=limit)
         )
@@ -79,7 +81,7 @@ def solve(
         plans = [again.chosen, *again.others]
         best = deliveries.best_of(plans, deadline)
     if best is None:
-        period = deliveries.of(found.chosen).evaluation.period_seconds
+        period = deliveries.of(found.chosen).flow.period_seconds
         raise PlanError(
             f"the best plan found has a period of {seconds_text(period)} by the turns of its replicas, and at most "
             f"{seconds_text(problem.maximum_period_seconds)} are allowed; with shares of any size it would keep to "
@@ -123,8 +125,8 @@ def _by_tables(instance: Instance, time_limit_seconds: float, start: float, deli
     if problem.shared_cores:
         others = [candidate(instance, each.stages) for each in others]
     others += _simple_plans(instance, deadline) if problem.replicas else []
-    gap = gap_of(chosen.evaluation.period_seconds, loose.evaluation.period_seconds)
-    holds = within_limits(problem, chosen.evaluation) and not is_small(instance)
+    gap = gap_of(chosen.flow.period_seconds, loose.flow.period_seconds)
+    holds = within_limits(problem, chosen.flow) and not is_small(instance)
     if gap <= TOLERANCE or (holds and problem.objective == "latency"):
         method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
         return _Found(chosen, others, chosen.value(problem), method, exact=True)  # equal but for rounding
@@ -176,13 +178,15 @@ def _solve_graph(
 def _solution(
     instance: Instance, found: _Found, chosen: Candidate, deliver: Callable[[Candidate], Candidate]
 ) -> Solution:
-    value = chosen.value(instance.problem)
+    stages = chosen.named(instance)
+    evaluation = evaluate(instance.problem, lower(instance.problem, stages))
+    value = objective_seconds(instance.problem.objective, evaluation)
     # Where cores are too few, other shares than those by speed may be better, as turns may happen to give them.
     bound = min(found.lower_bound_seconds, value)
     is_worse = value > found.chosen.value(instance.problem) * (1 + TOLERANCE)
     return Solution(
-        stages=chosen.named(instance),
-        evaluation=chosen.evaluation,
+        stages=stages,
+        evaluation=evaluation,
         lower_bound_seconds=bound,
         gap=gap_of(value, bound),
         method=found.method + (TURNS_AFTERWARDS if is_worse else ""),

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Flags, Floats
 from tvm_split.planner.search.order_costs import OrderCosts, Units, costs_possible
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.prices import Prices
 from tvm_split.planner.search.stretches import Stretches
 

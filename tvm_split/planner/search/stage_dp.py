@@ -18,7 +18,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
+from tvm_split.planner.problem import TOLERANCE
+from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
 

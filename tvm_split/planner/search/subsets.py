@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import machine_classes
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, neighbourhoods
 
 Counts = npt.NDArray[np.intp]

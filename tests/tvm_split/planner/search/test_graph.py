@@ -9,8 +9,9 @@ from hypothesis import example, given, settings, strategies as st
 
 from tests.helpers.planner.oracle import assert_is_best, best, graph_plans
 from tests.helpers.planner.problems import random_problem
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.latency_bound import LatencyBound
@@ -83,7 +84,7 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
 def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
     found = solve(problem, time_limit_seconds=0.5)
-    assert evaluate(problem, found.stages, by_shares=True) == found.evaluation
+    assert evaluate_stages(problem, found.stages) == found.evaluation
     value = value_of(problem, found.evaluation.period_seconds, found.evaluation.latency_seconds)
     assert found.lower_bound_seconds <= value
     assert found.gap == pytest.approx((value - found.lower_bound_seconds) / value if value else 0.0)
@@ -192,7 +193,7 @@ def test_a_stage_with_a_skip_is_dealt_out() -> None:
 def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=3, chain=False, plain=True, replicas=True)
     found = solve(problem, time_limit_seconds=3.0)
-    assert evaluate(problem, found.stages, by_shares=True) == found.evaluation
+    assert evaluate_stages(problem, found.stages) == found.evaluation
     without = solve(dataclasses.replace(problem, replicas=False), time_limit_seconds=0.5)
     value, other = (
         value_of(problem, each.evaluation.period_seconds, each.evaluation.latency_seconds) for each in (found, without)
@@ -216,7 +217,7 @@ def test_many_unlike_machines_with_replicas_still_get_a_plan() -> None:
         replicas=True,
     )
     found = solve(problem, time_limit_seconds=2.0)
-    assert evaluate(problem, found.stages, by_shares=True) == found.evaluation
+    assert evaluate_stages(problem, found.stages) == found.evaluation
     assert found.lower_bound_seconds <= found.evaluation.period_seconds
 
 

@@ -18,11 +18,11 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search import solve
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, one_machine_candidates, within_limits
-from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.latency_beam import MOST_KINDS
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.latency_search import search_latencies
+from tvm_split.planner.search.placement import Placed
 from tvm_split.planner.search.simple_plans import simple_plans
 
 

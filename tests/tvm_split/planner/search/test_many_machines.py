@@ -22,10 +22,11 @@ from tests.helpers.planner.many_machines import (
 )
 from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Objective, Pin, Problem, ProblemLink, ProblemMachine, Solution
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import solve
 from tvm_split.planner.search.candidate import Candidate, Deliveries, one_machine_candidates
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.many_machines import ManyMachines
@@ -69,7 +70,7 @@ def test_no_simple_way_is_better_and_fewer_machines_are_not(
         simple = [first_fit(problem), best_single(problem), *([dealt_to_all(problem)] if replicas else [])]
         period, bound = searched(problem)
         assert bound <= period
-        ways = [evaluate(problem, each, by_shares=True).period_seconds for each in simple if each]
+        ways = [evaluate_stages(problem, each).period_seconds for each in simple if each]
         assert period <= min(ways) * (1 + 1e-9)
         found.append(period)
     assert found[1] <= found[0]
@@ -86,7 +87,7 @@ def test_what_first_fit_once_did_better(machines: int, pieces: int, network: Net
     problem = many_machines_problem(machines, pieces, kinds="equal", links="four sites", network=network, seed=seed)
     stages = first_fit(problem)
     assert stages is not None
-    assert searched(problem)[0] <= evaluate(problem, stages).period_seconds * (1 + 1e-9)
+    assert searched(problem)[0] <= evaluate_stages(problem, stages).period_seconds * (1 + 1e-9)
 
 
 def test_what_the_client_sends_is_a_bound_however_many_machines_there_are() -> None:
@@ -179,7 +180,7 @@ def test_what_takes_no_time_ends_the_search() -> None:
 
 def solved(problem: Problem) -> Solution:
     found = solve(problem, time_limit_seconds=1.0)
-    assert evaluate(problem, found.stages, by_shares=True) == found.evaluation
+    assert evaluate_stages(problem, found.stages) == found.evaluation
     return found
 
 
@@ -194,7 +195,7 @@ def test_limits_are_kept_by_many_machines() -> None:
     problem = many_machines_problem(20, 60, seed=5)
     found = solved(dataclasses.replace(problem, maximum_machines=7))
     assert sum(len(stage.machines) for stage in found.stages) <= 7
-    latency = 1.2 * evaluate(problem, best_single(problem)).latency_seconds
+    latency = 1.2 * evaluate_stages(problem, best_single(problem)).latency_seconds
     quick = solved(dataclasses.replace(problem, maximum_latency_seconds=latency))
     assert quick.evaluation.latency_seconds <= latency
     assert len(quick.stages) > 1
@@ -231,7 +232,7 @@ def test_a_search_without_time_still_has_a_plan_and_a_bound() -> None:
     problem = many_machines_problem(16, 40)
     found = solve(problem, time_limit_seconds=0.0)
     assert 0.0 < found.lower_bound_seconds < found.evaluation.period_seconds
-    assert found.evaluation.period_seconds < evaluate(problem, best_single(problem)).period_seconds / 2
+    assert found.evaluation.period_seconds < evaluate_stages(problem, best_single(problem)).period_seconds / 2
 
 
 @pytest.mark.parametrize(("kinds", "links", "network", "replicas"), CASES)
@@ -241,7 +242,7 @@ def test_no_time_is_too_short_for_the_simple_ways(
     problem = many_machines_problem(60, 90, kinds=kinds, links=links, network=network, replicas=replicas, seed=1)
     simple = [first_fit(problem), best_single(problem), *([dealt_to_all(problem)] if replicas else [])]
     found = solve(problem, time_limit_seconds=0.0)
-    ways = [evaluate(problem, each, by_shares=True).period_seconds for each in simple if each]
+    ways = [evaluate_stages(problem, each).period_seconds for each in simple if each]
     assert found.evaluation.period_seconds <= min(ways) * (1 + 1e-9)
 
 
@@ -259,7 +260,10 @@ def test_the_planner_fills_machines_as_anyone_would(
     by_hand, found = first_fit(problem), simple_plans(instance_of(problem))
     assert (by_hand is None) == (not found)
     if by_hand is not None:
-        period, least = evaluate(problem, by_hand).period_seconds, min(each.evaluation.period_seconds for each in found)
+        period, least = (
+            evaluate_stages(problem, by_hand).period_seconds,
+            min(each.evaluation.period_seconds for each in found),
+        )
         assert least <= period * (1 + 1e-9)
         assert pins or least == pytest.approx(period, rel=1e-9)  # who may not run all comes last by hand
 

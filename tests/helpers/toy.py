@@ -1,0 +1,23 @@
+"""The toy plug-in as an installed package of a test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "toy_plugin"
+"""What a process has on its path (``PYTHONPATH``) for which the plug-in is installed."""
+
+
+@contextmanager
+def toy_plugin_installed() -> Iterator[None]:
+    """Within, tvm-split finds what the plug-in adds."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in [each for each in sys.modules if each.partition(".")[0] == "toy_plugin"]:
+            del sys.modules[name]

@@ -1,0 +1,216 @@
+"""What plans do: small cases whose numbers are worked out by hand, and what plans break."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
+from tests.helpers.planner.steps import evaluate_stages, step
+from tvm_split.errors import PlanError
+from tvm_split.planner.evaluate import evaluate, keeps_demands, memory_shortage, violations
+from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
+from tvm_split.planner.step_graph import StepGraph, Transfer
+
+MACHINES = (ProblemMachine("a", 1000.0), ProblemMachine("b", contention=1.5), ProblemMachine("c"))
+LINKS = (
+    ProblemLink("a", "b", 100.0, 0.5),
+    ProblemLink("a", "c", 200.0, 0.25),
+    ProblemLink("b", "c", 50.0, 1.0),
+    ProblemLink("client", "a", 1000.0, 0.125),
+    ProblemLink("c", "client", 10.0, 2.0),
+)
+
+
+def pieces(*names: str) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(name, {"a": 1.0, "b": 2.0, "c": 3.0}, weight_bytes=10.0, activation_bytes=float(index))
+        for index, name in enumerate(names)
+    )
+
+
+def stage(machine: str, *names: str) -> Stage:
+    return Stage((machine,), names)
+
+
+DIAMOND = Problem(
+    "throughput",
+    MACHINES,
+    LINKS,
+    pieces("p", "q", "r"),
+    (
+        Edge("client", "p", 1000.0),
+        Edge("p", "q", 100.0, "out"),
+        Edge("p", "r", 100.0, "out"),
+        Edge("q", "r", 50.0),
+        Edge("r", "client", 20.0),
+    ),
+    buffers=2,
+)
+
+
+def test_a_diamond_over_three_machines() -> None:
+    found = evaluate_stages(DIAMOND, [stage("a", "p"), stage("b", "q"), stage("c", "r")])
+    # a: receives 1000 at 1000/s, sends 100 at 100/s and 100 at 200/s; c: receives 100 at 200/s and 50 at 50/s.
+    loads = {load.machine: load for load in found.loads}
+    assert (loads["a"].compute_seconds, loads["a"].receive_seconds, loads["a"].send_seconds) == (1.0, 1.0, 1.5)
+    assert (loads["b"].compute_seconds, loads["b"].receive_seconds, loads["b"].send_seconds) == (3.0, 1.0, 1.0)
+    assert (loads["c"].compute_seconds, loads["c"].receive_seconds, loads["c"].send_seconds) == (3.0, 1.5, 2.0)
+    assert loads["a"].memory_bytes == 10.0 + 0.0 + 2 * (1000.0 + 200.0)
+    assert loads["c"].memory_bytes == 10.0 + 2.0 + 2 * (150.0 + 20.0)
+    assert found.period_seconds == 3.0
+    assert found.limiting == "compute of b"
+    # 1.125 to arrive, 1 on a, 1.5 to b, 2 on b without contention, 2 to c, 3 on c, 4 to the client.
+    assert found.latency_seconds == 1.125 + 1.0 + 1.5 + 2.0 + 2.0 + 3.0 + 4.0
+
+
+def test_a_shared_tensor_crosses_once_to_a_machine_and_others_each_time() -> None:
+    stages = [stage("a", "p"), stage("c", "q", "r")]
+    assert evaluate_stages(DIAMOND, stages).loads[1].bytes_received == 100.0
+    edges = tuple(Edge(edge.source, edge.destination, edge.bytes) for edge in DIAMOND.edges)
+    separate = Problem("throughput", MACHINES, LINKS, DIAMOND.pieces, edges)
+    assert evaluate_stages(separate, stages).loads[1].bytes_received == 200.0
+
+
+def test_one_machine_has_no_contention_and_pays_for_the_client() -> None:
+    problem = Problem(
+        "throughput",
+        (ProblemMachine("b", transfer_seconds=0.25, transfer_seconds_per_byte=0.01, contention=1.5),),
+        (ProblemLink("client", "b", 10.0), ProblemLink("b", "client", 4.0, 1.0)),
+        (Piece("p", {"b": 2.0}), Piece("q", {"b": 1.0})),
+        (Edge("client", "p", 100.0), Edge("p", "q", 7.0), Edge("q", "client", 50.0)),
+    )
+    found = evaluate_stages(problem, [stage("b", "p", "q")])
+    assert found.loads[0].compute_seconds == 3.0 + 2 * 0.25 + 150 * 0.01
+    assert found.period_seconds == 12.5
+    assert found.limiting == "sending on b over the link to the client"
+    assert found.latency_seconds == 10.0 + 3.0 + 13.5
+
+
+def test_replicas_compute_together_and_pay_for_the_slowest_link() -> None:
+    problem = Problem("throughput", MACHINES, LINKS, pieces("p", "q"), (Edge("p", "q", 100.0),), replicas=True)
+    found = evaluate_stages(problem, [stage("a", "p"), Stage(("b", "c"), ("q",), ())])
+    loads = {load.machine: load for load in found.loads}
+    # b takes 2 × 1.5 of contention, c 3: one every 1.5 seconds together; 100 bytes at 100/s and at 200/s.
+    assert loads["b"].compute_seconds == loads["c"].compute_seconds == pytest.approx(1.5)
+    assert loads["c"].receive_seconds == 1.0
+    assert found.limiting == "compute of b and c together (replicas)"
+    assert found.latency_seconds == 1.0 + 1.5 + 3.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([stage("a", "p"), stage("b", "q")], "places no piece 'r'"),
+        ([stage("a", "p", "q", "r", "r")], "'r' is placed twice"),
+        ([stage("a", "p"), stage("a", "q", "r")], "'a' has two stages"),
+        ([stage("d", "p", "q", "r")], "'d'; there are a, b, c"),
+        ([stage("a", "p", "q", "r", "s")], "'s', which the problem does not have"),
+        ([stage("b", "p"), stage("a", "q", "r")], "no link from the client to b"),
+        ([stage("a", "p", "q", "r"), stage("b")], "no stage"),
+    ],
+)
+def test_what_is_no_plan(stages: list[Stage], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        evaluate_stages(DIAMOND, stages)
+
+
+def test_a_circle_of_stages_is_named() -> None:
+    links = (ProblemLink("a", "b", 1.0), ProblemLink("b", "a", 1.0))
+    problem = Problem("throughput", MACHINES, links, pieces("p", "q", "r"), (Edge("p", "q", 1.0), Edge("q", "r", 1.0)))
+    with pytest.raises(PlanError, match=r"in a circle: (a → b → a|b → a → b)"):
+        evaluate_stages(problem, [stage("a", "p", "r"), stage("b", "q")])
+
+
+ENDS = [(one, other) for one in ("a", "b", "client") for other in ("a", "b", "client") if one != other]
+TWO = Problem(
+    "latency",
+    (ProblemMachine("a", 1000.0, contention=2.0, transfer_seconds=0.5), ProblemMachine("b", 50.0)),
+    tuple(ProblemLink(*each, 100.0, 1.0) for each in ENDS),
+    (),
+    (),
+    buffers=3,
+)
+SHARDS = StepGraph(
+    (
+        step("a0", "a", 2.0, 3.0, weight_bytes=5.0, activation_bytes=7.0),
+        step("b0", "b", 1.0, 1.5, weight_bytes=5.0, activation_bytes=9.0),
+        step("a1", "a", 0.5, weight_bytes=4.0, activation_bytes=8.0),
+    ),
+    (
+        Transfer("x", "client", ("a0",), 100.0),
+        Transfer("x", "client", ("b0",), 100.0),
+        Transfer("half", "b0", ("a1",), 10.0),
+        Transfer("own", "a0", ("a1",), 10.0),
+        Transfer("y", "a1", (), 20.0),
+    ),
+)
+
+
+def test_a_stage_that_two_machines_compute_together() -> None:
+    found = evaluate(TWO, SHARDS)
+    # The latency under contention: 2 for the input, 3 on a; the half of b is there before.
+    assert found.latency_seconds == pytest.approx(2.0 + 3.0 + 0.5 + 1.2)
+    first, second = found.loads
+    # In a stream twice 2.5, and three tensors to serialise.
+    assert first.compute_seconds == pytest.approx(2.5 * 2.0 + 3 * 0.5)
+    assert (first.receive_seconds, first.send_seconds) == (pytest.approx(1.1), pytest.approx(0.2))
+    assert (first.weight_bytes, first.activation_bytes, first.buffer_bytes) == (9.0, 8.0, 3 * 130.0)
+    assert (second.bytes_received, second.bytes_sent) == (100.0, 10.0)
+    assert found.period_seconds == first.compute_seconds
+    assert found.limiting == "compute of a"
+    assert memory_shortage(TWO, found) == pytest.approx(5 + 9 + 3 * 110 - 50)
+
+
+def test_a_link_that_limits_is_named() -> None:
+    slow = dataclasses.replace(TWO, links=tuple(dataclasses.replace(each, bytes_per_second=1.0) for each in TWO.links))
+    assert evaluate(slow, SHARDS).limiting == "receiving on a over the links from the client and b"
+
+
+def test_a_machine_that_there_is_not() -> None:
+    with pytest.raises(PlanError, match="'z'; there are a, b"):
+        evaluate(TWO, StepGraph((step("z0", "z", 1.0),), ()))
+
+
+def test_steps_that_wait_for_each_other() -> None:
+    circle = (Transfer("t", "p", ("q",), 1.0), Transfer("u", "q", ("p",), 1.0))
+    with pytest.raises(PlanError, match="a waits for itself"):
+        evaluate(TWO, StepGraph((step("p", "a", 1.0), step("q", "a", 1.0)), circle))
+
+
+PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02], C: [0.01, 0.02]})
+STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("demands", "kept"),
+    [
+        ({}, True),
+        ({"stages": 2, "maximum_machines": 3}, True),
+        ({"stages": 1}, False),
+        ({"maximum_machines": 2}, False),
+        ({"pins": (("layer_0", A),)}, True),
+        ({"pins": (("layer_0", B),)}, False),
+        ({"pins": (("layer_1", B),)}, False),  # one replica is not on it
+        ({"kept_off": (("layer_1", A),)}, True),
+        ({"kept_off": (("layer_1", C),)}, False),
+        ({"maximum_period_seconds": 0.011}, True),
+        ({"maximum_period_seconds": 0.009}, False),
+        ({"maximum_latency_seconds": 0.031}, True),
+        ({"maximum_latency_seconds": 0.029}, False),
+    ],
+)
+def test_demands(demands: dict[str, object], kept: bool) -> None:
+    problem = chain_problem(PROFILE, replicas=True, **demands)
+    found = evaluate_stages(problem, STAGES)
+    assert keeps_demands(problem, STAGES, found) == kept
+    assert bool(violations(problem, STAGES, found)) != kept
+
+
+def test_memory_is_a_violation_and_no_demand() -> None:
+    problem = chain_problem(PROFILE, memory={B: 10})
+    found = evaluate_stages(problem, STAGES)
+    assert keeps_demands(problem, STAGES, found)
+    (text,) = violations(problem, STAGES, found)
+    assert text.startswith(f"{B} needs ")

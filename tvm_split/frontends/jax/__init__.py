@@ -1,0 +1,1 @@
+"""Functions of JAX, modules of Flax, and StableHLO files."""

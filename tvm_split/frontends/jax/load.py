@@ -1,0 +1,193 @@
+"""JAX to Model: functions, Flax's modules, ``jax.export``'s artefacts, and StableHLO as text or bytecode."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export, tree_util
+from jax.extend import core
+
+from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.dimensions import bound_inputs, with_rows
+from tvm_split.frontends.frontend import ImportRequest
+from tvm_split.frontends.jax.flax_modules import function_of
+from tvm_split.frontends.normal_form import UniqueNames, identifier
+from tvm_split.frontends.stablehlo.building import model_of
+from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
+from tvm_split.frontends.stablehlo.modules import (
+    Array,
+    block_of,
+    main_of,
+    parsed,
+    shape_and_dtype,
+    with_sizes,
+)
+from tvm_split.model import Model
+
+EXPORTED_SUFFIX = ".jax"
+"""What a file of ``jax.export.Exported.serialize`` is called here; JAX has no name for it."""
+
+
+def load_jax(source: Any, request: ImportRequest) -> Model:
+    """A Model of a function or Flax module (with example inputs), an exported function, or a StableHLO module.
+
+    ``example_inputs`` is a tuple of positional arguments, a dict of keyword arguments, or one array. Arguments may be
+    nested as JAX's pytrees; ``Model.inputs`` and ``Model.outputs`` are flat, in JAX's order. What a function closes
+    over, and what ``functools.partial`` gives it, are weights. Raises ModelImportError.
+    """
+    if isinstance(source, str | Path):
+        request = replace(request, name=request.name or Path(source).stem)
+        source = _read(Path(source))
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _load_module(bytes(source), request, request.name or "model")
+    if isinstance(source, export.Exported):
+        return _load_module(source, request, request.name or source.fun_name)
+    if request.dimensions:
+        raise ModelImportError(
+            "dimensions are for exported functions and StableHLO modules; the sizes of a function are those of its "
+            f"example_inputs, so give inputs of the wanted sizes instead of dimensions={dict(request.dimensions)}"
+        )
+    return _load_function(source, request)
+
+
+def _read(path: Path) -> Any:
+    content = path.read_bytes()
+    if path.suffix.lower() == EXPORTED_SUFFIX:
+        try:
+            return export.deserialize(bytearray(content))
+        except Exception as error:
+            raise ModelImportError(
+                f"{str(path)!r} cannot be read as a function serialised by jax.export: {last_line(error)}"
+            ) from error
+    return content
+
+
+def _load_function(source: Any, request: ImportRequest) -> Model:
+    shown = getattr(source, "__name__", type(source).__name__)
+    if request.example_inputs is None:
+        raise ModelImportError(
+            f"{shown} is a function of JAX: give example_inputs, a tuple of arrays with the shapes and dtypes the "
+            "network will be run with"
+        )
+    function = function_of(source)
+    positional, keywords = _as_arguments(request.example_inputs)
+    leaves, tree = tree_util.tree_flatten((positional, keywords))
+    is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
+    arrays = [np.asarray(leaf) for leaf, is_one in zip(leaves, is_array, strict=True) if is_one]
+    arrays = with_rows(arrays, request.batch)
+    names = [name for name, is_one in zip(_names(source, positional, keywords), is_array, strict=True) if is_one]
+
+    def on_arrays(*given: Any) -> Any:
+        waiting = iter(given)
+        mixed = [next(waiting) if is_one else leaf for leaf, is_one in zip(leaves, is_array, strict=True)]
+        positional, keywords = tree_util.tree_unflatten(tree, mixed)
+        return tree_util.tree_leaves(function.call(*positional, **keywords))
+
+    return traced_model(
+        on_arrays, arrays, names, framework="jax", name=request.name or function.name or shown, naming=function.naming
+    )
+
+
+def traced_model(
+    call: Callable[..., Any],
+    arrays: Sequence[Array],
+    names: Sequence[str],
+    *,
+    framework: str,
+    name: str,
+    naming: Naming = as_they_are,
+    are_examples: bool = True,
+) -> Model:
+    """A Model of ``call``, which takes ``arrays``, called ``names``, and returns a list of arrays.
+
+    ``naming`` makes layers' names of paths. Unless they ``are_examples``, only shapes and dtypes of the arrays matter.
+    """
+    module, weights = _lowered(call, arrays, name)
+    places = range(len(weights), len(weights) + len(arrays))
+    kinds = [shape_and_dtype(block_of(main_of(module)).arguments[place].type)[1] for place in places]
+    examples = [array.astype(np.dtype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
+    unique = UniqueNames()
+    inputs = {place: unique.take(each) for place, each in zip(places, names, strict=True)}
+    return model_of(
+        module, dict(enumerate(weights)), inputs, examples if are_examples else None,
+        framework=framework, name=name, naming=naming,
+    )  # fmt: skip
+
+
+def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> tuple[Any, list[Array]]:
+    """``call`` of these arrays as a StableHLO module, and what it closes over, which are its first arguments."""
+    try:
+        closed = jax.make_jaxpr(call)(*arrays)
+    except Exception as error:
+        inputs = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+        raise ModelImportError(
+            f"JAX cannot trace {shown} for inputs {inputs}: {type(error).__name__}: "
+            + "\n".join(str(error).strip().splitlines()[:6])
+        ) from error
+
+    def with_weights(weights: Sequence[Any], *given: Any) -> Any:
+        return core.jaxpr_as_fun(core.ClosedJaxpr(closed.jaxpr, weights))(*given)
+
+    lowered = jax.jit(with_weights, keep_unused=True).trace(closed.consts, *arrays).lower(lowering_platforms=("cpu",))
+    weights = [np.asarray(weight) for weight in closed.consts]
+    return parsed(lowered.as_text(debug_info=True), shown), weights
+
+
+def _as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return (tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)), {}
+
+
+def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> list[str]:
+    """A name for each leaf of the arguments, from the parameters' names and the keys below them."""
+    try:
+        bound = inspect.signature(source).bind_partial(*positional, **keywords)
+        known = [key for key, _ in zip(bound.arguments, positional, strict=False)]
+        is_plain = all(
+            inspect.signature(source).parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL for key in known
+        )
+        called = known if is_plain and len(known) == len(positional) else []
+    except (TypeError, ValueError):
+        called = []
+    called = called or [f"input_{place}" for place in range(len(positional))]
+    named = [*zip(called, positional, strict=True), *((key, keywords[key]) for key in sorted(keywords))]
+    return [
+        identifier(key + tree_util.keystr(path))
+        for key, value in named
+        for path, _ in tree_util.tree_leaves_with_path(value)
+    ]
+
+
+def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
+    """A module whose inputs are all of its main function's arguments; ``source`` is an Exported, or bytes."""
+    symbols: list[list[tuple[int, str]]] = []
+    names: list[str] = []
+    if isinstance(source, bytes):
+        module = parsed(source, "the module")
+    else:
+        module = parsed(source.mlir_module_serialized, f"the exported function {source.fun_name!r}")
+        symbols = [
+            [(axis, str(size)) for axis, size in enumerate(each.shape) if not isinstance(size, int)]
+            for each in source.in_avals
+        ]
+        positional, keywords = tree_util.tree_unflatten(source.in_tree, list(range(len(source.in_avals))))
+        names = _names(None, positional, keywords)
+    arguments = list(block_of(main_of(module)).arguments)
+    names = names or [f"input_{place}" for place in range(len(arguments))]
+    specs = [(called, *shape_and_dtype(argument.type)) for called, argument in zip(names, arguments, strict=True)]
+    given = request.example_inputs
+    if given is not None and not isinstance(given, Mapping):
+        request = replace(request, example_inputs=tree_util.tree_leaves(given))
+    by_place = {
+        f"{called}[{axis}]": symbol for called, axes in zip(names, symbols, strict=False) for axis, symbol in axes
+    }
+    static, examples = bound_inputs(specs, request, by_place)
+    module = with_sizes(module, static)
+    return model_of(module, {}, dict(enumerate(names)), examples, framework="stablehlo", name=name)

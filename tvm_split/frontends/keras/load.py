@@ -1,0 +1,219 @@
+"""Keras to Model: models and ``.keras`` files, through JAX or torch, whichever Keras computes with."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.dimensions import OpenSizes, in_order, with_rows
+from tvm_split.frontends.frontend import ImportRequest
+from tvm_split.frontends.normal_form import identifier
+from tvm_split.model import Model
+
+BACKENDS = ("jax", "torch")
+"""What Keras may compute with for its models to be imported; where there is a choice, the first."""
+
+
+def load_keras(source: Any, request: ImportRequest) -> Model:
+    """A Model of a Keras model, or of the ``.keras`` file of one; layers are called as in Keras (``block/conv``).
+
+    ``example_inputs`` is a tuple of arrays, one array, or a dict by the names of the inputs; models that know their
+    inputs' shapes need none. Raises ModelImportError.
+    """
+    if isinstance(source, str | Path):
+        source = _read(Path(source))
+    import keras
+
+    backend = keras.config.backend()
+    if backend not in BACKENDS:
+        raise ModelImportError(
+            f"Keras computes with {backend} here; its models are imported with {' or '.join(BACKENDS)}. Save the model "
+            f"as a .keras file, and load that where KERAS_BACKEND={BACKENDS[0]} is set"
+        )
+    names, arrays = _inputs(source, request)
+    structure = getattr(source, "_inputs_struct", None)
+    takes_names = structure is None and not _known_inputs(source) and isinstance(request.example_inputs, Mapping)
+    called = request.name or source.name
+
+    def call(*tensors: Any) -> list[Any]:
+        given: Any = list(tensors) if len(tensors) > 1 else tensors[0]
+        if takes_names:
+            given = dict(zip(names, tensors, strict=True))
+        elif structure is not None:
+            given = keras.tree.pack_sequence_as(structure, list(tensors))
+        return list(keras.tree.flatten(source(given, training=False)))
+
+    identifiers = [identifier(each) for each in names]
+    if backend == "torch":
+        model = _through_torch(call, source, arrays, identifiers, called)
+        return model if request.example_inputs is not None else replace(model, example_inputs=None)
+    from tvm_split.frontends.jax.load import traced_model
+    from tvm_split.frontends.stablehlo.layer_names import below_the_network
+
+    return traced_model(
+        call,
+        arrays,
+        identifiers,
+        framework="keras",
+        name=called,
+        naming=below_the_network,
+        are_examples=request.example_inputs is not None,
+    )
+
+
+def _read(path: Path) -> Any:
+    if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
+        found = next((each for each in BACKENDS if importlib.util.find_spec(each)), None)
+        if found is None:
+            raise ModelImportError(
+                f"{str(path)!r}: Keras needs something to compute with: pip install tvm-split[{BACKENDS[0]}] or "
+                f"tvm-split[{BACKENDS[1]}]"
+            )
+        os.environ["KERAS_BACKEND"] = found
+    try:
+        import keras
+    except Exception as error:  # each backend fails in its own way where it is not there
+        told = os.environ.get("KERAS_BACKEND") or "what its keras.json says"
+        raise ModelImportError(
+            f"{str(path)!r}: Keras cannot be imported with {told} to compute with (KERAS_BACKEND, which may be "
+            f"{' or '.join(BACKENDS)}): {last_line(error)}"
+        ) from error
+    try:
+        return keras.saving.load_model(str(path), compile=False)
+    except Exception as error:
+        raise ModelImportError(f"{str(path)!r} cannot be read as a model of Keras: {last_line(error)}") from error
+
+
+def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndarray[Any, Any]]]:
+    """The inputs' names, and an array for each."""
+    examples = request.example_inputs
+    known = _known_inputs(model)
+    names = [name for name, _, _ in known]
+    if examples is not None:
+        given = examples if isinstance(examples, Mapping | list | tuple) else [examples]
+        if not names:
+            names = list(given) if isinstance(given, Mapping) else [f"input_{place}" for place in range(len(given))]
+        arrays = [_array(each) for each in in_order(names, given)]
+    elif known:
+        arrays = [np.zeros(shape, dtype) for shape, dtype in _bound(known, request)]
+    else:
+        raise ModelImportError(
+            f"the Keras model {model.name!r} does not know its inputs' shapes: give example_inputs, a tuple of arrays"
+        )
+    if examples is not None and request.dimensions:
+        raise ModelImportError(
+            "dimensions and example_inputs both say the sizes of the inputs; give one of them, and batch if need be"
+        )
+    arrays = with_rows(arrays, request.batch)
+    for (name, shape, dtype), array in zip(known, arrays, strict=False):
+        fits = len(shape) == array.ndim and all(s in (None, mine) for s, mine in zip(shape, array.shape, strict=True))
+        if not fits:
+            shown = [size if size is not None else "open" for size in shape]
+            raise ModelImportError(f"input {name!r} is {dtype}{shown}, example_inputs has {list(array.shape)}")
+    kinds = [dtype for _, _, dtype in known] or [str(array.dtype) for array in arrays]
+    arrays = [array.astype(kind) for array, kind in zip(arrays, kinds, strict=True)]
+    return names, arrays
+
+
+Known = Sequence[tuple[str, tuple[int | None, ...], str]]
+
+
+def _known_inputs(model: Any) -> Known:
+    """Name, shape and dtype of each input of a model that was made of such; the name is its key where it has one."""
+    import keras
+
+    try:
+        tensors = list(model.inputs or ())
+    except AttributeError:
+        return ()
+    names = [tensor.name for tensor in tensors]
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(structure, Mapping) and len(structure) == len(tensors):
+        names = [str(path[-1]) for path, _ in keras.tree.flatten_with_path(structure)]
+    return [(name, tuple(each.shape), str(each.dtype)) for name, each in zip(names, tensors, strict=True)]
+
+
+def _bound(known: Known, request: ImportRequest) -> Iterator[tuple[list[int], str]]:
+    sizes = OpenSizes(request.batch, request.dimensions)
+    for name, shape, _ in known:
+        for axis, size in enumerate(shape):
+            if size is None:
+                # All inputs of a network of Keras have the same first axis.
+                sizes.open("batch" if axis == 0 else f"{name}[{axis}]", f"{name}[{axis}]")
+            else:
+                sizes.fixed(f"{name}[{axis}]", size)
+    found = sizes.sizes()
+    for name, shape, dtype in known:
+        symbols = ["batch" if axis == 0 else f"{name}[{axis}]" for axis in range(len(shape))]
+        yield [found[symbol] if size is None else size for size, symbol in zip(shape, symbols, strict=True)], dtype
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    import keras
+
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def _through_torch(
+    call: Callable[..., list[Any]], model: Any, arrays: Sequence[Any], names: Sequence[str], called: str
+) -> Model:
+    import torch
+    from torch.fx.traceback import preserve_node_meta
+
+    from tvm_split.frontends.torch.load import load_torch
+    from tvm_split.frontends.torch.tensors import to_torch
+
+    class Network(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **tensors: Any) -> tuple[Any, ...]:
+            return tuple(call(*(tensors[name] for name in names)))
+
+    given = {name: to_torch(array) for name, array in zip(names, arrays, strict=True)}
+    with _annotated(), preserve_node_meta():
+        loaded = load_torch(Network().eval(), ImportRequest(given, name=called), has_channels_last=True)
+    return replace(loaded, framework="keras")
+
+
+@contextmanager
+def _annotated() -> Iterator[None]:
+    """Every call of a Keras layer tells torch its path, and how often the layer was called before."""
+    import keras
+    from torch.fx.traceback import annotate
+
+    from tvm_split.frontends.torch.graph import LAYER_ANNOTATION
+
+    original = keras.layers.Layer.__call__
+    path: list[str] = []
+    calls: Counter[tuple[str, ...]] = Counter()
+
+    @functools.wraps(original)
+    def told(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        path.append(self.name)
+        own = tuple(path[1:])  # the first is the network itself
+        number = calls[own]
+        calls[own] += 1
+        try:
+            with annotate({LAYER_ANNOTATION: "/".join(own) + (f"@{number}" if number else "")}):
+                return original(self, *arguments, **keywords)
+        finally:
+            path.pop()
+
+    keras.layers.Layer.__call__ = told
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = original

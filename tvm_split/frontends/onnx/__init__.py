@@ -1,0 +1,1 @@
+"""ONNX models: files, bytes, and plans that are written into them."""

@@ -1,0 +1,228 @@
+"""ONNX's multi-device annotations (IR version 11): a plan written into a model, and a split read from it.
+
+A configuration of the model names devices; a node says, for a configuration, its ``pipeline_stage``. ONNX leaves open
+on which device a stage runs. Here **stage i runs on device i** of the configuration, both counted from 0, and a
+device's name is a machine's. Where a node's tensors are put on one device explicitly (a sharding spec with a single
+device), that counts instead; it is written for plans in which a machine has several stages, so that they no longer pair
+off. Stages counted from 1, as in ONNX's own proposal, are recognised: none is 0, and the last is the number of devices.
+
+See onnx.proto, and docs/proposals/0006-ONNXMultiDeviceProposal.md of the ONNX project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import onnx
+
+from tvm_split.errors import PlanError
+from tvm_split.frontends.onnx.graph import layers_of_nodes
+from tvm_split.planner.plan import Plan
+
+CONFIGURATION = "tvm-split"
+IR_VERSION = 11
+"""The first one with annotations."""
+
+
+def write_annotations(model: onnx.ModelProto, plan: Plan, configuration: str = CONFIGURATION) -> onnx.ModelProto:
+    """A copy of ``model`` whose nodes say in which stage of ``plan`` they are.
+
+    The configuration's devices are the machines, in the order of their first stages; one of that name is replaced,
+    others stay. Nodes that importing computes away, arithmetic on shapes mostly, get the stage that needs them. The IR
+    version becomes 11 if it was lower.
+
+    Raises:
+        PlanError: a node of the model calls a function whose body lies in several stages, machines share a stage, or
+            the plan is another model's.
+    """
+    shared = next((stage for stage in plan.stages if stage.sharding), None)
+    if shared is not None:
+        raise PlanError(
+            f"{', '.join(shared.machines)} compute {shared.name} together, and annotations are written for nodes that "
+            "are whole on one device: save the plan as a file instead (--output), or make one without shards"
+        )
+    machines = list(dict.fromkeys(stage.machine for stage in plan.stages))
+    stages = _stages_of_nodes(model, plan)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.ir_version = max(copy.ir_version, IR_VERSION)
+    kept = [each for each in model.configuration if each.name != configuration]
+    del copy.configuration[:]
+    copy.configuration.extend(kept)
+    copy.configuration.add(name=configuration, num_devices=len(machines), device=machines)
+    for node, stage in zip(copy.graph.node, stages, strict=True):
+        others = [each for each in node.device_configurations if each.configuration_id != configuration]
+        del node.device_configurations[:]
+        node.device_configurations.extend(others)
+        annotation = node.device_configurations.add(configuration_id=configuration, pipeline_stage=stage)
+        device = machines.index(plan.stages[stage].machine)
+        if len(plan.stages) != len(machines):
+            for tensor in node.output:
+                if tensor:
+                    annotation.sharding_spec.add(tensor_name=tensor, device=[device])
+    return copy
+
+
+def split_from_annotations(
+    model: onnx.ModelProto,
+    layers: Collection[str] | None = None,
+    *,
+    configuration: str | None = None,
+    machines: Sequence[str] = (),
+) -> dict[str, list[str]]:
+    """Layers by machine, as ``split=`` takes them, from a model's annotations.
+
+    Nodes without an annotation go with those before them, the first ones with the first that has one.
+
+    Args:
+        model: of IR version 11 or later.
+        layers: of the imported model. Nodes that importing has computed away are left out; without this, none is.
+        configuration: its name; needed where the model has several.
+        machines: stand for the devices, in order, where the configuration does not name them.
+
+    Raises:
+        PlanError: no configuration, several and none chosen, or an unknown one; no node is annotated for it; a stage
+            without a device; a node whose tensors are sharded over several devices.
+    """
+    chosen = _configuration(model, configuration)
+    devices = _device_names(chosen, machines)
+    placed = _devices_of_nodes(model, chosen)
+    first = next((device for device in placed if device is not None), None)
+    if first is None:
+        raise PlanError(f"no node of the model is annotated for the device configuration {chosen.name!r}")
+    current = devices[first]
+    split: dict[str, list[str]] = {}
+    for names, device in zip(layers_of_nodes(model), placed, strict=True):
+        current = current if device is None else devices[device]
+        kept = [name for name in names if layers is None or name in layers]
+        if kept:
+            split.setdefault(current, []).extend(kept)
+    return split
+
+
+def read_model(path: str | Path) -> onnx.ModelProto:
+    """A model without weights that lie in other files.
+
+    Raises:
+        PlanError: the file cannot be read.
+    """
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except Exception as error:
+        raise PlanError(f"{str(path)!r} cannot be read as an ONNX model: {error}") from error
+
+
+def save_model(model: onnx.ModelProto, source: str | Path, path: str | Path) -> None:
+    """Write a model that was read from ``source`` to ``path``.
+
+    Raises:
+        PlanError: weights lie in other files, which would not be found from another folder.
+    """
+    external = next((t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL), None)
+    if external is not None and Path(path).resolve().parent != Path(source).resolve().parent:
+        raise PlanError(
+            f"weight {external!r} is in a file next to {str(source)!r}; write the annotated model into the same "
+            f"folder, {str(Path(source).resolve().parent)!r}"
+        )
+    Path(path).write_bytes(model.SerializeToString())
+
+
+def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:
+    stage_of_layer = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
+    nodes = model.graph.node
+    stages: list[int | None] = []
+    for node, names in zip(nodes, layers_of_nodes(model), strict=True):
+        found = sorted({stage_of_layer[name] for name in names if name in stage_of_layer})
+        if len(found) > 1:
+            raise PlanError(
+                f"node {node.name or node.op_type!r} calls a function whose layers lie in "
+                f"{' and '.join(plan.stages[stage].name for stage in found)}, and a node has one stage only: inline "
+                "the functions first (onnx.inliner.inline_local_functions)"
+            )
+        stages.append(found[0] if found else None)
+    if all(stage is None for stage in stages):
+        raise PlanError(f"the plan is for model {plan.model!r}: it names no layer of this one")
+    # From the last to the first, so that a chain of nodes that were computed away ends at one that has a stage.
+    needed_in: dict[str, int] = {}
+    for position in range(len(nodes) - 1, -1, -1):
+        stage = stages[position]
+        if stage is None:
+            users = [needed_in[tensor] for tensor in nodes[position].output if tensor in needed_in]
+            stage = stages[position] = min(users, default=len(plan.stages) - 1)
+        for tensor in nodes[position].input:
+            needed_in[tensor] = min(stage, needed_in.get(tensor, stage))
+    return [stage for stage in stages if stage is not None]
+
+
+def _configuration(model: onnx.ModelProto, wanted: str | None) -> onnx.DeviceConfigurationProto:
+    names = [each.name for each in model.configuration]
+    known = ", ".join(map(repr, names))
+    if not names:
+        raise PlanError(
+            "the model has no device configuration, so it says nothing of a split; "
+            "`tvm-split plan MODEL --write-annotations FILE` writes one"
+        )
+    for node in model.graph.node:
+        for annotation in node.device_configurations:
+            if annotation.configuration_id not in names:
+                raise PlanError(
+                    f"node {node.name or node.op_type!r} is annotated for the device configuration "
+                    f"{annotation.configuration_id!r}; the model has {known}"
+                )
+    if wanted is None and len(names) > 1:
+        raise PlanError(f"the model has {len(names)} device configurations: {known}; name the one to use")
+    if wanted is not None and wanted not in names:
+        raise PlanError(f"the model has no device configuration {wanted!r}; it has {known}")
+    return model.configuration[0 if wanted is None else names.index(wanted)]
+
+
+def _device_names(chosen: onnx.DeviceConfigurationProto, machines: Sequence[str]) -> list[str]:
+    if chosen.device:
+        if len(chosen.device) != chosen.num_devices:
+            raise PlanError(
+                f"the device configuration {chosen.name!r} has {chosen.num_devices} devices and names "
+                f"{len(chosen.device)}: {', '.join(chosen.device)}"
+            )
+        return list(chosen.device)
+    if len(machines) < chosen.num_devices:
+        raise PlanError(
+            f"the device configuration {chosen.name!r} has {chosen.num_devices} devices without names; there are "
+            f"{len(machines)} machines to stand for them"
+        )
+    return list(machines[: chosen.num_devices])
+
+
+def _devices_of_nodes(model: onnx.ModelProto, chosen: onnx.DeviceConfigurationProto) -> list[int | None]:
+    annotations = [
+        next((each for each in node.device_configurations if each.configuration_id == chosen.name), None)
+        for node in model.graph.node
+    ]
+    numbered = {each.pipeline_stage for each in annotations if each is not None and each.HasField("pipeline_stage")}
+    start = 1 if numbered and min(numbered) == 1 and max(numbered) == chosen.num_devices else 0
+    devices: list[int | None] = []
+    for node, annotation in zip(model.graph.node, annotations, strict=True):
+        device = None if annotation is None else _device(node, annotation, start)
+        if device is not None and not 0 <= device < chosen.num_devices:
+            raise PlanError(
+                f"node {node.name or node.op_type!r} is on device {device} of the device configuration "
+                f"{chosen.name!r}, which has {chosen.num_devices}, counted from 0"
+            )
+        devices.append(device)
+    return devices
+
+
+def _device(node: onnx.NodeProto, annotation: onnx.NodeDeviceConfigurationProto, start: int) -> int | None:
+    explicit: set[int] = set()
+    for spec in annotation.sharding_spec:
+        members = {entry.key: entry.value for entry in spec.index_to_device_group_map}
+        for device in spec.device:
+            explicit.update(members.get(device, [device]))
+    if len(explicit) > 1:
+        raise PlanError(
+            f"the tensors of node {node.name or node.op_type!r} are sharded over the devices "
+            f"{', '.join(map(str, sorted(explicit)))}; only nodes that are whole on one device can be read"
+        )
+    if explicit:
+        return explicit.pop()
+    return annotation.pipeline_stage - start if annotation.HasField("pipeline_stage") else None

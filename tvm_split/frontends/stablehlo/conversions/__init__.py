@@ -1,0 +1,1 @@
+"""Operations of StableHLO as operators of Relax, by family."""

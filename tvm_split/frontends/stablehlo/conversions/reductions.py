@@ -1,0 +1,223 @@
+"""Sums, extremes and their places over axes, and over windows: pooling and running sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from tvm import relax
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arranger, Value, in_place
+from tvm_split.frontends.operators import constant, is_float, shape_of, wide
+from tvm_split.frontends.stablehlo.attributes import comparison, integers, pairs
+from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_along
+from tvm_split.frontends.stablehlo.modules import Array
+from tvm_split.frontends.stablehlo.values import Call
+
+_OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
+_OF_TWO = {"add": "add", "multiply": "multiply", "maximum": "maximum", "minimum": "minimum"}
+
+
+def combined_by(operation: ir.Operation) -> str:
+    """What a region of two arguments does with them: ``add``, ``maximum`` and so on. Raises for all else."""
+    block = operation.regions[0].blocks[0]
+    *body, end = [each.operation for each in block.operations]
+    arguments = list(block.arguments)
+    if len(body) == 1 and len(arguments) == 2 and set(body[0].operands) == set(arguments):
+        kind = str(body[0].name).partition(".")[2]
+        if kind in _OVER_AXES and list(end.operands) == list(body[0].results):
+            return kind
+    if not body and len(arguments) == 2 and list(end.operands) == [arguments[1]]:
+        return "replace"
+    raise ModelImportError(
+        "it combines elements in a way of its own; sums, products, minima, maxima, all and any can be imported"
+    )
+
+
+def neutral(kind: str, dtype: str) -> float | int:
+    """What changes nothing: 0 for a sum, the least number for a maximum."""
+    if kind in ("add", "or"):
+        return 0
+    if kind in ("multiply", "and"):
+        return 1
+    if dtype == "bool":
+        return int(kind == "minimum")
+    sign = -1 if kind == "maximum" else 1
+    if is_float(dtype):
+        return sign * math.inf
+    limits = np.iinfo(dtype)
+    return int(limits.min if sign < 0 else limits.max)
+
+
+def _is_neutral(initial: Array | None, kind: str, dtype: str) -> bool:
+    if initial is None:
+        return False
+    return float(initial) == float(neutral(kind, dtype))
+
+
+def _reduce(op: Arranger, call: Call) -> Value | list[Value]:
+    axes = integers(call.operation, "dimensions")
+    if len(call.operands) == 4:
+        return _extreme_and_place(op, call, axes)
+    if len(call.operands) != 2:
+        raise ModelImportError(f"it reduces {len(call.operands) // 2} tensors at once")
+    kind = combined_by(call.operation)
+    value, initial = call.operands
+    if kind in ("and", "or") and value.dtype != "bool":
+        raise ModelImportError(
+            f"it combines the bits of {value.dtype} by {kind}; all and any of booleans can be imported"
+        )
+    if not all(value.shape[axis] for axis in axes):  # there is nothing to reduce
+        return in_place(op.repeated(op.shaped(initial.expr, [1] * len(call.shape)), call.shape))
+    result = reduced(op, value, axes, kind)
+    if not _is_neutral(call.known[1], kind, call.dtype):
+        result = Value(_with(op, kind, result.expr, initial.expr), result.order, result.shape)
+    return result
+
+
+def reduced(op: Arranger, value: Value, axes: Sequence[int], kind: str) -> Value:
+    """``value`` reduced over ``axes``; half precision is accumulated in float32."""
+    order = _order_left(value.order, axes)
+    shape = tuple(size for axis, size in enumerate(value.shape) if axis not in axes)
+    expr = op.full(value, value.order) if any(map(value.repeats, axes)) else value.expr
+    computed = "int8" if value.dtype == "bool" else wide(value.dtype)
+    places = sorted(value.order.index(axis) for axis in axes)
+    result = getattr(op, _OVER_AXES[kind])(op.cast(expr, computed), places) if places else op.cast(expr, computed)
+    if value.dtype == "bool":
+        result = op.not_equal(result, 0) if kind in ("add", "multiply") else result
+    return Value(op.cast(result, value.dtype), order, shape)
+
+
+def _order_left(order: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """An order of axes without those ``axes``, the others numbered as they follow each other."""
+    left = sorted(axis for axis in order if axis not in axes)
+    return tuple(left.index(axis) for axis in order if axis not in axes)
+
+
+def _with(op: Arranger, kind: str, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    if kind not in _OF_TWO:
+        return op.logical_and(left, right) if kind == "and" else op.logical_or(left, right)
+    return getattr(op, _OF_TWO[kind])(left, right)
+
+
+def _extreme_and_place(op: Arranger, call: Call, axes: Sequence[int]) -> list[Value]:
+    """The largest or smallest element and its place: what argmax and argmin are written as."""
+    value, places = call.operands[:2]
+    counted = call.known[1]
+    block = call.operation.regions[0].blocks[0]
+    is_largest = _keeps_the_larger(block)
+    if is_largest is None or counted is None or len(axes) != 1 or not _counts(counted, axes[0]):
+        raise ModelImportError("it reduces two tensors in a way of its own; of these only argmax and argmin are known")
+    extreme = reduced(op, value, axes, "maximum" if is_largest else "minimum")
+    find = op.argmax if is_largest else op.argmin
+    found = find(op.full(value, value.order), value.order.index(axes[0]))
+    return [extreme, Value(op.cast(found, places.dtype), extreme.order, extreme.shape)]
+
+
+def _keeps_the_larger(block: Any) -> bool | None:
+    """Whether a region of two pairs of value and place keeps the larger value; None if it does something else."""
+    mine, _, other, _ = block.arguments
+    for each in block.operations:
+        operation = each.operation
+        if operation.name == "stablehlo.compare" and set(operation.operands) == {mine, other}:
+            direction = comparison(operation)
+            if direction[0] in "GL":
+                return bool((direction[0] == "G") == (operation.operands[0] == mine))
+    return None
+
+
+def _counts(places: Array, axis: int) -> bool:
+    """Whether ``places`` are 0, 1, 2, … along an axis."""
+    moved = np.moveaxis(places, axis, -1)
+    return bool((moved == np.arange(moved.shape[-1])).all())
+
+
+def _reduce_window(op: Arranger, call: Call) -> Value:
+    if len(call.operands) != 2:
+        raise ModelImportError(f"it reduces {len(call.operands) // 2} tensors at once")
+    (value, _), operation = call.operands, call.operation
+    kind, rank = combined_by(operation), value.rank
+    window, ones = integers(operation, "window_dimensions"), [1] * rank
+    strides, spread, dilation = (
+        integers(operation, name, ones) for name in ("window_strides", "base_dilations", "window_dilations")
+    )
+    padding = pairs(operation, "padding", rank)
+    if not _is_neutral(call.known[1], kind, call.dtype):
+        raise ModelImportError("its windows begin with a number that changes the result")
+    along = [
+        axis for axis in range(rank) if (window[axis], strides[axis], spread[axis], padding[axis]) != (1, 1, 1, (0, 0))
+    ]
+    if not along:
+        return value
+    if len(along) == 1 and strides == spread == dilation == ones and kind in ("add", "multiply"):
+        (axis,) = along
+        size = value.shape[axis]
+        if window[axis] == size and padding[axis] in ((size - 1, 0), (0, size - 1)):
+            return _running(op, value, axis, kind, is_from_the_end=padding[axis][0] == 0)
+    return _pooled(op, call, kind, along, (window, strides, spread, dilation), padding)
+
+
+def _running(op: Arranger, value: Value, axis: int, kind: str, is_from_the_end: bool) -> Value:
+    turned = reversed_along(op, value, [axis]) if is_from_the_end else value
+    expr, dtype = op.full(turned, turned.order), wide(value.dtype)
+    scan = op.cumsum if kind == "add" else op.cumprod
+    scanned = op.cast(scan(op.cast(expr, dtype), value.order.index(axis), dtype), value.dtype)
+    result = Value(scanned, value.order, value.shape)
+    return reversed_along(op, result, [axis]) if is_from_the_end else result
+
+
+def _pooled(
+    op: Arranger,
+    call: Call,
+    kind: str,
+    along: list[int],
+    windows: tuple[list[int], ...],
+    padding: Sequence[tuple[int, int]],
+) -> Value:
+    """As pooling over one to three axes of space; the others are batch and channels, in the order in which they lie."""
+    value, dtype = call.operands[0], call.dtype
+    if len(along) > 3 or kind not in ("add", "maximum", "minimum") or not is_float(dtype):
+        raise ModelImportError(
+            f"it combines windows of {dtype} over {len(along)} axes by {kind}; "
+            "sums and extremes of floats over up to 3 axes can be imported"
+        )
+    window, strides, spread, dilation = ([numbers[axis] for axis in along] for numbers in windows)
+    filling = float(neutral(kind, dtype))
+    low, high, inner = [0] * value.rank, [0] * value.rank, [0] * value.rank
+    for place, axis in enumerate(along):
+        reach = (window[place] - 1) * dilation[place]
+        inner[axis] = spread[place] - 1
+        if kind != "maximum" or min(padding[axis]) < 0 or max(padding[axis]) > reach // 2:
+            low[axis], high[axis] = padding[axis]
+    value = padded(op, value, low, high, inner, filling)
+    left = [(padding[axis][0] - low[axis], padding[axis][1] - high[axis]) for axis in along]
+    others = [axis for axis in value.order if axis not in along]
+    sizes = [value.shape[axis] for axis in others]
+    computed = wide(dtype)
+    # Pooling wants a batch and channels.
+    data = op.cast(op.full(value, [*others, *along]), computed)
+    two = sizes if len(sizes) == 2 else [1, math.prod(sizes)]
+    data = op.shaped(data, [*two, *(value.shape[axis] for axis in along)])
+    lows, highs = zip(*left, strict=True)
+    options = {"strides": strides, "padding": [*lows, *highs], "dilation": dilation}
+    if kind == "add":
+        pooled = getattr(op.nn, f"avg_pool{len(along)}d")(data, window, count_include_pad=True, **options)
+        pooled = op.multiply(pooled, constant(math.prod(window), computed))
+    else:
+        turned = op.negative(data) if kind == "minimum" else data
+        pooled = getattr(op.nn, f"max_pool{len(along)}d")(turned, window, **options)
+        pooled = op.negative(pooled) if kind == "minimum" else pooled
+    order = (*others, *along)
+    result = op.shaped(op.cast(pooled, dtype), [*sizes, *shape_of(pooled)[2:]])
+    return Value(result, order, call.shape)
+
+
+CONVERTERS: dict[str, Callable[[Arranger, Call], Value | list[Value]]] = {
+    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce_window": _reduce_window,
+}
+"""By the operation's name."""

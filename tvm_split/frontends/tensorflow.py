@@ -1,0 +1,71 @@
+"""TensorFlow's SavedModel folders to Model, through the StableHLO that TensorFlow itself makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.dimensions import bound_inputs
+from tvm_split.frontends.frontend import ImportRequest
+from tvm_split.frontends.keras.scopes import scopes_of_keras
+from tvm_split.frontends.normal_form import identifier
+from tvm_split.frontends.stablehlo.building import model_of
+from tvm_split.frontends.stablehlo.modules import block_of, main_of, parsed
+from tvm_split.model import Model
+
+SIGNATURE = "serving_default"
+
+
+def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
+    """A Model of a SavedModel's signature ``serving_default``, or of its only one.
+
+    ``example_inputs`` (a sequence, a dict by input name, or one array) may be left out where ``batch`` and
+    ``dimensions`` bind all open sizes. Layers are called by TensorFlow's scopes; outputs are in the order of their
+    names, as TensorFlow has them. Raises ModelImportError.
+    """
+    path = Path(source)
+    function = _signature(path)
+    specs = [
+        (tensor.name.partition(":")[0], list(tensor.shape), tensor.dtype.as_numpy_dtype.__name__)
+        for tensor in function.inputs
+    ]
+    shapes, examples = bound_inputs(specs, request)
+    given = [tf.zeros(shape, tensor.dtype) for shape, tensor in zip(shapes, function.inputs, strict=True)]
+    compiled = tf.function(lambda *tensors: function(*tensors), jit_compile=True)
+    try:
+        code = compiled.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
+    except Exception as error:
+        raise ModelImportError(f"TensorFlow cannot compile {str(path)!r} with XLA: {last_line(error)}") from error
+    module = parsed(code, f"what TensorFlow makes of {str(path)!r}")
+    count = len(list(block_of(main_of(module)).arguments))
+    if count != len(specs):
+        raise ModelImportError(
+            f"{str(path)!r} takes {len(specs)} inputs, compiled it takes {count}; inputs that nothing is computed of "
+            "cannot be imported"
+        )
+    inputs = {place: identifier(each) for place, (each, _, _) in enumerate(specs)}
+    return model_of(
+        module, {}, inputs, examples, framework="tensorflow", name=request.name or path.name, naming=scopes_of_keras
+    )
+
+
+def _signature(path: Path) -> Any:
+    """The function of a SavedModel's signature, its variables as constants."""
+    if not (path / "saved_model.pb").is_file():
+        raise ModelImportError(f"{str(path)!r} is no folder of a SavedModel: there is no saved_model.pb in it")
+    try:
+        loaded = tf.saved_model.load(str(path))  # its functions see its variables only while it is held
+    except Exception as error:
+        raise ModelImportError(f"{str(path)!r} cannot be read as a SavedModel: {last_line(error)}") from error
+    signatures = loaded.signatures
+    function = signatures.get(SIGNATURE) or (next(iter(signatures.values())) if len(signatures) == 1 else None)
+    if function is None:
+        raise ModelImportError(
+            f"{str(path)!r} has the signatures {', '.join(signatures) or '(none)'}: call the network's {SIGNATURE}"
+        )
+    # Loops stay loops: XLA knows none in the form that TensorFlow would otherwise write them in.
+    return convert_variables_to_constants_v2(function, lower_control_flow=False)

@@ -1,0 +1,283 @@
+"""A TFLite file as a graph whose shapes are all known, and whose operators compute what depends on its inputs.
+
+TensorFlow writes arithmetic on shapes into its graphs, and files of half precision widen their weights each time they
+run. LiteRT, which the right answers come from as well, computes both once: what depends on no input becomes a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.dimensions import Array, Specs
+from tvm_split.frontends.normal_form import UniqueNames
+from tvm_split.frontends.tflite.dilation import Dilation, dilations
+from tvm_split.frontends.tflite.reference import interpreter_of
+
+IDENTIFIER = b"TFL3"
+"""What is at place 4 of every file."""
+
+_OF_SHAPES = frozenset({"SHAPE", "RANK"})
+"""Operators whose results depend on no values."""
+
+_NEVER_FOLDED = frozenset(
+    (
+        *("CALL", "CALL_ONCE", "IF", "WHILE", "STABLEHLO_WHILE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"),
+        *("HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE", "CUSTOM", "DELEGATE"),
+        *("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"),
+    )
+)
+
+OPERATORS = {number: name for name, number in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
+
+DTYPES = {
+    schema.TensorType.FLOAT32: "float32",
+    schema.TensorType.FLOAT16: "float16",
+    schema.TensorType.FLOAT64: "float64",
+    schema.TensorType.INT8: "int8",
+    schema.TensorType.INT16: "int16",
+    schema.TensorType.INT32: "int32",
+    schema.TensorType.INT64: "int64",
+    schema.TensorType.UINT8: "uint8",
+    schema.TensorType.UINT16: "uint16",
+    schema.TensorType.UINT32: "uint32",
+    schema.TensorType.UINT64: "uint64",
+    schema.TensorType.BOOL: "bool",
+}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Its kind (``CONV_2D``), the tensors it takes (-1: none) and makes, by number, and the first one's name.
+
+    ``is_fused``: an activation is part of it.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    name: str
+    is_fused: bool = False
+
+
+@dataclass(frozen=True)
+class Tensor:
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class TfliteGraph:
+    """``content`` is the file with static shapes, its tensors called by their numbers.
+
+    ``inputs``, ``outputs`` and ``weights`` are numbers of tensors, with the names that they have in the file.
+    ``is_quantized``: it rounds to steps that the file says.
+    """
+
+    content: bytes
+    operators: Sequence[Operator]
+    tensors: Mapping[int, Tensor]
+    inputs: Mapping[int, str]
+    outputs: Sequence[tuple[int, str]]
+    weights: Mapping[int, str]
+    is_quantized: bool
+
+
+class TfliteFile:
+    """What a file says before any size is bound."""
+
+    def __init__(self, content: bytes, shown: str) -> None:
+        """Raises ModelImportError if ``content``, called ``shown`` in messages, is no TFLite file."""
+        self.shown = shown
+        if content[4:8] != IDENTIFIER:
+            raise ModelImportError(f"{shown} is no TFLite file: {IDENTIFIER.decode()} is not at its place 4")
+        try:
+            self.model = schema.ModelT.InitFromPackedBuf(bytearray(content))
+            self.content = content if _made_readable(self.model) == 0 else _packed(self.model)
+            self.graph = self.model.subgraphs[0]
+            self.codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in self.model.operatorCodes or ()]
+            self.inputs = dict(zip(self._numbers("inputs"), self._names("inputs"), strict=True))
+            self.outputs = list(zip(self._numbers("outputs"), self._names("outputs"), strict=True))
+            self.operators = [self._operator(each) for each in _listed(self.graph.operators)]
+            self._require_outputs()
+        except ModelImportError:
+            raise
+        except Exception as error:  # whatever flatbuffers' accessors meet in a broken file
+            raise ModelImportError(f"{shown} cannot be read as a TFLite file: {last_line(error)}") from error
+
+    def _require_outputs(self) -> None:
+        made = {number for each in self.operators for number in each.outputs}.union(self._known(), self.inputs)
+        lacking = [name for number, name in self.outputs if number not in made]
+        if lacking or not self.outputs:
+            what = f"output {lacking[0]!r}, which no operator makes" if lacking else "no outputs"
+            raise ModelImportError(f"{self.shown} has {what}")
+
+    def specs(self) -> Specs:
+        """The inputs as the file declares them, open sizes as None."""
+        return [(name, self._declared(number), self.dtype(number)) for number, name in self.inputs.items()]
+
+    def dtype(self, number: int) -> str:
+        """Raises ModelImportError for strings, complex and other numbers that are not computed with here."""
+        tensor = self.graph.tensors[number]
+        if tensor.type not in DTYPES:
+            kind = next((name for name, each in vars(schema.TensorType).items() if each == tensor.type), tensor.type)
+            raise ModelImportError(
+                f"tensor {_text(tensor.name)!r} of {self.shown} is of {kind}, which cannot be computed with here"
+            )
+        return DTYPES[tensor.type]
+
+    def bound(self, shapes: Sequence[Sequence[int]]) -> TfliteGraph:
+        """The graph for inputs of these shapes. Raises ModelImportError where LiteRT cannot run it."""
+        interpreter = interpreter_of(self.content, list(self.inputs), shapes)
+        self._run(interpreter, shapes)
+        known = self._known()
+        sizes = {each["index"]: [int(size) for size in each["shape"]] for each in interpreter.get_tensor_details()}
+
+        def value(number: int) -> Array | None:
+            return np.asarray(interpreter.get_tensor(number)) if number in known else None
+
+        model = schema.ModelT.InitFromPackedBuf(bytearray(self.content))
+        places = [place for place, each in enumerate(self.operators) if not self._is_known(each, known)]
+        operators = [self.operators[place] for place in places]
+        written = [model.subgraphs[0].operators[place] for place in places]
+        options = [each.builtinOptions for each in written]
+        spread = dilations(operators, options, sizes, value, [number for number, _ in self.outputs])
+        for place, dilation in spread.items():
+            operators[place] = _spread(operators[place], written[place], dilation)
+        part_of = {place + beside for place in spread for beside in (-1, 1)}
+        operators = [each for place, each in enumerate(operators) if place not in part_of]
+        model.subgraphs[0].operators = [each for place, each in enumerate(written) if place not in part_of]
+        used = {number for each in operators for number in (*each.inputs, *each.outputs)}
+        used |= {*self.inputs, *(number for number, _ in self.outputs)}
+        tensors = {number: Tensor(tuple(sizes[number]), self.dtype(number)) for number in sorted(used - {-1})}
+        computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
+        content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
+        return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), self._is_quantized())
+
+    def weights(self) -> dict[int, str]:
+        """The names of constant tensors, and of what is made of them alone, by number."""
+        return {number: _text(self.graph.tensors[number].name) for number in self._known()}
+
+    def _run(self, interpreter: Any, shapes: Sequence[Sequence[int]]) -> None:
+        """With zeros, which every table has a place for, or where those are divided by with ones."""
+        for filling in (0, 1):
+            try:
+                for number, shape in zip(self.inputs, shapes, strict=True):
+                    interpreter.set_tensor(number, np.full(shape, filling, np.dtype(self.dtype(number))))
+                interpreter.invoke()
+                return
+            except Exception as error:
+                reason = error
+        raise ModelImportError(f"LiteRT cannot run {self.shown}: {last_line(reason)}") from reason
+
+    def _is_quantized(self) -> bool:
+        scales = (each.quantization.scale for each in self.graph.tensors if each.quantization is not None)
+        return any(len(_listed(scale)) for scale in scales)
+
+    def _numbers(self, which: str) -> list[int]:
+        return [int(number) for number in _listed(getattr(self.graph, which))]
+
+    def _names(self, which: str) -> list[str]:
+        """The names in the file's signature, else those of the tensors, else ``input_0``."""
+        called = {
+            int(entry.tensorIndex): _text(entry.name)
+            for signature in _listed(self.model.signatureDefs)[:1]
+            if signature.subgraphIndex == 0
+            for entry in _listed(getattr(signature, which))
+        }
+        unique, found = UniqueNames(), []
+        for place, number in enumerate(self._numbers(which)):
+            name = called.get(number) or _text(self.graph.tensors[number].name).partition(":")[0]
+            found.append(unique.take(name or f"{which.removesuffix('s')}_{place}"))
+        return found
+
+    def _operator(self, given: Any) -> Operator:
+        outputs = tuple(int(number) for number in _listed(given.outputs))
+        kind = OPERATORS.get(self.codes[given.opcodeIndex], f"operator {self.codes[given.opcodeIndex]}")
+        if kind == "CUSTOM":
+            kind = f"custom operator {_text(self.model.operatorCodes[given.opcodeIndex].customCode)}"
+        name = _text(self.graph.tensors[outputs[0]].name) if outputs else ""
+        inputs = tuple(int(number) for number in _listed(given.inputs))
+        return Operator(kind, inputs, outputs, name, bool(getattr(given.builtinOptions, "fusedActivationFunction", 0)))
+
+    def _declared(self, number: int) -> list[int | None]:
+        tensor = self.graph.tensors[number]
+        signature = _listed(tensor.shapeSignature)
+        shape = signature if len(signature) else _listed(tensor.shape)
+        return [int(size) if size >= 0 else None for size in shape]
+
+    def _is_known(self, operator: Operator, known: set[int]) -> bool:
+        return bool(operator.outputs) and set(operator.outputs) <= known
+
+    def _known(self) -> set[int]:
+        """The numbers of constants, and of what depends on nothing else."""
+        buffers = self.model.buffers
+        known = {
+            number
+            for number, tensor in enumerate(self.graph.tensors)
+            if not tensor.isVariable and len(_listed(buffers[tensor.buffer].data))
+        } - set(self.inputs)
+        for operator in self.operators:
+            is_known = set(operator.inputs) - {-1} <= known and bool(operator.inputs)
+            if (is_known or operator.kind in _OF_SHAPES) and operator.kind not in _NEVER_FOLDED:
+                known |= set(operator.outputs)
+        return known
+
+
+def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
+    """A convolution with its dilation, which is also written into it."""
+    options = written.builtinOptions
+    options.dilationHFactor, options.dilationWFactor = dilation.steps
+    options.padding = dilation.padding
+    inputs = (dilation.data, *operator.inputs[1:])
+    written.inputs, written.outputs = np.array(inputs, "int32"), np.array([dilation.result], "int32")
+    return replace(operator, inputs=inputs, outputs=(dilation.result,))
+
+
+def _static(model: Any, tensors: Mapping[int, Tensor], computed: Mapping[int, Array]) -> bytes:
+    """The file with these shapes, with what was ``computed`` as constants, and tensors called by their numbers."""
+    for number, tensor in enumerate(model.subgraphs[0].tensors):
+        tensor.name = str(number)
+        tensor.shapeSignature = None
+        if number in tensors:
+            tensor.shape = np.asarray(tensors[number].shape, "int32")
+        if number in computed:
+            data = np.ascontiguousarray(computed[number]).reshape(-1).view("uint8")
+            tensor.buffer = len(model.buffers)
+            tensor.sparsity = None
+            model.buffers.append(schema.BufferT(data=data))
+    return _packed(model)
+
+
+def _packed(model: Any) -> bytes:
+    builder = flatbuffers.Builder(1 << 20)
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def _made_readable(model: Any) -> int:
+    """Escape the names of tensors that are no UTF-8, which LiteRT leaves out; how many there were."""
+    named = [tensor for graph in model.subgraphs for tensor in _listed(graph.tensors)]
+    named += [
+        entry
+        for signature in _listed(model.signatureDefs)
+        for entry in (*_listed(signature.inputs), *_listed(signature.outputs))
+    ]
+    unreadable = [each for each in named if _text(each.name).encode() != (each.name or b"")]
+    for each in unreadable:
+        each.name = _text(each.name)
+    return len(unreadable)
+
+
+def _listed(vector: Any) -> Any:
+    return () if vector is None or isinstance(vector, int) else vector
+
+
+def _text(name: Any) -> str:
+    return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name or ""

@@ -1,0 +1,53 @@
+"""TFLite to Model: files and bytes, of float, half precision and int8, without TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvm_split.frontends.channels_first import channels_first
+from tvm_split.frontends.dimensions import bound_inputs
+from tvm_split.frontends.frontend import ImportRequest
+from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.tflite.adapter import import_tflite, require_end
+from tvm_split.frontends.tflite.graph import TfliteFile
+from tvm_split.frontends.tflite.names import parts_of
+from tvm_split.frontends.tflite.reference import TfliteReference
+from tvm_split.model import Model
+
+QUANTIZED_TOLERANCE = 0.05
+"""Where a quotient lies between two steps LiteRT's own kernels round one way or the other, and a later operator may
+make several steps of one: of one small network of attention its answers were 0.02 of their range apart."""
+
+
+def load_tflite(source: str | Path | bytes, request: ImportRequest) -> Model:
+    """A Model of a TFLite file's main graph.
+
+    ``example_inputs`` (a sequence, a dict by input name, or one array) may be left out. Inputs and outputs are in the
+    file's order, with the names of its signature. Layers are those of the converter's names of tensors, as Keras has
+    them. Raises ModelImportError.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        name, shown, content = request.name or path.stem, repr(str(path)), path.read_bytes()
+    else:
+        name, shown, content = request.name or "model", f"a model of {len(source)} bytes", bytes(source)
+    file = TfliteFile(content, shown)
+    specs = file.specs()
+    shapes, examples = bound_inputs(specs, request)
+    require_end(file.operators, parts_of(file.operators, file.weights()))
+    graph = file.bound(shapes)
+    laid_out = channels_first(import_tflite(graph, parts_of(graph.operators, graph.weights)))
+    form = normal_form(laid_out.imported.function, laid_out.imported.layers, list(graph.inputs.values()))
+    variables = form.variables(laid_out.imported.held)
+    reference = TfliteReference(
+        file.content,
+        dict(zip(graph.inputs, shapes, strict=True)),
+        [number for number, _ in graph.outputs],
+        {number: variables[number] for number in laid_out.imported.held.values() if number in variables},
+        laid_out.arrangements,
+    )
+    outputs = form.outputs([output for _, output in graph.outputs])
+    return Model(
+        identifier(name), "tflite", form.module, form.inputs, outputs, form.layers, reference,
+        None if examples is None else tuple(examples), QUANTIZED_TOLERANCE if graph.is_quantized else None,
+    )  # fmt: skip

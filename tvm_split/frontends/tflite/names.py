@@ -1,0 +1,106 @@
+"""The layers of a TFLite file's operators, from what the converter calls their tensors.
+
+A tensor's name is what TensorFlow called the operations that were fused to make it, the last first:
+``net/act/Relu;net/norm/…/add;net/conv/convolution``. So the parts of an operator are in the layers that they come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from tvm_split.frontends.keras.scopes import Words, are_counted, is_counted, scopes_of_keras
+from tvm_split.frontends.tflite.graph import Operator
+
+_COMPUTES = re.compile(r"conv|depthwise|matmul", re.IGNORECASE)
+_NORMALISES = re.compile(r"batch_?norm", re.IGNORECASE)
+_WITH_WEIGHTS = frozenset(("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "CONV_3D"))
+_SAYS_NOTHING = re.compile(
+    r"|(Stateful)?PartitionedCall.*|arith\..*|tfl\..*|Identity.*|.*const(ant)?\d*", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The layers of what an operator computes: itself, what it adds, and its activation."""
+
+    operation: str
+    bias: str
+    activation: str
+
+
+def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[Parts]:
+    """The layers of all operators, in order; ``weights`` are the names of constant tensors by number.
+
+    An operator whose result has no name but the model's output is in the layer that its weights are called after, or
+    else in the one before it. What is called again has ``@1``, ``@2`` after its name. Where no name says anything, each
+    operator is a layer, called by its kind and number: ``conv_2d_0``.
+    """
+    own = [_pieces_of(operator, weights) for operator in operators]
+    is_named = any(own)
+    layers = _layers([piece for pieces in own for piece in pieces])
+    counts: Counter[str] = Counter()
+    made: dict[int, str] = {}
+    found: list[Parts] = []
+    for operator, pieces in zip(operators, own, strict=True):
+        if pieces:
+            parts = Parts(*(layers[piece] for piece in pieces))
+        else:
+            before = [made[number] for number in operator.inputs if number in made] if is_named else []
+            layer = before[0] if before else f"{operator.kind.lower()}_{counts[operator.kind]}"
+            parts = Parts(layer, layer, layer)
+        counts[operator.kind] += 1
+        made.update(dict.fromkeys(operator.outputs, parts.activation))
+        found.append(parts)
+    return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One operation of TensorFlow: the scopes that it is in, and its own word."""
+
+    path: Words
+    word: str
+
+
+def _pieces_of(operator: Operator, weights: Mapping[int, str]) -> tuple[Piece, ...]:
+    """An operation, what it adds and its activation; nothing if no name says what they are."""
+    pieces = _pieces(operator.name)
+    if not pieces:
+        of_weights = [piece for number in operator.inputs for piece in _pieces(weights.get(number, ""))]
+        return (of_weights[0],) * 3 if of_weights else ()
+    first = pieces[0]
+    if operator.kind in _WITH_WEIGHTS:
+        operation = next((piece for piece in reversed(pieces) if _COMPUTES.search(piece.word)), first)
+        norms = (piece for piece in pieces if _NORMALISES.search("/".join((*piece.path, piece.word))))
+        return operation, next(norms, operation), first
+    # With an activation it is fused from two; what else is in a name is of weights that are the same elsewhere.
+    last = next((piece for piece in pieces if piece.path != first.path), first) if operator.is_fused else first
+    return last, last, first
+
+
+def _pieces(name: str) -> list[Piece]:
+    found = []
+    for piece in name.split(";"):
+        *path, word = piece.partition(":")[0].split("/")
+        if path or not _SAYS_NOTHING.fullmatch(word):
+            found.append(Piece(tuple(path), word))
+    return found
+
+
+def _layers(pieces: Sequence[Piece]) -> dict[Piece, str]:
+    """A layer for each; of Keras's layers the layer, whatever TensorFlow called what they are made of."""
+    unique = list(dict.fromkeys(pieces))
+    paths = [piece.path for piece in unique]
+    if are_counted([path for path in paths if path]):
+        paths = [tuple(takewhile(is_counted, path)) for path in paths]
+    calls: dict[Words, dict[Words, int]] = {}
+    found = {}
+    for piece, path, words in zip(unique, paths, scopes_of_keras(paths), strict=True):
+        called = words or (piece.word,)
+        number = calls.setdefault(called, {}).setdefault(path, len(calls[called]))
+        found[piece] = "/".join(called) + (f"@{number}" if number else "")
+    return found

@@ -1,0 +1,1 @@
+"""Networks of torch: modules, exported programs, and files of them."""

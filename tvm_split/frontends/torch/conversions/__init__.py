@@ -1,0 +1,1 @@
+"""What replaces TVM's import of torch's operators, by family."""

@@ -1,0 +1,177 @@
+"""Repairs of layers: convolutions, products of matrices, norms, attention, activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from tvm import relax
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.torch.calls import Call, Repair, each_axis
+
+_LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
+"""By the number of axes: of the data, of the weights, and of a transposed convolution's weights."""
+
+
+def _convolution(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer fixes the result to float32.
+    weight, is_transposed = call["weight"], call["transposed"]
+    axes = len(shape_of(weight)) - 2
+    data_layout, plain, transposed = _LAYOUTS[axes]
+    options = {
+        "strides": each_axis(call["stride"], axes),
+        "padding": each_axis(call["padding"], axes) * 2,
+        "dilation": each_axis(call["dilation"], axes),
+        "groups": call["groups"],
+        "data_layout": data_layout,
+        "kernel_layout": transposed if is_transposed else plain,
+    }
+    if is_transposed:
+        options["output_padding"] = each_axis(call["output_padding"], axes)
+    convolution = getattr(op.nn, f"conv{axes}d_transpose" if is_transposed else f"conv{axes}d")
+    result = convolution(call["input"], weight, **options)
+    if call["bias"] is None:
+        return result
+    return op.add(result, op.reshape(call["bias"], [1, -1] + [1] * axes))
+
+
+def _matmul(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer fixes the result to float32.
+    left, right = call.operands
+    if len(shape_of(left)) == len(shape_of(right)) == 1:
+        return op.sum(op.multiply(left, right))
+    return op.matmul(left, right)
+
+
+def _product_and_sum(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer fixes the result to float32.
+    added, left, right = list(call.values.values())[:3]
+    product = _scaled(op, op.matmul(left, right), call["alpha"])
+    return product if call["beta"] == 0 else op.add(product, _scaled(op, added, call["beta"]))
+
+
+def _scaled(op: Operators, value: relax.Expr, factor: float) -> relax.Expr:
+    return value if factor == 1 else op.multiply(value, factor)
+
+
+def _linear(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer fixes the result to float32.
+    result = op.matmul(call["input"], op.permute_dims(call["weight"]))
+    return result if call["bias"] is None else op.add(result, call["bias"])
+
+
+def _attention(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer ignores scale and enable_gqa, takes no boolean mask, and neither three nor five axes.
+    query, key, value = call["query"], call["key"], call["value"]
+    if call["dropout_p"]:
+        raise ModelImportError(f"it drops out with probability {call['dropout_p']}; call model.eval()")
+    if call["enable_gqa"]:
+        key, value = _repeated_heads(op, key, query), _repeated_heads(op, value, query)
+    rows, width = shape_of(query)[-2:]
+    columns = shape_of(key)[-2]
+    scale = 1 / math.sqrt(width) if call["scale"] is None else call["scale"]
+    rank = len(shape_of(key))
+    scores = op.matmul(query, op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
+    # The softmax of half precision is computed in float32, as torch does.
+    scores = op.multiply(op.cast(scores, wide(call.dtype)), scale)
+    dtype = dtype_of(scores)
+    mask, shown = call["attn_mask"], None
+    if call["is_causal"]:
+        allowed = np.tril(np.ones((rows, columns), bool))
+        scores = op.add(scores, constant(np.where(allowed, 0, -np.inf), dtype))
+    if mask is not None:
+        if dtype_of(mask) == "bool":
+            mask = op.where(mask, constant(0, dtype), constant(-np.inf, dtype))
+        mask = op.cast(mask, dtype)
+        shown = _shown_rows(op, mask)
+        # The softmax of nothing but -inf is NaN, and torch's attention answers 0 there: so it is of something finite,
+        # and its product is multiplied by 0. Not a choice, of which TVM's CUDA makes vectors that nvcc does not take.
+        scores = op.add(scores, op.maximum(mask, float(np.finfo(dtype).min) / 2))
+    result = op.matmul(op.cast(op.nn.softmax(scores, -1), call.dtype), value)
+    return result if shown is None else op.multiply(result, op.cast(shown, call.dtype))
+
+
+def _shown_rows(op: Operators, mask: relax.Expr) -> relax.Expr:
+    """1 for the rows of which a mask shows something, 0 for those it hides altogether, [..., rows, 1]."""
+    dtype = dtype_of(mask)
+    shows = op.where(op.equal(mask, -np.inf), constant(0, dtype), constant(1, dtype))
+    return op.minimum(op.sum(shows, [-1], keepdims=True), 1)
+
+
+def _repeated_heads(op: Operators, value: relax.Expr, query: relax.Expr) -> relax.Expr:
+    times = shape_of(query)[-3] // shape_of(value)[-3]
+    return value if times == 1 else op.repeat(value, times, len(shape_of(value)) - 3)
+
+
+def _normed(call: Call, op: Operators, shape: Sequence[int]) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
+    """What a norm takes: data, and weight and bias of ``shape``, ones and zeros where there are none.
+
+    Half precision is computed in float32, as torch does; TVM has some of the norms in float32 only.
+    """
+    dtype = wide(dtype_of(call["input"]))
+    weight = constant(np.ones(shape), dtype) if call["weight"] is None else op.cast(call["weight"], dtype)
+    bias = constant(np.zeros(shape), dtype) if call["bias"] is None else op.cast(call["bias"], dtype)
+    return op.cast(call["input"], dtype), weight, bias
+
+
+def _layer_norm(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer looks up a missing weight or bias.
+    shape = call["normalized_shape"]
+    result = op.nn.layer_norm(*_normed(call, op, shape), list(range(-len(shape), 0)), call["eps"])
+    return op.cast(result, call.dtype)
+
+
+def _group_norm(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer looks up a missing weight or bias, and its operator has no inputs of two axes.
+    data, weight, bias = _normed(call, op, call.shape[1:2])
+    if len(call.shape) == 2:
+        data = op.expand_dims(data, 2)
+    axes = list(range(2, len(shape_of(data))))
+    result = op.cast(op.nn.group_norm(data, weight, bias, call["num_groups"], 1, axes, call["eps"]), call.dtype)
+    return op.squeeze(result, [2]) if len(call.shape) == 2 else result
+
+
+def _batch_norm(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
+    # TVM's importer returns a tensor for torch's tuple.
+    data, weight, bias = _normed(call, op, call.shape[1:2])
+    mean, variance = (op.cast(call[f"running_{each}"], dtype_of(data)) for each in ("mean", "var"))
+    options = {"axis": 1, "epsilon": call["eps"], "momentum": 0.1, "training": False}
+    return (op.cast(op.item(op.nn.batch_norm(data, weight, bias, mean, variance, **options), 0), call.dtype),)
+
+
+def _softmax(call: Call, op: Operators, operator: str) -> relax.Expr:
+    # TVM's importer computes it of half precision in itself, and takes no scalars.
+    data = op.cast(call["self"], wide(call.dtype))
+    if not call.shape:
+        return op.cast(op.reshape(getattr(op.nn, operator)(op.reshape(data, [1]), 0), []), call.dtype)
+    return op.cast(getattr(op.nn, operator)(data, call["dim"]), call.dtype)
+
+
+def _elu(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer ignores scale and input_scale.
+    x = call["self"]
+    grown = op.subtract(op.exp(_scaled(op, x, call["input_scale"])), 1)
+    negative = op.multiply(grown, call["alpha"] * call["scale"])
+    return op.where(op.greater(x, 0), _scaled(op, x, call["scale"]), negative)
+
+
+REPAIRS: dict[str, Repair] = {
+    "convolution.default": _convolution,
+    **{f"{name}.default": _matmul for name in ("mm", "bmm", "matmul")},
+    **{f"{name}.default": _product_and_sum for name in ("addmm", "addmv")},
+    "linear.default": _linear,
+    "scaled_dot_product_attention.default": _attention,
+    "layer_norm.default": _layer_norm,
+    "group_norm.default": _group_norm,
+    "_native_batch_norm_legit_no_training.default": _batch_norm,
+    "_softmax.default": partial(_softmax, operator="softmax"),
+    "_log_softmax.default": partial(_softmax, operator="log_softmax"),
+    "elu.default": _elu,
+    "hardtanh.default": lambda call, op: op.clip(call["self"], call["min_val"], call["max_val"]),
+    "view.default": lambda call, op: op.reshape(call["self"], call.shape),
+}
+"""By the name of the ATen overload."""

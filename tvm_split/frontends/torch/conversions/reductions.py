@@ -1,0 +1,111 @@
+"""Repairs of reductions, scans and searches."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from tvm import relax
+
+from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.torch.calls import Call, Repair
+
+
+def _reduced(call: Call, op: Operators, operator: str, data: relax.Expr) -> relax.Expr:
+    """``data`` reduced over the call's axes."""
+    axes = call.axes(len(shape_of(data)))
+    return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
+
+
+def _reduction(call: Call, op: Operators, operator: str) -> relax.Expr:
+    # TVM's importer accumulates half precision in itself, and integers in their own dtype.
+    return op.cast(_reduced(call, op, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
+
+
+def _extreme(call: Call, op: Operators, operator: str) -> relax.Expr:
+    data = op.cast(call["self"], "int8") if call.dtype == "bool" else call["self"]
+    return op.cast(_reduced(call, op, operator, data), call.dtype)
+
+
+def _extreme_and_place(call: Call, op: Operators, operator: str) -> tuple[relax.Expr, relax.Expr]:
+    # TVM's importer has no min.dim, and finds max.dim by sorting.
+    data, dim, keep = call["self"], call["dim"], call["keepdim"]
+    if not shape_of(data):
+        return data, constant(0, "int64")
+    place = getattr(op, f"arg{operator}")(_comparable(op, data), dim, keep)
+    return getattr(op, operator)(data, [dim], keepdims=keep), place
+
+
+def _any(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer answers with numbers for a tensor of numbers, and has no reduction over all axes.
+    data = call["self"]
+    data = data if dtype_of(data) == "bool" else op.not_equal(data, 0)
+    return op.not_equal(_reduced(call, op, "max", op.cast(data, "int8")), 0)
+
+
+def _moments(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
+    """Variance and mean."""
+    data = op.cast(call["self"], wide(dtype_of(call["self"])))
+    axes, keep = call.axes(len(shape_of(data))), call["keepdim"]
+    count = math.prod(shape_of(data)[axis] for axis in axes)
+    correction = 1 if call["correction"] is None else call["correction"]
+    mean = op.mean(data, axes, keepdims=True)
+    centred = op.subtract(data, mean)
+    variance = op.divide(op.sum(op.multiply(centred, centred), axes, keepdims=keep), max(count - correction, 0))
+    return op.cast(variance, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
+
+
+def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
+    """The data as TVM can find the place of an extreme in it: of bfloat16 its LLVM backend cannot, float32 is exact."""
+    return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
+
+
+def _place(call: Call, op: Operators, operator: str) -> relax.Expr:
+    data, find = _comparable(op, call["self"]), getattr(op, operator)
+    if call["dim"] is None:
+        return op.reshape(find(op.reshape(data, [-1]), 0, False), call.shape)
+    return find(data, call["dim"], call["keepdim"])
+
+
+def _scan(call: Call, op: Operators, operator: str) -> relax.Expr:
+    # TVM's importer scans integers in their own dtype, torch in int64.
+    dtype = wide(call.dtype)
+    data = op.cast(call["self"], dtype)
+    return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
+
+
+def _median(call: Call, op: Operators) -> Any:
+    # TVM's median of an even number of elements is not the lower of the two in the middle.
+    has_axis = "dim" in call.values
+    data, axis = (call["self"], call["dim"]) if has_axis else (op.reshape(call["self"], [-1]), 0)
+    order = op.argsort(data, axis, dtype="int64")
+    middle = constant((shape_of(data)[axis] - 1) // 2, "int64")
+    results = [op.take(part, middle, axis) for part in (op.gather_elements(data, order, axis), order)]
+    if not has_axis:
+        return results[0]
+    return tuple(op.expand_dims(part, axis) if call["keepdim"] else part for part in results)
+
+
+def _sort(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
+    order = op.argsort(call["self"], call["dim"], call["descending"], dtype="int64")
+    return op.gather_elements(call["self"], order, call["dim"]), order
+
+
+REPAIRS: dict[str, Repair] = {
+    "sum.dim_IntList": partial(_reduction, operator="sum"),
+    **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
+    **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
+    **{
+        f"{name}.default": partial(_extreme, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
+    },
+    **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
+    **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
+    "var.correction": lambda call, op: _moments(call, op)[0],
+    "var_mean.correction": _moments,
+    **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
+    **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},
+    **{f"median.{kind}": _median for kind in ("default", "dim")},
+    "sort.default": _sort,
+}
+"""By the name of the ATen overload."""

@@ -1,0 +1,147 @@
+"""Repairs of pools and of resampling images."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from tvm import relax
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.torch.calls import Call, Repair, each_axis
+
+RESAMPLINGS = (
+    *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+"""torch's operators of their overload ``vec``."""
+
+
+def _resampled(call: Call, op: Operators) -> relax.Expr:
+    """Resize one axis after the other, with torch's own weights.
+
+    Every resampling is linear and works on each axis alone: what torch makes of the unit vectors are its weights.
+    """
+    # TVM's importer computes nearest with half-pixel centres, ignores a given scale factor, antialiasing and the
+    # coefficient of torch's bicubic (−0.75), and has no mode of one or three axes that works.
+    data, scales = call.first, call.get("scale_factors")
+    for axis in range(2, len(call.shape)):
+        scale = None if scales is None else scales[axis - 2]
+        size = shape_of(data)[axis]
+        weights = _weights(call.name, size, call.shape[axis], scale, call.get("align_corners", False))
+        data = _along(op, data, weights, axis)
+    return data
+
+
+def _weights(name: str, size: int, wanted: int, scale: float | None, align_corners: bool) -> np.ndarray[Any, Any]:
+    """The matrix [wanted, size] of one axis, by resizing unit vectors with torch."""
+    # Each kind has a kernel of two axes; of linear ones it is called bilinear.
+    kernel = re.sub("[123]d", "2d", re.sub("(bi|tri)?linear", "bilinear", name.removesuffix(".vec")))
+    wanted_size, scales = (None, [1.0, scale]) if scale else ([1, wanted], None)
+    corners = [] if "nearest" in kernel else [align_corners]
+    vectors = torch.eye(size, dtype=torch.float64)[:, None, None]
+    resized = getattr(torch.ops.aten, kernel).vec(vectors, wanted_size, *corners, scales)
+    return np.array(resized.reshape(size, wanted).T.numpy())
+
+
+def _along(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis: int) -> relax.Expr:
+    wanted, size = weights.shape
+    if wanted == size and np.array_equal(weights, np.eye(size)):
+        return data
+    chosen = weights.argmax(axis=1)
+    if np.array_equal(weights, np.eye(size)[chosen]):
+        return op.take(data, constant(chosen, "int64"), axis)
+    dtype, rank = dtype_of(data), len(shape_of(data))
+    data = op.cast(data, wide(dtype))
+    if axis == rank - 2:
+        return op.cast(op.matmul(constant(weights, wide(dtype)), data), dtype)
+    order = [*range(axis), *range(axis + 1, rank), axis]
+    data = data if axis == rank - 1 else op.permute_dims(data, order)
+    product = op.matmul(data, constant(weights.T, wide(dtype)))
+    return op.cast(product if axis == rank - 1 else op.permute_dims(product, np.argsort(order).tolist()), dtype)
+
+
+def _average_pool(call: Call, op: Operators) -> relax.Expr:
+    # TVM's importer ignores divisor_override.
+    axes = int(call.name[len("avg_pool")])
+    kernel = each_axis(call["kernel_size"], axes)
+    stride = each_axis(call["stride"], axes) if call["stride"] else kernel
+    padding, is_single = each_axis(call["padding"], axes), len(call.shape) == axes + 1
+    divisor, rounds_up = call.get("divisor_override"), call["ceil_mode"]
+    if divisor and rounds_up:
+        raise ModelImportError("divisor_override together with ceil_mode is not supported")
+    data = op.cast(call["self"], wide(call.dtype))
+    data = op.expand_dims(data, 0) if is_single else data
+    include = call["count_include_pad"] or bool(divisor)
+    pool = getattr(op.nn, f"avg_pool{axes}d")
+    result = pool(data, kernel, stride, padding * 2, ceil_mode=rounds_up, count_include_pad=include)
+    if divisor:
+        result = op.multiply(result, float(np.prod(kernel)) / divisor)
+    result = op.cast(result, call.dtype)
+    return op.squeeze(result, [0]) if is_single else result
+
+
+def _max_pool_alone(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
+    # TVM's importer answers with zeros where torch gives the places of the maxima: here they are missing instead.
+    axes = int(call.name[len("max_pool")])
+    kernel = each_axis(call["kernel_size"], axes)
+    stride = each_axis(call["stride"], axes) if call["stride"] else kernel
+    padding, dilation = each_axis(call["padding"], axes), each_axis(call["dilation"], axes)
+    pool = getattr(call.importer, f"_max_pool{axes}d_impl")
+    return (op.builder.emit(pool(call["self"], kernel, stride, padding, dilation, call["ceil_mode"])),)
+
+
+def _adaptive_pool(call: Call, op: Operators) -> Any:
+    """Each axis alone: every output element takes the rows from ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
+    # TVM has no adaptive maximum, and its mean takes no missing sizes.
+    is_mean = "avg" in call.name
+    data, reduce = call["self"], op.mean if is_mean else op.max
+    rank, axes = len(call.shape), int(call.name.partition("pool")[2][0])
+    if is_mean:
+        data = op.cast(data, wide(call.dtype))
+    whole = [axis for axis in range(rank - axes, rank) if call.shape[axis] == 1]
+    if whole:
+        data = reduce(data, whole, keepdims=True)
+    for axis in range(rank - axes, rank):
+        shape, count = shape_of(data), call.shape[axis]
+        size = shape[axis]
+        if count in (1, size):
+            continue
+        if size % count == 0:
+            windows = op.reshape(data, [*shape[:axis], count, size // count, *shape[axis + 1 :]])
+            data = reduce(windows, [axis + 1])
+            continue
+        parts = []
+        for place in range(count):
+            first, last = place * size // count, -(-(place + 1) * size // count)
+            parts.append(reduce(op.strided_slice(data, [axis], [first], [last]), [axis], keepdims=True))
+        data = op.concat(parts, axis)
+    data = op.cast(data, call.dtype)
+    return data if is_mean else (data,)
+
+
+def _grid_sample(call: Call, op: Operators) -> relax.Expr:
+    # TVM's operator wants the coordinates before the grid's axes; its importer leaves them behind.
+    return op.image.grid_sample(
+        call["input"],
+        op.permute_dims(call["grid"], [0, 3, 1, 2]),
+        method=("bilinear", "nearest", "bicubic")[call["interpolation_mode"]],
+        layout="NCHW",
+        padding_mode=("zeros", "border", "reflection")[call["padding_mode"]],
+        align_corners=call["align_corners"],
+    )
+
+
+REPAIRS: dict[str, Repair] = {
+    **{f"{name}.vec": _resampled for name in RESAMPLINGS},
+    **{f"avg_pool{axes}d.default": _average_pool for axes in (1, 2, 3)},
+    **{f"max_pool{axes}d_with_indices.default": _max_pool_alone for axes in (2, 3)},
+    **{f"adaptive_max_pool{axes}d.default": _adaptive_pool for axes in (2, 3)},
+    **{f"adaptive_avg_pool{axes}d.default": _adaptive_pool for axes in (1, 2, 3)},
+    "grid_sampler_2d.default": _grid_sample,
+}
+"""By the name of the ATen overload."""

@@ -1,0 +1,248 @@
+"""From what the user has (a module, an exported program) to one static, functional graph of ATen operators, and where
+in the user's module tree each of its nodes came from."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
+from torch.export import ExportedProgram
+from torch.export.exported_program import _decompose_exported_program, _split_decomp_table_to_cia_and_python_decomp
+from torch.export.graph_signature import InputKind, OutputKind
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.torch.conversions.resampling import RESAMPLINGS
+
+aten = torch.ops.aten
+
+KEPT_OPERATORS = (
+    # Torch would take these apart into many reshapes and copies; Relax has them as one or two operators.
+    aten.linear.default,
+    aten.matmul.default,
+    aten.layer_norm.default,
+    aten.group_norm.default,
+    aten.scaled_dot_product_attention.default,
+    aten.max_pool1d.default,
+    aten.max_pool2d.default,
+    aten.max_pool3d.default,
+    aten.avg_pool1d.default,
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten.silu.default,
+    aten.hardswish.default,
+    aten.unfold.default,
+    *(getattr(aten, name).vec for name in RESAMPLINGS),
+)
+
+TAKEN_APART = (
+    # Batch norms that train: torch's one operator reads the statistics that it only updates.
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+    # TVM's importer has these wrong, and torch has them in the operators that would replace them.
+    aten.isinf.default,
+    aten.linalg_vector_norm.default,
+)
+
+
+LAYER_ANNOTATION = "layer"
+"""Under this key of ``torch.fx.traceback.annotate``, a network that is no tree of torch modules tells its layers."""
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+@cache
+def _decompositions() -> tuple[Decompositions, Decompositions]:
+    """What composite operators (torch has them only as several others) and all others become, where torch's own
+    way of taking apart the composite ones is not what is wanted."""
+    table = torch.export.default_decompositions()
+    table.update(get_decompositions(TAKEN_APART))
+    for kept in KEPT_OPERATORS:
+        table.pop(kept, None)
+    core = _core_aten_decompositions_post_autograd()
+    taken_apart_anyway = {composite for composite in table if composite not in core}
+    composites, others = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+    return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, others
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """``program`` over core ATen operators and those that Relax has, functional (no in-place operators)."""
+    composites, decompositions = _decompositions()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # What `run_decompositions` does, once it has listed torch's hundreds of composite operators, and said of
+            # each that it is taken apart as it would be anyway: that is most of an import's time.
+            lowered = _decompose_exported_program(
+                program,
+                cia_to_decomp=composites,
+                python_decomp_table=decompositions,
+                joint_loss_index=None,
+                decompose_custom_triton_ops=False,
+            )
+    except Exception as error:
+        raise ModelImportError(
+            f"torch cannot decompose the exported program: {type(error).__name__}: {error}"
+        ) from error
+    lowered.graph.eliminate_dead_code()
+    return lowered
+
+
+class LayerNames:
+    """The layer of every node of one exported program.
+
+    A node inside a module without children belongs to that module (``layer1.0.conv1``); torch counts further calls of
+    the same module (``layer1.0.relu@1``). A node that a container computes itself is the container's path and the
+    node's name before decomposition (``layer1.0.add_``), at the root just that name.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        paths = {path for node in program.graph.nodes for _, path in _stack(node)}
+        paths.update(target.rpartition(".")[0] for target in program.state_dict)
+        self._containers = {ancestor for path in paths for ancestor in _ancestors(path)}
+
+    def layer_of(self, node: fx.Node) -> str:
+        stack = _stack(node)
+        if not stack:
+            return _name_in_source(node)
+        key, path = stack[-1]
+        call = key.rpartition("@")[2] if "@" in key else ""
+        module = f"{path}@{call}" if call.isdigit() else path
+        if path and path not in self._containers:
+            return module
+        between = "/" if "/" in path or LAYER_ANNOTATION in (node.meta.get("custom") or {}) else "."
+        return f"{module}{between}{_name_in_source(node)}" if path else _name_in_source(node)
+
+
+def _stack(node: fx.Node) -> list[tuple[str, str]]:
+    """Pairs of torch's key (with the number of the call) and path, outermost module first."""
+    annotated = (node.meta.get("custom") or {}).get(LAYER_ANNOTATION)
+    if annotated is not None:
+        return [(annotated, annotated.partition("@")[0])]
+    stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+    return [(key, str(entry[0])) for key, entry in stack.items() if isinstance(entry, tuple)]
+
+
+def _ancestors(path: str) -> Iterable[str]:
+    while path:
+        path = path[: max(path.rfind("."), path.rfind("/"), 0)]
+        yield path
+
+
+def _name_in_source(node: fx.Node) -> str:
+    """The node's name in the graph that torch.export made, before operators were decomposed."""
+    sources = node.meta.get("from_node")
+    return str(sources[0].name) if sources else str(node.name)
+
+
+def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
+    """Raise if an output depends on a buffer that the model itself changes: the next call would answer differently."""
+    signature = program.graph_signature
+    written = {
+        spec.target for spec in signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION and spec.target
+    }
+    if not written:
+        return
+    placeholders = {name: target for name, target in signature.inputs_to_buffers.items() if target in written}
+    reaching = _nodes_before(user_outputs(program))
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name in placeholders and node in reaching:
+            layer = next((names.layer_of(user) for user in node.users), "?")
+            raise ModelImportError(
+                f"layer {layer!r} reads buffer {placeholders[node.name]!r} and the model changes it in every call; "
+                "a split network keeps no state between calls. Make the buffer an input and an output of the model"
+            )
+
+
+def held_tensors(
+    program: ExportedProgram, kinds: Container[InputKind] = frozenset(InputKind) - {InputKind.USER_INPUT}
+) -> dict[fx.Node, torch.Tensor]:
+    """The placeholders of parameters, buffers and lifted constants that are used, with their values."""
+    held: dict[fx.Node, torch.Tensor] = {}
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if spec.kind in kinds and node.users:
+            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            if not isinstance(value, torch.Tensor):
+                raise ModelImportError(f"the model takes {spec.target!r} ({spec.kind.name}), which is not a tensor")
+            held[node] = value
+    return held
+
+
+def user_inputs(program: ExportedProgram) -> list[fx.Node]:
+    """The placeholders of the tensors that the user gives, in order."""
+    specs = program.graph_signature.input_specs
+    placeholders = program.graph.find_nodes(op="placeholder")
+    return [
+        node
+        for node, spec in zip(placeholders, specs, strict=True)
+        if spec.kind is InputKind.USER_INPUT and isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+
+
+def user_outputs(program: ExportedProgram) -> list[Any]:
+    """The nodes (or constants) that the user's forward returned, flattened in torch's pytree order."""
+    output = program.graph.find_nodes(op="output")[0]
+    kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    return [
+        value
+        for value, spec in zip(output.args[0], program.graph_signature.output_specs, strict=True)
+        if spec.kind in kinds
+    ]
+
+
+def fixed(program: ExportedProgram, sizes: dict[str, int]) -> None:
+    """Replace, in place, every symbolic size in the graph: ``sizes`` gives each symbol's value."""
+    graph = program.graph
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            number = _number(value, sizes)
+            if number is not None:
+                node.replace_all_uses_with(number)
+        elif value is not None and node.op != "output":
+            node.meta["val"] = torch.utils._pytree.tree_map(lambda part: _fixed_value(part, sizes), value)
+    for node in reversed(list(graph.nodes)):
+        is_check = getattr(node.target, "__name__", "").startswith(("_assert_scalar", "sym_constrain"))
+        value = node.meta.get("val")
+        is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        is_python = getattr(node.target, "__module__", "") == operator.__name__
+        if node.op == "call_function" and not node.users and (is_check or is_number or is_python):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _number(value: Any, sizes: dict[str, int]) -> int | float | bool | None:
+    expression = value.node.expr
+    result = expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols if str(symbol) in sizes})
+    if getattr(result, "free_symbols", None):
+        return None
+    if isinstance(value, torch.SymBool):
+        return bool(result)
+    return int(result) if isinstance(value, torch.SymInt) else float(result)
+
+
+def _fixed_value(value: Any, sizes: dict[str, int]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = [_number(size, sizes) if isinstance(size, torch.SymInt) else size for size in value.shape]
+    if any(size is None for size in shape):
+        return value
+    return torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _nodes_before(nodes: list[Any]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node for node in nodes if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found

@@ -1,0 +1,76 @@
+"""The right answers, computed by torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from tvm_split.frontends.axis_orders import Arrangement
+from tvm_split.frontends.torch.graph import held_tensors, user_inputs
+from tvm_split.frontends.torch.tensors import to_numpy, to_torch
+
+
+@dataclass(frozen=True)
+class TorchReference:
+    """Runs ``source`` (the user's module, or the exported program) for outputs, and the decomposed graph for values.
+
+    ``arguments_of`` puts flat tensors back into the structure that ``source`` takes, ``arrangements`` say how
+    ``variables`` hold what lies in another order in torch.
+    """
+
+    source: Callable[..., Any]
+    arguments_of: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+    program: ExportedProgram
+    variables: Mapping[fx.Node, str]
+    arrangements: Mapping[fx.Node, Arrangement]
+
+    def outputs(self, inputs: Sequence[np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], ...]:
+        """The model's outputs, flattened in torch's pytree order; shapes and dtypes as in ``Model.outputs``."""
+        positional, keyword = self.arguments_of([to_torch(array) for array in inputs])
+        with torch.no_grad(), _exported_path():
+            result = self.source(*positional, **keyword)
+        return tuple(to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+    def values(self, inputs: Sequence[np.ndarray[Any, Any]]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """Variable name and value, as it is there, of every tensor that one node of the decomposed graph makes, in
+        execution order."""
+        with torch.no_grad():
+            for node, value in _results(self.program, [to_torch(array) for array in inputs]):
+                if node in self.variables:
+                    array = to_numpy(value)
+                    arranged = self.arrangements.get(node)
+                    yield self.variables[node], array if arranged is None else arranged.of(array)
+
+
+@contextmanager
+def _exported_path() -> Iterator[None]:
+    """Attention as it is exported: torch's fast path answers NaN, the other one 0, where a row is masked altogether."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[fx.Node, Any]]:
+    """Every call of the graph with its result; results are dropped after their last use."""
+    known: dict[fx.Node, Any] = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
+    last_use = {source: node for node in program.graph.nodes for source in node.all_input_nodes}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            arguments = fx.map_arg(node.args, known.__getitem__)
+            keywords = fx.map_arg(node.kwargs, known.__getitem__)
+            known[node] = node.target(*arguments, **keywords)
+            yield node, known[node]
+            for source in node.all_input_nodes:
+                if last_use.get(source) is node:
+                    known.pop(source, None)

@@ -1,0 +1,368 @@
+"""What a plan does: period, latency and loads of any graph of steps. The model that every search here optimises.
+
+- The period is the largest over machines of compute, receive and send, each summed over all of a machine's steps: with
+  enough micro-batches under way, one is computed while another waits for an exchange. Compute is the steps' seconds,
+  times the contention where the plan uses several machines, and for each tensor that comes in or goes out
+  ``transfer_seconds + bytes × transfer_seconds_per_byte``. Of a tensor that several steps of a machine take, the first
+  has that cost. Receive is the sum over sources of bytes / bandwidth, send that over destinations; a link's latency
+  does not limit a stream.
+- Machines that share cores (`Problem.shared_cores`) compute together, each on its ``cores``, at most cores × period;
+  so does the client, if it is among them, with what sending and receiving take of it.
+- The latency is that of the `timetable`: a single micro-batch, each step in its ``contended_seconds``.
+- Replicas have the shares of their step, or without any share micro-batches in proportion to their speeds: with tₘ of
+  each alone, the set computes one every 1 / Σ(1/tₘ). A link to or from a set has the longest latency and the least
+  bandwidth of its members' links, and every member is charged all that the step receives and sends: replicas make
+  computing faster, never a link. The latency takes the slowest replica.
+- Memory, in every replica: the sum of weights, the largest activation, and ``buffers`` times what passes links.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from rpc_runtime.program.program import CLIENT
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import TOLERANCE, CoresLoad, Evaluation, MachineLoad, Problem, Stage, Timed
+from tvm_split.planner.step_graph import StepGraph
+from tvm_split.planner.timetable import CLIENT_NUMBER, MachineSet, NumberedTransfer, Timetable, timetable
+from tvm_split.units import bytes_text, names_of, seconds_text, short_list
+
+CLIENT_SET = (CLIENT_NUMBER,)
+
+
+class NumberedStep(NamedTuple):
+    """A `Step` with its machines by number; ``contended_seconds`` are those of the slowest replica."""
+
+    machines: MachineSet
+    shares: Sequence[float]
+    seconds: Sequence[float]
+    contended_seconds: float
+    weight_bytes: float
+    activation_bytes: float
+
+
+class Links(Protocol):
+    """The links of a problem, with machines by number."""
+
+    def between(self, sources: MachineSet, targets: MachineSet) -> tuple[float, float]:
+        """The longest latency in seconds and the most seconds per byte between any two.
+
+        Raises:
+            PlanError: two of them have no link.
+        """
+
+
+def evaluate(problem: Problem, graph: StepGraph) -> Evaluation:
+    """The period, latency and loads of a plan.
+
+    Pins, limits and memory are not checked (see `violations`): an evaluation says what a plan does, whether or not it
+    is wanted.
+
+    Raises:
+        PlanError: there is no such machine or link, or steps wait for each other in a circle.
+    """
+    return flow_of(problem, graph).evaluation
+
+
+def flow_of(problem: Problem, graph: StepGraph) -> Flow:
+    """The flow of a graph; errors as of `evaluate`."""
+    numbers = {machine.name: number for number, machine in enumerate(problem.machines)}
+    position = {step.name: place for place, step in enumerate(graph.steps)} | {CLIENT: CLIENT_NUMBER}
+    unknown = next((name for step in graph.steps for name in step.machines if name not in numbers), None)
+    if unknown is not None:
+        raise PlanError(f"the plan names machine {unknown!r}; there are {short_list(list(numbers))}")
+    steps = [
+        NumberedStep(
+            tuple(numbers[machine] for machine in step.machines),
+            step.shares,
+            step.seconds,
+            max(step.contended_seconds),
+            step.weight_bytes,
+            step.activation_bytes,
+        )
+        for step in graph.steps
+    ]
+    transfers = [
+        NumberedTransfer(position[each.source], tuple(position[target] for target in each.targets), each.bytes)
+        for each in graph.transfers
+    ]
+    return Flow(problem, _NamedLinks(problem), steps, transfers)
+
+
+class _NamedLinks:
+    def __init__(self, problem: Problem) -> None:
+        self._names = [*(machine.name for machine in problem.machines), CLIENT]
+        self._links = problem.link_of
+
+    def between(self, sources: MachineSet, targets: MachineSet) -> tuple[float, float]:
+        latency = seconds_per_byte = 0.0
+        for source, target in itertools.product(sources, targets):
+            if source != target:
+                link = self._links.get((self._names[source], self._names[target]))
+                if link is None:
+                    raise missing_link(self._names[source], self._names[target])
+                latency = max(latency, link.latency_seconds)
+                seconds_per_byte = max(seconds_per_byte, 1.0 / link.bytes_per_second)
+        return latency, seconds_per_byte
+
+
+def missing_link(source: str, target: str) -> PlanError:
+    """Of a plan that sends over a link which is not there."""
+    return PlanError(
+        f"there is no link from {_end_name(source)} to {_end_name(target)}, over which this plan sends; add the link, "
+        "or place the stages otherwise"
+    )
+
+
+class _Use:
+    """What a machine does for one micro-batch, while it is added up."""
+
+    __slots__ = ("compute", "receive", "received", "send", "sent", "share")
+
+    def __init__(self) -> None:
+        self.compute = self.receive = self.send = self.received = self.sent = self.share = 0.0
+
+
+class Flow:
+    """The figures of numbered steps in topological order; each is computed when it is asked for first.
+
+    Raises:
+        PlanError: there is no link for a transfer.
+    """
+
+    def __init__(
+        self, problem: Problem, links: Links, steps: Sequence[NumberedStep], transfers: Sequence[NumberedTransfer]
+    ) -> None:
+        self.problem = problem
+        self.steps = steps
+        self._links = links
+        self._transfers = transfers
+        self._placements = [*(step.machines for step in steps), CLIENT_SET]
+        self.counts = [0] * len(self._placements)
+        """Of each step, and last of the client, the tensors that pass links."""
+        self.sizes = [0.0] * len(self._placements)
+        """The bytes of these tensors."""
+        self.crossing: dict[tuple[MachineSet, MachineSet], float] = {}
+        """The bytes that pass from one set of machines to another."""
+        for source, targets, size in transfers:
+            target = targets[0] if targets else CLIENT_NUMBER
+            ends = self._placements[source], self._placements[target]
+            if ends[0] != ends[1]:
+                self.crossing[ends] = self.crossing.get(ends, 0.0) + size
+                for end in (source, target):
+                    self.counts[end] += 1
+                    self.sizes[end] += size
+        self._speeds = {ends: links.between(*ends) for ends in self.crossing}
+
+    @cached_property
+    def machines(self) -> tuple[int, ...]:
+        """The machines of the plan, each once, in the order of the steps."""
+        return tuple(dict.fromkeys(machine for step in self.steps for machine in step.machines))
+
+    @cached_property
+    def shares(self) -> list[Sequence[float]]:
+        """Of each step those of its machines."""
+        return [
+            step.shares or shares_by_speed(seconds) for step, seconds in zip(self.steps, self.full_seconds, strict=True)
+        ]
+
+    def transfer_seconds(self, step: int, machine: int) -> float:
+        """What one micro-batch's transfers to and from a step take of a machine."""
+        own = self.problem.machines[machine]
+        each = own.transfer_seconds if len(self.machines) > 1 else own.transfer_seconds_alone
+        return self.counts[step] * each + self.sizes[step] * own.transfer_seconds_per_byte
+
+    @cached_property
+    def full_seconds(self) -> list[list[float]]:
+        """Of each step what its machines would take for every micro-batch, transfers included."""
+        count = len(self.machines)
+        machines = self.problem.machines
+        return [
+            [
+                seconds * machines[machine].contention_among(count) + self.transfer_seconds(place, machine)
+                for machine, seconds in zip(step.machines, step.seconds, strict=True)
+            ]
+            for place, step in enumerate(self.steps)
+        ]
+
+    @cached_property
+    def _uses(self) -> dict[int, _Use]:
+        uses = {machine: _Use() for machine in self.machines}
+        for step, shares, seconds in zip(self.steps, self.shares, self.full_seconds, strict=True):
+            for machine, share, each in zip(step.machines, shares, seconds, strict=True):
+                uses[machine].compute += share * each
+                uses[machine].share = max(uses[machine].share, share)
+        for (sources, targets), size in self.crossing.items():
+            stream = size * self._speeds[sources, targets][1]
+            for machine in sources:
+                if machine != CLIENT_NUMBER:
+                    uses[machine].send += stream
+                    uses[machine].sent += size
+            for machine in targets:
+                if machine != CLIENT_NUMBER:
+                    uses[machine].receive += stream
+                    uses[machine].received += size
+        return uses
+
+    @cached_property
+    def shared_cores(self) -> tuple[CoresLoad, ...]:
+        """Of all cores that the machines of the plan share."""
+        problem, machines = self.problem, self.problem.machines
+        if not problem.shared_cores:
+            return ()
+        cores = {machines[number].name: machines[number].cores for number in self._uses}
+        busy = {machines[number].name: use.compute * machines[number].cores for number, use in self._uses.items()}
+        per_tensor, per_byte = problem.client_transfer_seconds, problem.client_transfer_seconds_per_byte
+        busy[CLIENT] = self.counts[CLIENT_NUMBER] * per_tensor + self.sizes[CLIENT_NUMBER] * per_byte
+        here = ((tuple(name for name in each.machines if name in busy), each.cores) for each in problem.shared_cores)
+        return tuple(
+            CoresLoad(names, count, math.fsum(map(busy.__getitem__, names)), sum(cores.get(name, 0) for name in names))
+            for names, count in here
+            if names
+        )
+
+    @cached_property
+    def period_seconds(self) -> float:
+        """Between two results of a stream."""
+        longest = max(max(use.compute, use.receive, use.send) for use in self._uses.values())
+        return max([longest, *(each.least_period_seconds for each in self.shared_cores)])
+
+    @cached_property
+    def timetable(self) -> Timetable:
+        """Of one input alone; raises a `PlanError` where steps wait for each other in a circle."""
+        seconds = [step.contended_seconds for step in self.steps]
+        found = timetable(self._placements[:-1], seconds, self._transfers, lambda *ends: self._speeds[ends])
+        if None in found.starts:
+            stuck = self._names(self._placements[found.starts.index(None)])
+            raise PlanError(f"a step on {stuck} waits for itself: what it needs is made from its own results")
+        return found
+
+    @property
+    def latency_seconds(self) -> float:
+        """From one input to its result."""
+        return self.timetable.latency_seconds
+
+    @cached_property
+    def loads(self) -> tuple[MachineLoad, ...]:
+        """Of each machine."""
+        return tuple(self._load(machine) for machine in self.machines)
+
+    def _load(self, machine: int) -> MachineLoad:
+        use, own = self._uses[machine], [step for step in self.steps if machine in step.machines]
+        return MachineLoad(
+            machine=self.problem.machines[machine].name,
+            compute_seconds=use.compute,
+            receive_seconds=use.receive,
+            send_seconds=use.send,
+            weight_bytes=math.fsum(step.weight_bytes for step in own),
+            activation_bytes=max(step.activation_bytes for step in own),
+            buffer_bytes=self.problem.buffers * (use.received + use.sent),
+            bytes_received=use.received,
+            bytes_sent=use.sent,
+            share=use.share,
+        )
+
+    @property
+    def limiting(self) -> str:
+        """The machine, link or cores that set the period, and by what."""
+        least = self.period_seconds * (1 - TOLERANCE)
+        return next(text for value, text in self._limits() if value >= least)
+
+    def _limits(self) -> Iterator[tuple[float, str]]:
+        for placement in dict.fromkeys(step.machines for step in self.steps):
+            names, uses = self._names(placement), [self._uses[machine] for machine in placement]
+            together = " together (replicas)" if len(placement) > 1 else ""
+            senders = [source for source, target in self.crossing if target == placement]
+            receivers = [target for source, target in self.crossing if source == placement]
+            yield max(use.compute for use in uses), f"compute of {names}{together}"
+            yield max(use.receive for use in uses), f"receiving on {names}{self._over(senders, 'from')}"
+            yield max(use.send for use in uses), f"sending on {names}{self._over(receivers, 'to')}"
+        for each in self.shared_cores:
+            cores = "one core" if each.cores == 1 else f"{each.cores} cores"
+            sharing = f"{names_of(list(map(_end_name, each.machines)))} {'has' if len(each.machines) == 1 else 'share'}"
+            yield each.least_period_seconds, f"computing on the {cores} that {sharing}"
+
+    def _over(self, ends: Sequence[MachineSet], word: str) -> str:
+        links = "links" if len(ends) > 1 else "link"
+        return f" over the {links} {word} {names_of([self._names(each) for each in ends])}" if ends else ""
+
+    def _names(self, placement: MachineSet) -> str:
+        if placement == CLIENT_SET:
+            return _end_name(CLIENT)
+        return names_of([self.problem.machines[machine].name for machine in placement])
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """All figures by names."""
+        return Evaluation(self.period_seconds, self.latency_seconds, self.loads, self.limiting, self.shared_cores)
+
+
+def shares_by_speed(seconds: Sequence[float]) -> tuple[float, ...]:
+    """The shares of replicas that take ``seconds`` each by themselves, so that all are done at the same time."""
+    idle = sum(each == 0 for each in seconds)
+    if idle:
+        return tuple((each == 0) / idle for each in seconds)
+    whole = math.fsum(1.0 / each for each in seconds)
+    return tuple(1.0 / each / whole for each in seconds)
+
+
+def violations(problem: Problem, stages: Sequence[Stage], evaluation: Evaluation) -> tuple[str, ...]:
+    """What a plan, whose stages hold pieces, does against the problem's demands: memory, pins, counts and limits."""
+    return (
+        *_memory_violations(problem, evaluation),
+        *pin_violations(problem, stages),
+        *limit_violations(problem, stages, evaluation),
+    )
+
+
+def keeps_demands(problem: Problem, stages: Sequence[Stage], evaluation: Timed) -> bool:
+    """Whether a plan keeps to pins, counts and limits; its memory does not count."""
+    return not any((*pin_violations(problem, stages), *limit_violations(problem, stages, evaluation)))
+
+
+def _memory_violations(problem: Problem, evaluation: Evaluation) -> Iterator[str]:
+    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    for load in evaluation.loads:
+        if load.memory_bytes > limits[load.machine]:
+            needed, there = bytes_text(load.memory_bytes), bytes_text(limits[load.machine])
+            yield f"{load.machine} needs {needed} of memory and has {there}"
+
+
+def memory_shortage(problem: Problem, evaluation: Evaluation) -> float:
+    """Bytes by which a plan is over the machines' memory, summed over them."""
+    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    return math.fsum(max(0.0, load.memory_bytes - limits[load.machine]) for load in evaluation.loads)
+
+
+def pin_violations(problem: Problem, stages: Sequence[Stage]) -> Iterator[str]:
+    """Pieces that are where a pin forbids them."""
+    machines_of = {piece: stage.machines for stage in stages for piece in stage.layers}
+    for pin in problem.pins:
+        machines = machines_of[pin.piece]
+        if pin.forbidden and pin.machine in machines:
+            yield f"{pin.piece} is on {pin.machine}, where it must not be"
+        if not pin.forbidden and machines != (pin.machine,):
+            yield f"{pin.piece} is on {names_of(machines)}, and must be on {pin.machine}"
+
+
+def limit_violations(problem: Problem, stages: Sequence[Stage], evaluation: Timed) -> Iterator[str]:
+    """Too many machines, another number of stages than was asked for, and times over a limit."""
+    if problem.stages not in (None, len(stages)):
+        yield f"it has {len(stages)} stages, and {problem.stages} were asked for"
+    machines = len({machine for stage in stages for machine in stage.machines})
+    if problem.maximum_machines is not None and machines > problem.maximum_machines:
+        yield f"it uses {machines} machines, and {problem.maximum_machines} are allowed"
+    for kind, value, limit in (
+        ("period", evaluation.period_seconds, problem.maximum_period_seconds),
+        ("latency", evaluation.latency_seconds, problem.maximum_latency_seconds),
+    ):
+        if value > limit * (1 + TOLERANCE):
+            yield f"its {kind} is {seconds_text(value)}, and {seconds_text(limit)} are allowed"
+
+
+def _end_name(name: str) -> str:
+    return "the client" if name == CLIENT else name

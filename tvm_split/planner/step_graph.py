@@ -1,0 +1,167 @@
+"""Steps and transfers: what the machines of any plan do for one micro-batch. Numbers only.
+
+A step is what a machine computes without waiting for another one in between: a stage of whole layers, or, of a stage
+whose machines compute each micro-batch together, what one of them does between two exchanges.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import math
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+
+from rpc_runtime.program.program import CLIENT
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Amount, Piece, Problem, Stage
+from tvm_split.units import names_of, short_list
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one machine computes, or what each of several replicas computes of its own micro-batches.
+
+    For each of the machines: ``shares`` of the micro-batches (without any they follow from the speeds), ``seconds`` of
+    one micro-batch alone, ``contended_seconds`` while others of the same host compute the same stage, and the
+    ``estimated_shares`` of the seconds that were not measured.
+    """
+
+    name: str
+    stage: str
+    machines: tuple[str, ...]
+    shares: tuple[float, ...]
+    seconds: tuple[float, ...]
+    contended_seconds: tuple[float, ...]
+    estimated_shares: tuple[float, ...]
+    weight_bytes: float = 0.0
+    activation_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that goes from a step, or ``"client"``, to steps on the same machines; without targets to the client.
+
+    Between steps of one machine nothing passes a link, but the target waits for the source.
+    """
+
+    tensor: str
+    source: str
+    targets: tuple[str, ...]
+    bytes: Amount
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """All steps of a plan in topological order, and all that passes between them."""
+
+    steps: tuple[Step, ...]
+    transfers: tuple[Transfer, ...]
+
+
+def lower(problem: Problem, stages: Sequence[Stage], estimated: Container[tuple[str, str]] = frozenset()) -> StepGraph:
+    """The steps of stages of whole layers, one for each stage, in topological order.
+
+    A step has the name of its stage; where that has none, ``stage_0`` and so on. ``estimated`` are the pieces, and the
+    machines, of which the seconds were not measured.
+
+    Raises:
+        PlanError: a name is wrong, a piece is missing or given twice, a machine holds two stages or has no time for a
+            piece, or stages wait for each other in a circle.
+    """
+    pieces = {piece.name: piece for piece in problem.pieces}
+    home = _homes(problem, pieces, stages)
+    sent = list(_sent(problem, home))
+    order = _topological_order(stages, [(source, end) for _, source, end, _ in sent])
+    names = {number: stages[number].name or f"stage_{place}" for place, number in enumerate(order)} | {None: CLIENT}
+    return StepGraph(
+        tuple(
+            _step(names[number], stages[number], [pieces[name] for name in stages[number].layers], estimated)
+            for number in order
+        ),
+        tuple(
+            Transfer(tensor, names[source], () if end is None else (names[end],), size)
+            for tensor, source, end, size in sent
+        ),
+    )
+
+
+def _step(name: str, stage: Stage, pieces: Sequence[Piece], estimated: Container[tuple[str, str]]) -> Step:
+    seconds = tuple(math.fsum(piece.seconds[machine] for piece in pieces) for machine in stage.machines)
+    unmeasured = (
+        math.fsum(piece.seconds[machine] for piece in pieces if (piece.name, machine) in estimated)
+        for machine in stage.machines
+    )
+    return Step(
+        name,
+        name,
+        stage.machines,
+        stage.shares,
+        seconds,
+        seconds,
+        tuple(part / whole if whole > 0 else 0.0 for part, whole in zip(unmeasured, seconds, strict=True)),
+        math.fsum(piece.weight_bytes for piece in pieces),
+        max(piece.activation_bytes for piece in pieces),
+    )
+
+
+def _homes(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) -> dict[str, int]:
+    """The position of the stage of each piece."""
+    machines = {machine.name for machine in problem.machines}
+    used: set[str] = set()
+    home: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        if not stage.layers or not stage.machines:
+            raise PlanError(f"a stage on {stage.machines or 'no machine'} with {len(stage.layers)} pieces is no stage")
+        if stage.shares and len(stage.shares) != len(stage.machines):
+            raise PlanError(f"a stage has {len(stage.machines)} machines and {len(stage.shares)} shares; give one each")
+        for machine in stage.machines:
+            if machine not in machines:
+                known = short_list([each.name for each in problem.machines])
+                raise PlanError(f"the plan names machine {machine!r}; there are {known}")
+            if machine in used:
+                raise PlanError(
+                    f"machine {machine!r} has two stages; it holds one, so join them or use another machine"
+                )
+            used.add(machine)
+        for name in stage.layers:
+            if name not in pieces:
+                raise PlanError(f"the plan places piece {name!r}, which the problem does not have")
+            if name in home:
+                where = stages[home[name]].machine
+                raise PlanError(f"piece {name!r} is placed twice: on {where} and on {stage.machine}")
+            home[name] = number
+            for machine in stage.machines:
+                if machine not in pieces[name].seconds:
+                    raise PlanError(f"piece {name!r} has no seconds for machine {machine!r}; it cannot run there")
+    missing = next((name for name in pieces if name not in home), None)
+    if missing is not None:
+        raise PlanError(f"the plan places no piece {missing!r}, which the problem has")
+    return home
+
+
+def _sent(problem: Problem, home: dict[str, int]) -> Iterator[tuple[str, int | None, int | None, float]]:
+    """What passes between stages: tensor, source and end (the client is None) and bytes; once to each stage."""
+    known: dict[tuple[str, str | int, int | None], None] = {}
+    names: dict[str, tuple[str, str | int]] = {}
+    for index, edge in enumerate(problem.edges):
+        source, end = home.get(edge.source), home.get(edge.destination)
+        key = edge.source, index if edge.tensor is None else edge.tensor
+        if source == end or (*key, end) in known:
+            continue
+        known[*key, end] = None
+        name = edge.tensor or f"{edge.source} to {edge.destination}"
+        while names.setdefault(name, key) != key:  # tensors of several pieces may have the same name
+            name += f" of {edge.source}"
+        yield name, source, end, edge.bytes
+
+
+def _topological_order(stages: Sequence[Stage], edges: Sequence[tuple[int | None, int | None]]) -> list[int]:
+    before: dict[int, set[int]] = {number: set() for number in range(len(stages))}
+    for source, end in edges:
+        if source is not None and end is not None:
+            before[end].add(source)
+    try:
+        return list(graphlib.TopologicalSorter(before).static_order())
+    except graphlib.CycleError as error:
+        names = [names_of(stages[number].machines) for number in reversed(error.args[1])]
+        raise PlanError(f"the stages wait for each other in a circle: {' → '.join(names)}") from error
