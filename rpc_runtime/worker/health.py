@@ -6,6 +6,7 @@ else about it. So whoever reaches the port may ask, also without the token.
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,9 +16,8 @@ from grpc_health.v1.health import SERVICE_NAME, HealthServicer
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.wire.certificates import tls_refusal
 from rpc_runtime.wire.channels import SERVER_OPTIONS, open_channel
-from rpc_runtime.wire.security import TlsFiles, split_address
+from rpc_runtime.wire.security import split_address
 from rpc_runtime.wire.server import CallQuota, QuotaInterceptor
 from rpc_runtime.worker.service import CONTROL_SERVICE
 
@@ -64,8 +64,8 @@ def server(health: Any, listen: str) -> Any:
     return made
 
 
-def require_answer(address: str, tls: TlsFiles | None) -> None:
-    """Ask this process's worker at ``address`` for its health; with TLS, only whether it shakes hands.
+def require_answer(address: str, *, has_tls: bool) -> None:
+    """Ask this process's worker at ``address`` for its health; with TLS, only whether it takes connections.
 
     A worker's certificate may be for any name, and its own authority may not have signed it.
 
@@ -73,23 +73,16 @@ def require_answer(address: str, tls: TlsFiles | None) -> None:
         WorkerError: it does not answer.
     """
     host, port = split_address(address)
-    own = f"{LOOPBACK.get(host, host)}:{port}"
-    if tls is not None:
-        answers, reason = tls_refusal(own, None) is not None, "no TLS handshake"
-    else:
-        answers, reason = _is_serving(own)
-    if not answers:
+    host = LOOPBACK.get(host, host)
+    try:
+        if has_tls:
+            socket.create_connection((host.strip("[]"), port), ANSWER_SECONDS).close()
+        else:
+            with open_channel(f"{host}:{port}", None) as channel:
+                HealthStub(channel).Check(pb.HealthCheckRequest(), timeout=ANSWER_SECONDS)
+    except (OSError, grpc.RpcError) as error:
+        reason = error if isinstance(error, OSError) else error.details()
         raise WorkerError(
             f"this worker listens on {address}, and does not answer there ({reason}): check the address, and whether "
             "a firewall of this host blocks it"
-        )
-
-
-def _is_serving(address: str) -> tuple[bool, str]:
-    """Whether the health of the worker there is SERVING, and else why not."""
-    with open_channel(address, None) as channel:
-        try:
-            reply = HealthStub(channel).Check(pb.HealthCheckRequest(), timeout=ANSWER_SECONDS)
-        except grpc.RpcError as status:
-            return False, str(status.details())
-    return bool(reply.status == pb.HealthCheckResponse.SERVING), "its health is not SERVING"
+        ) from None

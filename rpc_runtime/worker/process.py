@@ -178,7 +178,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
             server.start()
             if probed is not None:
                 probed.start()
-            health.require_answer(address, config.tls)
+            health.require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, programs))
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             programs.prepare()
