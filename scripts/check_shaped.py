@@ -26,7 +26,8 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime.program.codec import Codec, fits
-from rpc_runtime.program.program import CLIENT, RouteCodec
+from rpc_runtime.program.program import RouteCodec
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from scripts.bench_shards import HALVES, predicted_seconds, told_stage
 from scripts.rounds import Figures, in_turns, medians, written

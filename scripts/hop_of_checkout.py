@@ -22,7 +22,8 @@ from tvm import relax
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.pipeline import Pipeline
-from rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_module

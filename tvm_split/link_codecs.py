@@ -12,7 +12,7 @@ from rpc_runtime.client.client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
 from rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport
-from rpc_runtime.program.program import CLIENT, Route
+from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.codecs import is_available
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC, Link

@@ -13,9 +13,8 @@ import grpc
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.hardware import HostCores, boot_id
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
-from rpc_runtime.program.machine_plan import MachinePlan
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now, shift_clock
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.foreign_text import clean_message
@@ -194,14 +193,18 @@ class WorkerConnection:
     def load(
         self,
         deployment: str,
-        plan: MachinePlan,
+        program: Program,
         link_secrets: Mapping[tuple[str, str], bytes],
         timeout_seconds: float,
     ) -> int:
-        """Loads the stages that are the worker's; the bytes of the weights that it holds for them."""
-        blobs = {blob.sha256: blob.size_bytes for stage in plan.stages for blob in stage.blobs}
+        """Load the program's stages that are the worker's; return the bytes of the weights that it holds for them.
+
+        ``link_secrets`` by (source, destination) are those of the links between the worker and others.
+        """
+        machine = self.endpoint.machine
+        blobs = {blob.sha256: blob.size_bytes for stage in program.stages_on(machine) for blob in stage.blobs}
         timeout = timeout_seconds + TRIAL_START_SECONDS + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
-        return int(self._call(load_request(deployment, plan, link_secrets), timeout).weight_bytes)
+        return int(self._call(load_request(deployment, program, machine, link_secrets), timeout).weight_bytes)
 
     def connect(
         self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float

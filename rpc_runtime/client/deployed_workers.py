@@ -15,7 +15,6 @@ from typing import TypeVar
 from rpc_runtime.client.client import MEASUREMENT_SECONDS, WorkerConnection
 from rpc_runtime.errors import ProtocolError, TvmSplitError
 from rpc_runtime.program.link_setting import DEFAULT, LinkSettings
-from rpc_runtime.program.machine_plan import machine_plan
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -49,11 +48,9 @@ class DeployedWorkers:
         self.weight_bytes: dict[str, int] = {}
         """What each worker says that it holds of weights, once all have loaded their stages."""
         self._program = program
-        self._plans = {machine: machine_plan(program, machine) for machine in program.machines}
         # Each end of a link gets its secret, and no worker gets another's token.
-        self._link_secrets = {
-            link: secrets.token_bytes(LINK_SECRET_BYTES) for plan in self._plans.values() for link in plan.links
-        }
+        links_between = {ends for machine in program.machines for ends in program.on(machine).links}
+        self._link_secrets = {ends: secrets.token_bytes(LINK_SECRET_BYTES) for ends in links_between}
         self._links = links
         self._clock_offsets: dict[str, int] = {}
 
@@ -78,13 +75,13 @@ class DeployedWorkers:
                     with progress_lock:
                         on_progress(machine, sent, total)
 
-            connection, plan = self.connections[machine], self._plans[machine]
-            blobs = [blob for stage in plan.stages for blob in stage.blobs]
+            connection = self.connections[machine]
+            blobs = [blob for stage in self._program.stages_on(machine) for blob in stage.blobs]
             sent = connection.send_blobs(self.deployment, blobs, blob_path, timeout_seconds, progress)
             with progress_lock:
                 self.blob_bytes_sent += sent
-            own = {link: self._link_secrets[link] for link in plan.links}
-            return connection.load(self.deployment, plan, own, timeout_seconds)
+            own = {link: secret for link, secret in self._link_secrets.items() if machine in link}
+            return connection.load(self.deployment, self._program, own, timeout_seconds)
 
         self.weight_bytes = self._on_every_machine(load)
 

@@ -22,7 +22,7 @@ from rpc_runtime.endings import before_end, cleared
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.own_process import OwnProcess
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TOKEN_VARIABLE, is_loopback

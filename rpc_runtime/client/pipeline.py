@@ -16,9 +16,9 @@ from rpc_runtime.closing import Closing
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.interface import Array
 from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
-from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -60,7 +60,7 @@ class Pipeline(Closing):
         self._workers = DeployedWorkers(program, endpoints, links)
         # Only stages without inputs compute micro-batches that nobody has submitted.
         self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._streams.queued
-        self._most_activity = {machine: activity_of_one(machine_plan(program, machine)) for machine in program.machines}
+        self._most_activity = {machine: activity_of_one(program.on(machine)) for machine in program.machines}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         stages = {machine: [stage.name for stage in program.stages_on(machine)] for machine in program.machines}
@@ -214,7 +214,7 @@ class Pipeline(Closing):
         self._workers.close()
 
 
-def activity_of_one(plan: MachinePlan) -> int:
+def activity_of_one(plan: MachineProgram) -> int:
     """By how much one micro-batch moves a worker's activity at most: `rpc_runtime.program.measurements.Recorder`."""
     moved = (*plan.incoming, *plan.outgoing)
     return sum(max(1, -(-route.tensor.size_bytes // CHUNK_BYTES)) + 1 for route in moved) + 2 * len(plan.stages)

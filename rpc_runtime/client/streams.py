@@ -16,8 +16,8 @@ from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerE
 from rpc_runtime.own_process import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
 from rpc_runtime.program.interface import Array
-from rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.credit_window import MOST_MORE
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -81,7 +81,7 @@ class Streams:
         self._last_activity = time.monotonic()
         self._failure: Callable[[], TvmSplitError] | None = None
         self._closed = False
-        plan = machine_plan(program, CLIENT)
+        plan = program.on(CLIENT)
         self.outgoing = {
             machine: OutgoingLink(self, routes, flat_bytes, array_slot)
             for machine, routes in plan.by_destination.items()
@@ -153,10 +153,10 @@ class Streams:
     def moved(self) -> None:
         self._last_activity = time.monotonic()
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         pass
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             self._results.arrive(route.tensor.name, sequence, value, release)
             self._hand_out_locked()
@@ -165,7 +165,7 @@ class Streams:
     def room_locked(self) -> None:
         self._changed.notify_all()
 
-    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves_locked(self, route: Route, sequence: int) -> bool:
         return True  # results are handed out at once
 
     @contextlib.contextmanager

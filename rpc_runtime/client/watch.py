@@ -25,7 +25,7 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
 from rpc_runtime.wire.foreign_text import clean_message

@@ -38,8 +38,8 @@ from rpc_runtime.execution.stage_executable import (
     tensor_slot,
 )
 from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import StageSpec, TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.slots import Slot
 
@@ -178,9 +178,7 @@ class UploadingStation:
         self.moved, self.transferred = station.moved, station.transferred
         self.room_locked, self.starves_locked = station.room_locked, station.starves_locked
 
-    def deliver(
-        self, route: PlannedRoute, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]
-    ) -> None:
+    def deliver(self, route: Route, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]) -> None:
         if isinstance(value, Uploaded):
             self._station.deliver(route, sequence, value, release)
             return

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from rpc_runtime.execution.stage_order import Wait
 from rpc_runtime.execution.stations import Station, Stations
-from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
 from rpc_runtime.program.program import StageSpec
+from rpc_runtime.program.routes import MachineProgram, Route
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import OutgoingLink
 
@@ -36,7 +36,7 @@ class StageExecutor:
     def __init__(
         self,
         lock: threading.Lock,
-        plan: MachinePlan,
+        plan: MachineProgram,
         stages: Sequence[RunnableStage],
         recorder: Recorder,
         on_failure: Callable[[StageSpec, Exception], None],
@@ -76,10 +76,10 @@ class StageExecutor:
     def moved(self) -> None:
         self._recorder.activity += 1
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         self._recorder.record(kind, self._stage_of[kind][route.tensor.name], sequence, start, end, size_bytes)
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             if not self._stopped:
                 self._stations.give(route.tensor.name, sequence, value, release)
@@ -87,7 +87,7 @@ class StageExecutor:
     def room_locked(self) -> None:
         self._stations.room()
 
-    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves_locked(self, route: Route, sequence: int) -> bool:
         return self._stations.starves(route.tensor.name, sequence)
 
     def progress(self) -> dict[str, int]:

@@ -29,7 +29,8 @@ from rpc_runtime.program.measurements import (
     TraceEvent,
     now,
 )
-from rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec, weight_bytes
+from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
+from rpc_runtime.program.routes import CLIENT, Route
 
 Crossing = Callable[[Route, Array], Array]
 

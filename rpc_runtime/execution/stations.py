@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rpc_runtime.execution.stage_order import Action, StageState, Wait, next_action
-from rpc_runtime.program.machine_plan import MachinePlan
 from rpc_runtime.program.program import StageSpec
+from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.transports.credits import depths
 
 
@@ -138,7 +138,7 @@ class Station:
 class Stations:
     """All stages of a machine; ``on_ready`` is called when one may compute that could not before."""
 
-    def __init__(self, plan: MachinePlan, on_ready: Callable[[], None]) -> None:
+    def __init__(self, plan: MachineProgram, on_ready: Callable[[], None]) -> None:
         local = {route.tensor.name: depths(route) for route in plan.local}
         self._on_ready = on_ready
         self._stations = [

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.nccl_device import MakeNccl
 from rpc_runtime.transports.slots import Slot
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
@@ -41,20 +41,20 @@ class Station(Protocol):
     def moved(self) -> None:
         """A tensor, or a part of one, has come or gone."""
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         """A whole tensor has (``kind`` is SEND or RECEIVE), from ``start`` to ``end`` in nanoseconds, in some bytes."""
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Gets each tensor that has come, in order; calls ``release`` once, with the lock held, when it is consumed."""
 
     def room_locked(self) -> None:
         """An outgoing link has room for one more micro-batch of a tensor."""
 
-    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves_locked(self, route: Route, sequence: int) -> bool:
         """Whether a micro-batch that has just come is one of those for want of which nothing is done here."""
 
 
-Place = Callable[[PlannedRoute, int], Bytes | Slot]
+Place = Callable[[Route, int], Bytes | Slot]
 """Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep. Of a GPU it is the
 slot itself, else the host's memory for one."""
 
@@ -84,9 +84,7 @@ class LinkEnd:
     GPU; None: its stages are on no GPU.
     """
 
-    def __init__(
-        self, station: Station, routes: Sequence[PlannedRoute], nccl: MakeNccl | None, *, patient: bool
-    ) -> None:
+    def __init__(self, station: Station, routes: Sequence[Route], nccl: MakeNccl | None, *, patient: bool) -> None:
         self.nccl = nccl
         self.station = station
         self.routes = tuple(routes)

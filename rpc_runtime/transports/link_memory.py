@@ -17,7 +17,7 @@ import numpy as np
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES
@@ -29,16 +29,16 @@ MESSAGE = b"memory"
 class SharedMemory:
     """Places for the tensors of ``routes``, in a mapping that lives as long as somebody uses a place."""
 
-    def __init__(self, routes: Sequence[PlannedRoute], mapping: mmap.mmap) -> None:
+    def __init__(self, routes: Sequence[Route], mapping: mmap.mmap) -> None:
         self._bytes: Bytes = np.frombuffer(mapping, np.uint8)
         self._begins: dict[int, int] = {}
         begin = 0
         for route in routes:
-            self._begins[route.tensor_index] = begin
-            begin += route.queue_depth * _stride(route)
+            self._begins[route.index] = begin
+            begin += route.depth * _stride(route)
 
     @classmethod
-    def create(cls, routes: Sequence[PlannedRoute]) -> tuple[SharedMemory, int]:
+    def create(cls, routes: Sequence[Route]) -> tuple[SharedMemory, int]:
         """New memory, and its descriptor, which is the caller's to close.
 
         Raises:
@@ -55,7 +55,7 @@ class SharedMemory:
             raise
 
     @classmethod
-    def open(cls, routes: Sequence[PlannedRoute], descriptor: int) -> SharedMemory:
+    def open(cls, routes: Sequence[Route], descriptor: int) -> SharedMemory:
         """What the other end has made.
 
         Raises:
@@ -73,17 +73,17 @@ class SharedMemory:
             )
         return cls(routes, mmap.mmap(descriptor, expected))
 
-    def place(self, route: PlannedRoute, number: int) -> Bytes:
-        begin = self._begins[route.tensor_index] + number * _stride(route)
+    def place(self, route: Route, number: int) -> Bytes:
+        begin = self._begins[route.index] + number * _stride(route)
         return self._bytes[begin : begin + route.tensor.size_bytes]
 
 
-def _stride(route: PlannedRoute) -> int:
+def _stride(route: Route) -> int:
     return max(1, -(-route.tensor.size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
 
 
-def _size(routes: Sequence[PlannedRoute]) -> int:
-    return max(ALIGNMENT_BYTES, sum(route.queue_depth * _stride(route) for route in routes))
+def _size(routes: Sequence[Route]) -> int:
+    return max(ALIGNMENT_BYTES, sum(route.depth * _stride(route) for route in routes))
 
 
 class OwnMemory:
@@ -103,7 +103,7 @@ class OwnMemory:
             socket.send_fds(connection, [MESSAGE], [self._descriptor])
 
 
-def others_memory(connection: socket.socket, routes: Sequence[PlannedRoute]) -> SharedMemory:
+def others_memory(connection: socket.socket, routes: Sequence[Route]) -> SharedMemory:
     """What the receiver sends.
 
     Raises:

@@ -23,9 +23,9 @@ import numpy as np
 
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.measurements import RECEIVE, SEND, now
-from rpc_runtime.program.program import CLIENT, TensorSpec
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from rpc_runtime.transports.credits import Grants, Outbox
@@ -47,7 +47,7 @@ from rpc_runtime.wire.framing import (
 class _Sending:
     """``slots`` lie in memory that both ends see, if a carrier has such, and ``places`` numbers those that are free."""
 
-    route: PlannedRoute
+    route: Route
     window: SendWindow
     coder: TensorCoder | None
     slots: list[Slot] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Parcel:
     start: int
 
     def frames(self) -> Iterator[bytes]:
-        link, index, coder = self.link, self.sending.route.tensor_index, self.sending.coder
+        link, index, coder = self.link, self.sending.route.index, self.sending.coder
         if self.slot is not None:
             yield from self.slot.send(self.value, self._header())
             self._has_left(self.sending.route.tensor.size_bytes)
@@ -89,7 +89,7 @@ class _Parcel:
 
     def _header(self) -> bytes:
         route = self.sending.route
-        return shared_tensor_frame(route.tensor_index, self.sequence, self.place, route.tensor.size_bytes)
+        return shared_tensor_frame(route.index, self.sequence, self.place, route.tensor.size_bytes)
 
     def _has_left(self, size_bytes: int) -> None:
         self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now(), size_bytes)
@@ -119,7 +119,7 @@ class OutgoingLink(LinkEnd):
     def __init__(
         self,
         station: Station,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
@@ -128,8 +128,7 @@ class OutgoingLink(LinkEnd):
         super().__init__(station, routes, nccl, patient=any(route.destination == CLIENT for route in routes))
         self._outbox = Outbox(routes)
         self._sending = {
-            route.tensor_index: _Sending(route, self._outbox.window(route.tensor_index), coder_of(route))
-            for route in routes
+            route.index: _Sending(route, self._outbox.window(route.index), coder_of(route)) for route in routes
         }
         self.apart = nccl is not None  # to copy from a GPU would hold up the thread that computes
         self.as_bytes = as_bytes
@@ -169,7 +168,7 @@ class OutgoingLink(LinkEnd):
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
-            self._outbox.left(message.sending.route.tensor_index)
+            self._outbox.left(message.sending.route.index)
             self.station.room_locked()
 
     def receive(self, frame: Frame) -> None:
@@ -213,7 +212,7 @@ class _Receiving:
     than they were filled where not every micro-batch is for the same stages. ``freed`` the sender does not know yet.
     """
 
-    route: PlannedRoute
+    route: Route
     window: ReceiveWindow
     coder: TensorCoder | None
     free: list[Slot] = field(default_factory=list)
@@ -246,7 +245,7 @@ class IncomingLink(LinkEnd):
     def __init__(
         self,
         station: Station,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
         *,
@@ -256,8 +255,7 @@ class IncomingLink(LinkEnd):
         super().__init__(station, routes, nccl, patient=any(route.source == CLIENT for route in routes))
         self._grants = Grants(routes)
         self._receiving = {
-            route.tensor_index: _Receiving(route, self._grants.window(route.tensor_index), coder_of(route))
-            for route in routes
+            route.index: _Receiving(route, self._grants.window(route.index), coder_of(route)) for route in routes
         }
         self._make_slot = make_slot
         self._reuse = reuse
@@ -358,7 +356,7 @@ class IncomingLink(LinkEnd):
         """The number of the micro-batch that is to come, if that is what the frame has."""
         route = receiving.route
         sequence = route.when.nth(receiving.window.arrived)
-        expected = (route.tensor_index, sequence, offset, total)
+        expected = (route.index, sequence, offset, total)
         got = (frame.tensor, frame.sequence, frame.offset, frame.total)
         if got != expected:
             raise ProtocolError(
@@ -373,14 +371,14 @@ class IncomingLink(LinkEnd):
         route, waited = receiving.route, last.flags == FrameFlag.WAITED
         with self._lock:
             starves = waited and receiving.window.may_widen and self.station.starves_locked(route, sequence)
-            if self._grants.arrive(route.tensor_index, waited, starves):
+            if self._grants.arrive(route.index, waited, starves):
                 self._wake_locked()
         release = partial(self._release_locked, receiving, slot, place)
         self.station.transferred(RECEIVE, route, sequence, start, now(), last.total)
         self.station.deliver(route, sequence, slot.value, release)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
-        self._grants.consume(receiving.route.tensor_index)
+        self._grants.consume(receiving.route.index)
         if place is not None:
             receiving.filled.remove(place)
             receiving.freed.append(place)
@@ -403,7 +401,7 @@ class IncomingLink(LinkEnd):
         super().close_locked()
 
 
-def _slots(route: PlannedRoute, depth: int, place: Place, make_slot: Callable[[TensorSpec, Bytes], Slot]) -> list[Slot]:
+def _slots(route: Route, depth: int, place: Place, make_slot: Callable[[TensorSpec, Bytes], Slot]) -> list[Slot]:
     """All places of a route, by their numbers."""
     places = (place(route, number) for number in range(depth))
     return [each if isinstance(each, Slot) else make_slot(route.tensor, each) for each in places]

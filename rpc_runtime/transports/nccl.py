@@ -71,9 +71,7 @@ class NcclTransfers:
         self._link, self._nccl = link, nccl
         self._is_first = nccl.gpu < other.gpu
         self._slots = {
-            (route.tensor_index, number): self._slot(route.tensor)
-            for route in link.routes
-            for number in range(route.queue_depth)
+            (route.index, number): self._slot(route.tensor) for route in link.routes for number in range(route.depth)
         }
         unique_id = other.unique_id if calls else nccl.unique_id()
         self.own = pb.NcclEnd(version=nccl.version, gpu=nccl.gpu, unique_id=unique_id)
@@ -106,7 +104,7 @@ class NcclTransfers:
         """
         for _ in self._until(self._joined.is_set, JOIN_SECONDS, "to join"):
             pass
-        self._link.carry(None, lambda route, number: self._slots[route.tensor_index, number])
+        self._link.carry(None, lambda route, number: self._slots[route.index, number])
 
     def receive(self, frame: Frame) -> None:
         """Takes what the other end says in the stream. For one thread.

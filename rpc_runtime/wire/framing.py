@@ -31,7 +31,7 @@ from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.interface import Bytes
 from rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 CHUNK_BYTES = 1 << 20

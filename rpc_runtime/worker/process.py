@@ -43,7 +43,7 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.worker.service import HeldPrograms
+    from rpc_runtime.worker.service import Programs
 
 logger = logging.getLogger(__name__)
 
@@ -158,13 +158,13 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     from rpc_runtime.execution.blob_store import BlobStore
     from rpc_runtime.transports import mpi
     from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import HeldPrograms
+    from rpc_runtime.worker.service import Programs
 
     keep_heap()
     name = config.name or socket.gethostname()
     blobs = BlobStore(config.cache or cache_folder("blobs"), config.cache_limit_bytes)
     world = mpi.join() if config.mpi else None
-    programs = HeldPrograms(blobs, world)
+    programs = Programs(blobs, world)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     servicer = health.servicer()
@@ -196,7 +196,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
         blobs.close()
 
 
-def _server(config: WorkerConfig, name: str, programs: HeldPrograms, servicer: Any, token: Token | None) -> Any:
+def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, token: Token | None) -> Any:
     """gRPC's server with all services, not yet started."""
     import grpc
     from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -224,7 +224,7 @@ def _server(config: WorkerConfig, name: str, programs: HeldPrograms, servicer: A
 
 @contextlib.contextmanager
 def _registered(
-    config: WorkerConfig, name: str, address: str, programs: HeldPrograms
+    config: WorkerConfig, name: str, address: str, programs: Programs
 ) -> Iterator[TrackerRegistration | None]:
     """Inside, the worker is in the list of its tracker, if it has one."""
     if config.tracker is None:

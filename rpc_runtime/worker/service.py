@@ -22,14 +22,13 @@ from rpc_runtime.transports.mpi import World
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, plan_from_request, value_of
+from rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, program_of, value_of
 from rpc_runtime.wire.security import Metadata, TlsFiles
 from rpc_runtime.wire.server import CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
 from rpc_runtime.worker.description import describe
-from rpc_runtime.worker.held_program import HeldProgram
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
-from rpc_runtime.worker.program_blobs import ProgramBlobs
+from rpc_runtime.worker.loaded_program import LoadedProgram
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ MAXIMUM_STREAMS = 128
 MAXIMUM_CONNECT_SECONDS = 600.0
 
 
-class HeldPrograms:
+class Programs:
     """What a worker holds of each deployment, by their random names. Thread-safe.
 
     ``world`` is the worker's, where it is a rank of one. ``on_change`` is called when one came or went.
@@ -53,23 +52,23 @@ class HeldPrograms:
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
-        self._held: dict[str, HeldProgram] = {}
+        self._held: dict[str, LoadedProgram] = {}
 
     def prepare(self) -> None:
         """Makes ready for the first program, while nobody waits for it."""
         self._trials.prepare()
 
-    def begin(self, identifier: str) -> HeldProgram:
+    def begin(self, identifier: str) -> LoadedProgram:
         if not 16 <= len(identifier) <= 64 or not identifier.isalnum():
             raise ProtocolError("a deployment's name is 16 to 64 letters and digits")
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            program = self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials, self.world)
+            program = self._held[identifier] = LoadedProgram(identifier, self._blobs, self._trials, self.world)
         self.on_change()
         return program
 
-    def get(self, identifier: str) -> HeldProgram:
+    def get(self, identifier: str) -> LoadedProgram:
         with self._lock:
             found = self._held.get(identifier)
         if found is None:
@@ -107,7 +106,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any part.
     """
 
-    def __init__(self, machine: str, named: bool, threads: int, programs: HeldPrograms, tls: TlsFiles | None) -> None:
+    def __init__(self, machine: str, named: bool, threads: int, programs: Programs, tls: TlsFiles | None) -> None:
         self._machine = machine
         self._named = named
         self._threads = threads
@@ -153,25 +152,25 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def MissingBlobs(self, request: pb.MissingBlobsRequest, context: Any) -> pb.MissingBlobsReply:
         blobs = [value_of(BlobSpec, blob) for blob in request.blobs]
-        missing = self._programs.get(request.deployment).blobs.keep(blobs)
+        missing = self._programs.get(request.deployment).keep(blobs)
         return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
 
     def PutBlob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
-        blobs: ProgramBlobs | None = None
+        program: LoadedProgram | None = None
         for messages in _uploads(requests):
             first = next(messages)
             if not first.HasField("blob"):
                 raise ProtocolError("the first message of PutBlob names the blob")
-            blobs = blobs or self._programs.get(first.deployment).blobs
-            blobs.take_in(value_of(BlobSpec, first.blob), (each.chunk for each in chain([first], messages)))
+            program = program or self._programs.get(first.deployment)
+            program.take_in(value_of(BlobSpec, first.blob), (each.chunk for each in chain([first], messages)))
         return pb.PutBlobReply()
 
     def LoadStages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
         program = self._programs.get(request.deployment)
-        plan = plan_from_request(request)
-        self._require_own("stages", plan.machine)
-        secrets = link_secrets(request, plan)
-        return pb.LoadStagesReply(weight_bytes=program.load(plan, secrets, _patience(context), context.is_active))
+        part = program_of(request)
+        self._require_own("stages", part.machine)
+        secrets = link_secrets(request, part)
+        return pb.LoadStagesReply(weight_bytes=program.load(part, secrets, _patience(context), context.is_active))
 
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
@@ -229,7 +228,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 class DataService:
     """Accepts data streams. Whatever a peer sends, the worker stays; at worst the peer's deployment fails."""
 
-    def __init__(self, programs: HeldPrograms) -> None:
+    def __init__(self, programs: Programs) -> None:
         self._programs = programs
 
     @staticmethod

@@ -11,8 +11,8 @@ import pytest
 
 from rpc_runtime.client.client import WorkerConnection
 from rpc_runtime.program.kernel_times import KernelSet
-from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame
@@ -41,8 +41,8 @@ MADE_ERRORS = {
 """What the protocol knows; INTERNAL and UNKNOWN are errors that nobody foresaw."""
 
 
-def secrets_of(plan: MachinePlan) -> dict[tuple[str, str], bytes]:
-    return dict.fromkeys(plan.links, bytes(LINK_SECRET_BYTES))
+def secrets_of(program: Program) -> dict[tuple[str, str], bytes]:
+    return dict.fromkeys(program.on(A).links, bytes(LINK_SECRET_BYTES))
 
 
 class Victim:
@@ -54,10 +54,10 @@ class Victim:
         self._watch = self.connection.watch(self.deployment)
         next(self._watch)
         if loaded:
-            plan, maker = machine_plan(standing.honest.program, A), standing.maker
-            blobs = [blob for stage in plan.stages for blob in stage.blobs]
+            program, maker = standing.honest.program, standing.maker
+            blobs = [blob for stage in program.stages_on(A) for blob in stage.blobs]
             send_blobs(self.connection, self.deployment, blobs, maker)
-            self.connection.load(self.deployment, plan, secrets_of(plan), PATIENCE_SECONDS)
+            self.connection.load(self.deployment, program, secrets_of(program), PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._watch.cancel()
@@ -66,10 +66,9 @@ class Victim:
 
 def right(method: Method, deployment: str, program: Program) -> Any:
     """A request that would be fine."""
-    plan = machine_plan(program, A)
-    blob = plan.stages[0].library
+    blob = program.stages_on(A)[0].library
     if method is METHODS["LoadStages"]:
-        return load_request(deployment, plan, secrets_of(plan))
+        return load_request(deployment, program, A, secrets_of(program))
     if method is METHODS["LoadKernels"]:
         return message_of(pb.LoadKernelsRequest, KernelSet(A, "cpu", blob, KERNELS, 1 << 16), deployment=deployment)
     if method is METHODS["MissingBlobs"]:

@@ -127,7 +127,7 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
 
 def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[ExpectedLink]:
     """What will carry links, between the client and the workers that have answered, each way."""
-    from rpc_runtime.program.program import CLIENT
+    from rpc_runtime.program.routes import CLIENT
 
     domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
     domains = {CLIENT: memory_domain()} | domains

@@ -40,7 +40,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.link_setting import Transport
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, split_address, token_from
 from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.link_setting import Transport
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores

@@ -21,7 +21,8 @@ from pydantic import Field, TypeAdapter
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.link_setting import UNCODED
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
-from rpc_runtime.program.program import Program, Route, StageSpec
+from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.program.turns import Recurrence
 from tvm_split.deployment.report_advice import advice_for
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport

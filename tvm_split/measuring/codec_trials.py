@@ -14,7 +14,8 @@ import numpy as np
 from rpc_runtime.execution.in_process import InProcessPipeline
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import Program, Route, TensorSpec
+from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.codecs import TensorCoder
 from tvm_split.planner.codec_choice import CodecTrial
 

@@ -21,7 +21,8 @@ from rpc_runtime.client.client import WorkerDescription, describe
 from rpc_runtime.client.pipeline import Pipeline
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.hardware import usable_together
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores

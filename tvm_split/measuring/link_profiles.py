@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rpc_runtime.program.link_setting import Transport
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.link_samples import ChainCost, LinkLine, fitted_line, in_chain
 from tvm_split.measuring.link_store import MachineProbe, PairProbe

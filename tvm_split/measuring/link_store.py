@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from rpc_runtime.client.client import WorkerDescription
 from rpc_runtime.program.link_setting import DEFAULT, LinkSettings
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.link_samples import ChainSample, LinkSample, StreamSample
 from tvm_split.measuring.store import Store, entry_key

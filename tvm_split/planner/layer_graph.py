@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tvm import relax
 
 from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.tensor_types import size_bytes
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rpc_runtime.program.link_setting import Transport
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
@@ -18,7 +18,7 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.units import short_list
 
 BUFFERS = 3
-"""Micro-batches of a tensor that the runtime may hold between neighbouring stages: `machine_plan.queue_depth`."""
+"""Micro-batches of a tensor that the runtime may hold between neighbouring stages: `routes.queue_depth`."""
 
 
 def model_problem(

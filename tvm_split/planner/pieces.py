@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.layer_graph import LayerGraph, grouped
 from tvm_split.planner.problem import Edge
 

@@ -14,9 +14,9 @@ import simpy
 from rpc_runtime.client.result_queue import ResultQueue
 from rpc_runtime.execution.stage_order import Wait
 from rpc_runtime.execution.stations import Station, Stations
-from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.transports.credits import Departure, Grants, Outbox
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import LinkTimes
@@ -94,18 +94,18 @@ class Link:
     def __init__(
         self,
         clock: Clock,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         times: LinkTimes,
         scatter: float,
         on_room: Callable[[], None],
-        on_sent: Callable[[PlannedRoute, int, float], None],
-        on_received: Callable[[PlannedRoute, int, float, Callable[[], None]], None],
-        starves: Callable[[PlannedRoute, int], bool],
+        on_sent: Callable[[Route, int, float], None],
+        on_received: Callable[[Route, int, float, Callable[[], None]], None],
+        starves: Callable[[Route, int], bool],
     ) -> None:
         self._clock = clock
         self._times = times
         self._scatter = scatter
-        self._routes = {route.tensor_index: route for route in routes}
+        self._routes = {route.index: route for route in routes}
         self._outbox, self._grants = Outbox(routes), Grants(routes)
         self._resting = Resting(clock.environment)
         self._on_room, self._on_sent, self._on_received = on_room, on_sent, on_received
@@ -198,7 +198,7 @@ class Worker:
         self,
         clock: Clock,
         trace: Trace,
-        plan: MachinePlan,
+        plan: MachineProgram,
         processors: Processors,
         seconds: Callable[[str, float], float],
         scatter: float,
@@ -215,11 +215,11 @@ class Worker:
     def connect(self, links: Mapping[str, Link]) -> None:
         self.stations.connect(links)
 
-    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+    def sent(self, route: Route, sequence: int, start: float) -> None:
         stage = self._sender[route.tensor.name]
         self._trace.record(self._plan.machine, stage, sequence, SEND, start, route.tensor.size_bytes)
 
-    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+    def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         stage = self._taker[route.tensor.name]
         self._trace.record(self._plan.machine, stage, sequence, RECEIVE, start, route.tensor.size_bytes)
         if not self.is_lost:
@@ -228,7 +228,7 @@ class Worker:
     def room(self) -> None:
         self.stations.room()
 
-    def starves(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves(self, route: Route, sequence: int) -> bool:
         return self.stations.starves(route.tensor.name, sequence)
 
     def lose(self, moment: float) -> None:
@@ -286,7 +286,7 @@ class Client:
 
     clock: Clock
     program: Program
-    plan: MachinePlan
+    plan: MachineProgram
     processors: Processors
     limit: int
     seconds: float
@@ -319,13 +319,13 @@ class Client:
     def room(self) -> None:
         self._resting.rouse()
 
-    def starves(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves(self, route: Route, sequence: int) -> bool:
         return True
 
-    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+    def sent(self, route: Route, sequence: int, start: float) -> None:
         """Nobody records what the client sends."""
 
-    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+    def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         self._results.arrive(route.tensor.name, sequence, NOTHING, release)
         while self._results.take() is not None:
             self.done.append(self.clock.seconds)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rpc_runtime.program.link_setting import Transport
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError

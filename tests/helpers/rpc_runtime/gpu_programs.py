@@ -10,7 +10,8 @@ import numpy as np
 
 from rpc_runtime.client.pipeline import Pipeline
 from rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
-from rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers
 from tests.helpers.rpc_runtime.pipelines import deployments_left

@@ -16,8 +16,8 @@ from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.link_setting import Transport
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_answer import LinkAnswer
 from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import LinkEnd
@@ -36,7 +36,7 @@ DEPLOYMENT = "0" * 32
 class Sender(Idle):
     """Puts in what it is given, as there is room."""
 
-    def __init__(self, routes: Sequence[PlannedRoute]) -> None:
+    def __init__(self, routes: Sequence[Route]) -> None:
         super().__init__()
         self._room = threading.Condition(self.lock)
         self.link = OutgoingLink(self, routes, flat_bytes, array_slot)
@@ -46,7 +46,7 @@ class Sender(Idle):
     def room_locked(self) -> None:
         self._room.notify_all()
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         self.sent += 1
         self.sizes[route.tensor.name].add(size_bytes)
 
@@ -63,7 +63,7 @@ class Sender(Idle):
 class Receiver(Idle):
     """Keeps what comes, and releases it at once, unless it ``holds``."""
 
-    def __init__(self, routes: Sequence[PlannedRoute], *, reuse: bool = False, holds: bool = False) -> None:
+    def __init__(self, routes: Sequence[Route], *, reuse: bool = False, holds: bool = False) -> None:
         super().__init__()
         self.come = threading.Condition(self.lock)
         self.link = IncomingLink(self, routes, array_slot, reuse=reuse)
@@ -73,10 +73,10 @@ class Receiver(Idle):
         self.held: list[Callable[[], None]] = []
         self.views: list[Any] = []
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         self.sizes[route.tensor.name].add(size_bytes)
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             self.got.append((route.tensor.name, sequence, value.copy()))
             if self._holds:
@@ -172,7 +172,7 @@ def values(spec: TensorSpec, sequence: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8).view(np.dtype(spec.dtype)).reshape(spec.shape)
 
 
-def send_all(sender: Sender, routes: Sequence[PlannedRoute], count: int) -> None:
+def send_all(sender: Sender, routes: Sequence[Route], count: int) -> None:
     for sequence in range(count):
         for route in routes:
             assert sender.put(route.tensor.name, sequence, values(route.tensor, sequence))

@@ -23,7 +23,8 @@ from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.interface import StagePipeline
 from rpc_runtime.program.link_setting import LinkSetting, Transport
 from rpc_runtime.program.measurements import StageStatistics
-from rpc_runtime.program.program import CLIENT, RouteCodec
+from rpc_runtime.program.program import RouteCodec
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports import shared_memory
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same, statistics_of_all_sent

@@ -6,7 +6,6 @@ import pytest
 
 from rpc_runtime.execution.stage_order import Compute, Wait
 from rpc_runtime.execution.stations import Stations
-from rpc_runtime.program.machine_plan import machine_plan
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.transports.credit_window import MOST_MORE, MOST_MORE_BYTES
 
@@ -35,7 +34,7 @@ def stage(index: int, takes: TensorSpec, makes: TensorSpec) -> StageSpec:
 def two_stages(places: int) -> tuple[Stations, Shelf, list[str]]:
     program = Program((X,), (Z,), (stage(0, X, Y), stage(1, Y, Z)))
     roused: list[str] = []
-    stations, shelf = Stations(machine_plan(program, "box"), lambda: roused.append("ready")), Shelf(places)
+    stations, shelf = Stations(program.on("box"), lambda: roused.append("ready")), Shelf(places)
     stations.connect({"client": shelf})
     stations.begin()
     return stations, shelf, roused
@@ -87,7 +86,7 @@ def exchanging(places: int, kept: TensorSpec = Y) -> tuple[Stations, Shelf]:
             StageSpec(3, "end", "other", ("l1",), *blank, (halos[0],), ()),
         ),
     )
-    stations, shelf = Stations(machine_plan(program, "box"), lambda: None), Shelf(places)
+    stations, shelf = Stations(program.on("box"), lambda: None), Shelf(places)
     stations.connect({"other": shelf, "client": Shelf(1000)})
     stations.begin()
     return stations, shelf

@@ -15,7 +15,7 @@ import pytest
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.pipeline import Pipeline
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports import links
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError
-from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerError
+from rpc_runtime.program.routes import CLIENT, MAXIMUM_STAGES
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.framing import CHUNK_BYTES
-from rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, plan_from_request
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint
+from rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, decode
+from rpc_runtime.wire.messages import load_request
 from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, one_stage
-from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload
+from tests.helpers.rpc_runtime.programs import A, chain, one_stage
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, hello, silence
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
@@ -54,94 +54,44 @@ def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker)
         assert connection.describe(PATIENCE_SECONDS)
 
 
-def copied(message: Any, **fields: Any) -> Any:
-    made = type(message)()
-    made.CopyFrom(message)
-    for name, value in fields.items():
-        if isinstance(value, list):
-            getattr(made, name)[:] = value
-        else:
-            setattr(made, name, value)
-    return made
-
-
-def more_routes(request: pb.LoadStagesRequest, count: int) -> None:
-    leaving = next(route for route in request.routes if route.source == A)
-    request.routes.extend([copied(leaving, destination=f"m{number % 60}") for number in range(count)])
-
-
-def more_stages(request: pb.LoadStagesRequest, count: int) -> None:
-    for number in range(count):
-        stage = copied(request.stages[0], name=f"s{number}")
-        stage.outputs[0].name = f"o{number}"
-        request.stages.append(stage)
-
-
-def more_turns(request: pb.LoadStagesRequest, count: int) -> None:
-    for each in request.stages:
-        each.turns[:] = [0] * 840
-    for route in request.routes:
-        route.period, route.remainders[:] = 840, list(range(840))
-    more_routes(request, count)
-
-
-def longer_turns(request: pb.LoadStagesRequest, count: int) -> None:
-    """Of the stage only: its routes have every micro-batch of that many."""
-    for each in request.stages:
-        each.turns[:] = [0] * 840
-    more_routes(request, count)
-
-
-def too_long_turns(request: pb.LoadStagesRequest, count: int) -> None:
-    request.stages[0].turns[:] = [0] * count
-
-
-@pytest.mark.parametrize(
-    ("change", "count", "words"),
-    [
-        (more_routes, 10_000, "10002 routes, at most 4096"),
-        (more_stages, 12_000, "12001 stages, at most 256"),
-        (more_turns, 4_000, "3361680 turns of routes, at most 524288"),
-        (longer_turns, 4_000, "3363360 turns together, of 840 micro-batches, and may have 524288"),
-        (too_long_turns, 8_000_000, "8000000 turns of a stage, at most 16384"),
-    ],
-)
-def test_a_program_of_absurd_size_is_refused(
-    workers: LocalWorkers, maker: ProgramMaker, honest: None, change: Any, count: int, words: str
-) -> None:
-    request = load_request("", machine_plan(one_stage(maker), A), {})
-    change(request, count)
-    with watched(workers.endpoints[A]) as (connection, deployment):
-        request.deployment = deployment
-        with pytest.raises(ProtocolError, match=words):
-            connection._call(request, PATIENCE_SECONDS)
-
-
-@pytest.mark.parametrize(("change", "count"), [(more_routes, 4000), (more_turns, 600)])
-def test_the_largest_program_is_taken(
-    workers: LocalWorkers, maker: ProgramMaker, honest: None, change: Any, count: int
-) -> None:
-    program = one_stage(maker)
-    request = load_request("", machine_plan(program, A), {})
-    change(request, count)
-    for source, destination in plan_from_request(request).links:
-        request.link_secrets.add(source=source, destination=destination, secret=bytes(LINK_SECRET_BYTES))
-    with watched(workers.endpoints[A]) as (connection, deployment):
-        request.deployment = deployment
-        send_blobs(connection, deployment, program.stages[0].blobs, maker)
-        connection._call(request, PATIENCE_SECONDS)
-        assert connection.describe(PATIENCE_SECONDS)
-
-
 def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
     program = one_stage(maker)
-    request = load_request("", machine_plan(program, A), {})
-    more_stages(request, 255)
+    (stage,) = program.stages
+    more = tuple(
+        replace(stage, name=f"s{n}", outputs=(replace(stage.outputs[0], name=f"o{n}"),))
+        for n in range(MAXIMUM_STAGES - 1)
+    )
+    program = replace(program, stages=(stage, *more))
     with watched(own_worker) as (connection, deployment):
-        request.deployment = deployment
-        send_blobs(connection, deployment, program.stages[0].blobs, maker)
+        send_blobs(connection, deployment, stage.blobs, maker)
         with pytest.raises(DeadlineError):
-            connection._call(request, 0.03)
+            connection._call(load_request(deployment, program, A, {}), 0.03)
         time.sleep(1.0)
         with pytest.raises(ProtocolError, match="no stages loaded"):
             connection.statistics(deployment, PATIENCE_SECONDS)
+
+
+def test_what_is_loaded_stands_by_until_it_is_connected(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+    """It has its weights and figures, waits for inputs, and is connected once."""
+    program = chain(maker)
+    part = replace(program, stages=tuple(replace(stage, machine=A) for stage in program.stages))
+    with watched(own_worker) as (connection, deployment):
+        send_blobs(connection, deployment, [blob for stage in part.stages for blob in stage.blobs], maker)
+        assert connection.load(deployment, part, {}, PATIENCE_SECONDS) == 64
+        with pytest.raises(WorkerError, match="is loaded already"):
+            connection.load(deployment, part, {}, PATIENCE_SECONDS)
+        assert [stage.micro_batches for stage in connection.statistics(deployment, PATIENCE_SECONDS)] == [0, 0, 0]
+        assert connection.connect(deployment, {}, PATIENCE_SECONDS) == ()
+        with pytest.raises(WorkerError, match="is connected already"):
+            connection.connect(deployment, {}, PATIENCE_SECONDS)
+
+
+def test_a_link_waits_for_its_machine_to_be_connected(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+    program = one_stage(maker)
+    with watched(own_worker) as (connection, deployment), RawCaller(own_worker) as caller:
+        send_blobs(connection, deployment, program.stages[0].blobs, maker)
+        connection.load(deployment, program, {}, PATIENCE_SECONDS)
+        early = caller.begin(LINK_PATH, silence(), PATIENCE_SECONDS, ((HELLO_KEY, hello(deployment, CLIENT, A)),))
+        connection.connect(deployment, {}, PATIENCE_SECONDS)
+        assert decode(next(early)).kind is FrameKind.ACCEPT
+        early.cancel()

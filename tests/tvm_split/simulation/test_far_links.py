@@ -8,14 +8,14 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.credit_window import WIDENED_BY, ReceiveWindow
 from tests.helpers.scenarios import busiest, chain
 from tvm_split.simulation.scenario import Happenings, LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 from tvm_split.simulation.simulate import simulate
 
 PLANNED = 3
-"""Micro-batches under way between neighbours, by `machine_plan.queue_depth`."""
+"""Micro-batches under way between neighbours, by `routes.queue_depth`."""
 
 
 def even(stages: int, period: float, wire: float, latency: float) -> Scenario:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemLink
