@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 import tvm_split
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from tests.helpers.mappings import mappings, removed_libraries
 
 MAPPINGS, MEMORY_BYTES, FILES = 50, 16 << 20, 20

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription
 from scripts.device_limits import Limits
 from scripts.torch_ways import WAYS
 from tvm_split.compiler.instruction_sets import cpu_target, target_text

@@ -21,7 +21,7 @@ from tvm import relax
 
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
@@ -107,13 +107,13 @@ class Measurement:
             return {"checkout": Path(tvm_split.__file__).resolve().parent.parent.name, "transports": known}
         return self._hop_figures(**request) if what == "hop" else self._idle_figures(**request)
 
-    def _opened(self, transport: str, size_bytes: int, products: int, receiver: str) -> Pipeline:
+    def _opened(self, transport: str, size_bytes: int, products: int, receiver: str) -> Session:
         options: dict[str, Any] = {}
         if Transport is not None:
             setting = LinkSetting(transport=Transport(transport))
             options["links"] = {(a, b): setting for a in ENDS for b in ENDS if a != b}
         program = self._hop.program(size_bytes, products, receiver)
-        return Pipeline.open(program, self._workers.endpoints, self._hop.blob_path, **options)
+        return Session.open(program, self._workers.endpoints, self._hop.blob_path, **options)
 
     def _hop_figures(self, transport: str, size_bytes: int, products: int, seconds: float) -> dict[str, float]:
         with self._opened(transport, size_bytes, products, RECEIVER) as pipeline:
@@ -150,7 +150,7 @@ class Measurement:
         return {**shares, "client_share": own / passed}
 
 
-def _arrivals(pipeline: Pipeline, seconds: float) -> list[float]:
+def _arrivals(pipeline: Session, seconds: float) -> list[float]:
     """When the results of a stream of so many seconds came, but for the first ones."""
     end = time.perf_counter() + seconds
 
@@ -163,14 +163,14 @@ def _arrivals(pipeline: Pipeline, seconds: float) -> list[float]:
     return [time.perf_counter() for _ in pipeline.stream(rows())][FILL:]
 
 
-def _processor_seconds(pipeline: Pipeline, seconds: float) -> float:
+def _processor_seconds(pipeline: Session, seconds: float) -> float:
     """Of all workers, for one micro-batch of a stream."""
     before = sum(pipeline.processor_seconds().values())
     count = len(_arrivals(pipeline, seconds)) + FILL
     return (sum(pipeline.processor_seconds().values()) - before) / count
 
 
-def _latency_seconds(pipeline: Pipeline) -> float:
+def _latency_seconds(pipeline: Session) -> float:
     """From the sender's having its tensor to the receiver's beginning with it: one host, one clock. The median."""
     begins, ends = {}, {}
     for event in pipeline.trace():

@@ -28,8 +28,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rpc_runtime.client.client import WorkerDescription, describe
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.nvcc import toolkit_version
 from scripts.device_limits import limits_of

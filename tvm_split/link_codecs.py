@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
 from rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport

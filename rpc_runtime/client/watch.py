@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from rpc_runtime.client.client import WorkerConnection
+from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import (
     DeadlineError,
     ProtocolError,
@@ -101,7 +101,7 @@ class WorkerWatch:
     def __init__(
         self,
         deployment: str,
-        connections: Mapping[str, WorkerConnection],
+        connections: Mapping[str, WorkerClient],
         stages: Mapping[str, Sequence[str]],
         on_failure: Callable[[TvmSplitError], None],
         on_activity: Callable[[str, int], None],

@@ -24,8 +24,8 @@ import numpy as np
 from rpc_runtime.errors import BlobError
 from rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
 from rpc_runtime.private_folder import private_folder, tighten
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.runner import Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0

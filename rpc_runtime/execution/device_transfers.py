@@ -37,9 +37,9 @@ from rpc_runtime.execution.stage_executable import (
     size_of,
     tensor_slot,
 )
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import StageSpec, TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.slots import Slot
 

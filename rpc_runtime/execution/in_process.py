@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.stage_executable import (
@@ -20,7 +20,6 @@ from rpc_runtime.execution.stage_executable import (
 from rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
 from rpc_runtime.own_process import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, given_arrays
-from rpc_runtime.program.interface import Array
 from rpc_runtime.program.measurements import (
     COMPUTE,
     LinkStatistics,
@@ -31,6 +30,7 @@ from rpc_runtime.program.measurements import (
 )
 from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
 from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.runner import Array, Runner
 
 Crossing = Callable[[Route, Array], Array]
 
@@ -43,7 +43,7 @@ class _Values:
     arrived: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
-class InProcessPipeline(Closing):
+class InProcessRunner(Runner):
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
 
     Threads may run and stream at the same time: each micro-batch waits for those that came before it.
@@ -76,6 +76,7 @@ class InProcessPipeline(Closing):
         }
         cache = WeightCache()
         self._stages: list[StageExecutable] = []
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-calls")
         self._closed = False
         for stage in program.stages:
             library = read_blob(blob_path(stage.library.sha256), stage.library)
@@ -104,6 +105,14 @@ class InProcessPipeline(Closing):
             if self._closed:
                 raise WorkerError("this pipeline is closed")
             return self._thread.run(self._compute, arrays)
+
+    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+        """Compute one micro-batch in the background; the inputs must stay as they are."""
+        arrays = checked_inputs(self._program, inputs)
+        try:
+            return self._calls.submit(self.run, arrays)
+        except RuntimeError as error:
+            raise WorkerError("this pipeline is closed") from error
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
         """The outputs for each batch in turn."""
@@ -171,6 +180,7 @@ class InProcessPipeline(Closing):
         if not self._own_process.is_this:
             return
         self._closed = True
+        self._calls.shutdown(wait=False)
         with self._turns.one():
             self._thread.close()
             self._stages.clear()

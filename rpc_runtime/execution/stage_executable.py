@@ -16,8 +16,8 @@ from rpc_runtime.errors import BlobError, StageError, WorkerError
 from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.execution.library import library_file, load, require_architecture
 from rpc_runtime.execution.safetensors_file import single_tensor
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
 
 Tensor = Any

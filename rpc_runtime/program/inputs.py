@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.interface import Array, Bytes
 from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.program.runner import Array, Bytes
 
 
 def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.codec import SCALE_BYTES, Codec, by_channel, encoded_bytes
-from rpc_runtime.program.interface import Array, Bytes
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Array, Bytes
 
 LIBRARIES = {Codec.LZ4: ("lz4.block", "lz4"), Codec.ZSTD: ("zstandard", "zstandard")}
 """Of each codec that needs one: the module, and the package that has it."""

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.nccl_device import MakeNccl
 from rpc_runtime.transports.slots import Slot
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES

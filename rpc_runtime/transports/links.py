@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.measurements import RECEIVE, SEND, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from rpc_runtime.transports.credits import Grants, Outbox

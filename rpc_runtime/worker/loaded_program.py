@@ -30,11 +30,11 @@ from rpc_runtime.execution.stage_executable import (
     tensor_slot,
 )
 from rpc_runtime.hardware import available_memory_bytes
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.kernel_times import KernelSet
 from rpc_runtime.program.measurements import LinkStatistics, Recorder
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink

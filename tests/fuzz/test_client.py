@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rpc_runtime.client.client import describe
-from rpc_runtime.client.pipeline import Pipeline
 from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from rpc_runtime.program.program import Program
@@ -136,7 +136,7 @@ def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> 
 
         def use() -> None:
             options = {"timeout_seconds": TIMEOUT_SECONDS}
-            with Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
+            with Session.open(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
                 for _ in pipeline.stream([batch] * 3):
                     pass
                 pipeline.statistics()

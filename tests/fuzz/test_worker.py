@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rpc_runtime.client.client import WorkerConnection
+from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.program.kernel_times import KernelSet
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
@@ -49,7 +49,7 @@ class Victim:
     """A deployment for the trials: of the same program as the honest one, loaded or not."""
 
     def __init__(self, standing: Standing, loaded: bool) -> None:
-        self.connection = WorkerConnection(standing.endpoint)
+        self.connection = WorkerClient(standing.endpoint)
         self.deployment = secrets.token_hex(16)
         self._watch = self.connection.watch(self.deployment)
         next(self._watch)

@@ -108,7 +108,7 @@ def _asked(found: AskedMachine) -> dict[str, Any]:
 
 def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
     """What a worker says, or why it says nothing; also where it does not fit the machine that a cluster file names."""
-    from rpc_runtime.client.client import describe
+    from rpc_runtime.client.worker_client import describe
     from rpc_runtime.errors import TvmSplitError
 
     asked = {"machine": endpoint.machine, "address": endpoint.address}

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import Program, TensorSpec
@@ -32,7 +32,7 @@ class CodecTrials:
         self._codecs: Mapping[str, Codec] = {}
         self.crossing: dict[str, np.ndarray] = {}
         """What crosses links without codecs, by the tensors' names."""
-        self._pipeline = InProcessPipeline(program, blob_path, on_calling_thread=False, crossing=self._cross)
+        self._pipeline = InProcessRunner(program, blob_path, on_calling_thread=False, crossing=self._cross)
         self._outputs = self._pipeline.run(inputs)
 
     def _cross(self, route: Route, array: np.ndarray) -> np.ndarray:

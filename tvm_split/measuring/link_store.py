@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Cluster

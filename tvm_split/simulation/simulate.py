@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import simpy
 
-from rpc_runtime.client.streams import most_under_way
+from rpc_runtime.client.dispatcher import most_under_way
 from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.closing import Closing
 from rpc_runtime.endings import before_end, cleared
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.program.routes import CLIENT
@@ -33,10 +33,10 @@ def all_links(machines: str, transport: Transport) -> LinkSettings:
 
 def opened(
     workers: GpuWorkers, program: Program, library: Path, links: LinkSettings, *, timeout_seconds: float = 30
-) -> Pipeline:
+) -> Session:
     blob = library.with_name("blob")
     seconds = timeout_seconds
-    return Pipeline.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=seconds, links=links)
+    return Session.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=seconds, links=links)
 
 
 def batches(program: Program, count: int) -> list[list[np.ndarray]]:
@@ -53,7 +53,7 @@ def chain(machines: str = "ABA") -> Program:
     return Program((tensors[0],), (tensors[-1],), stages)
 
 
-def carried(pipeline: Pipeline) -> set[str]:
+def carried(pipeline: Session) -> set[str]:
     """What carries the links between workers."""
     return {link.transport for link in pipeline.links() if CLIENT not in (link.source, link.destination)}
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rpc_runtime.client import local_workers
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers, _cores
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.client.watch import Report, ReportKind, root_cause
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.wire import worker_pb2 as pb
@@ -66,7 +66,7 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
     program = one_stage(maker)
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
+        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
         pytest.raises(DeadlineError, match="stage 'one'"),
     ):
         pipeline.run(batches_for(program, 1)[0])
@@ -85,7 +85,7 @@ def test_what_a_dead_worker_had_done_is_what_it_told_and_when(maker: ProgramMake
     told = r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
+        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
     ):
         running.set()
         with pytest.raises(WorkerUnavailableError, match=told):

@@ -14,9 +14,9 @@ import grpc
 import pytest
 import typer
 
-from rpc_runtime.client.client import WorkerConnection, describe
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.client.watch import WorkerWatch
+from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.kernel_times import TimingEffort
@@ -140,7 +140,7 @@ def test_a_failure_that_is_watched_is_cleaned(hostile: Start) -> None:
 
     for answer in (fails, leaves):
         begun.clear()
-        connection = WorkerConnection(hostile({"Watch": answer}))
+        connection = WorkerClient(hostile({"Watch": answer}))
         raised: list[TvmSplitError] = []
         watch = WorkerWatch("0" * 32, {"box": connection}, {"box": ("one",)}, raised.append, lambda *_: None)
         watch.start(10)
@@ -161,7 +161,7 @@ def test_what_is_measured_is_cleaned(hostile: Start) -> None:
     def trace(request: bytes, context: Any) -> Iterator[pb.TraceReply]:
         yield pb.TraceReply(events=[pb.TraceEvent(stage=EVIL, kind=EVIL)])
 
-    connection = WorkerConnection(hostile({"TimeKernels": times, "Trace": trace}))
+    connection = WorkerClient(hostile({"TimeKernels": times, "Trace": trace}))
     (time,) = connection.time_kernels("0" * 32, TimingEffort(1, 0.1, 1.0), 10)
     assert (time.function, time.error) == (SHOWN, SHOWN)
     (event,) = connection.trace("0" * 32, 0)

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings, strategies as st
 
-from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.measurements import StageStatistics, TraceEvent

@@ -18,8 +18,8 @@ import grpc
 import psutil
 import pytest
 
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import IDLE_MILLISECONDS, WorkerEndpoint

@@ -19,9 +19,9 @@ import tvm
 from tvm import te
 from tvm.relax import op
 
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.kernel_times import KernelSet, TimedKernel

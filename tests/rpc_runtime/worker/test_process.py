@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.methods import METHODS
@@ -44,7 +44,7 @@ def test_of_tvm_the_runtime_alone_is_loaded() -> None:
 
 
 def test_a_client_needs_no_tvm() -> None:
-    names = ("client.pipeline", "client.local_workers", "worker.process")
+    names = ("client.session", "client.local_workers", "worker.process")
     modules = ", ".join(f"rpc_runtime.{name}" for name in names)
     code = f"import sys, {modules}; print('tvm' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

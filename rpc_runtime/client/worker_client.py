@@ -32,6 +32,8 @@ SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """A worker may first have to start the process that tries out libraries."""
 MEASUREMENT_SECONDS = 10.0
+DESCRIBE_SECONDS = 5.0
+"""A worker that is there describes itself sooner, one that stands still never."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,14 @@ def describe(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescript
         WorkerError: the worker refuses, for example because of the token.
         ProtocolError: it speaks another version.
     """
-    connection = WorkerConnection(endpoint)
+    connection = WorkerClient(endpoint)
     try:
         return connection.describe(timeout_seconds)
     finally:
         connection.close()
 
 
-class WorkerConnection:
+class WorkerClient:
     """A control connection to one worker. Every call has a deadline, and its errors name the worker."""
 
     def __init__(self, endpoint: WorkerEndpoint) -> None:
@@ -186,6 +188,8 @@ class WorkerConnection:
             self._stub.PutBlob(upload.requests(), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
             raise upload.problem or error_of(status, str(self.endpoint)) from None
+        except ValueError as error:
+            raise self._closed() from error
         if upload.problem:
             raise upload.problem
         return total
@@ -253,6 +257,10 @@ class WorkerConnection:
     def close(self) -> None:
         self._channel.close()
 
+    def _closed(self) -> WorkerUnavailableError:
+        """For the `ValueError` that gRPC raises for a channel which another thread has closed."""
+        return WorkerUnavailableError(f"the connection to {self.endpoint} was closed")
+
     def _call(self, request: Any, timeout_seconds: float) -> Any:
         """The reply of the method that takes such a request."""
         method = type(request).__name__.removesuffix("Request")
@@ -260,8 +268,8 @@ class WorkerConnection:
             reply = getattr(self._stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as status:
             raise error_of(status, str(self.endpoint)) from None
-        except ValueError as error:  # what gRPC raises for a channel that another thread has closed
-            raise WorkerUnavailableError(f"the connection to {self.endpoint} was closed") from error
+        except ValueError as error:
+            raise self._closed() from error
         if reply is None:
             raise ProtocolError(f"{self.endpoint} ended a call of {method} without a reply")
         return clean_message(reply)
