@@ -235,11 +235,15 @@ class WorkerWatch:
         self._on_failure(error)
 
     def _held(self, machine: str) -> str:
-        """The stages of a machine that has gone, with what it told of them: that it may have gone beyond since."""
+        """Return the stages of a machine that has gone, with what it told of them: it may have gone beyond since."""
+        names = self._stages.get(machine, ())
+        done = {name: self._finished[machine, name] for name in names if (machine, name) in self._finished}
+        if not done:
+            return ", ".join(map(repr, names))
         ago = time.monotonic() - self._heard.get(machine, time.monotonic())
-        done = {name: self._finished.get((machine, name), 0) for name in self._stages.get(machine, ())}
-        counts = ", ".join(f"{name!r} (at least {count} micro-batches done)" for name, count in done.items())
-        return f"{counts}, as it told {ago:.1f} s before"
+        known = {name: f" (at least {count} micro-batches done)" for name, count in done.items()}
+        counts = (f"{name!r}{known.get(name, '')}" for name in names)
+        return f"{', '.join(counts)}, as it told {ago:.1f} s before"
 
     def _error(self, report: Report) -> TvmSplitError:
         if report.kind in _ERRORS:

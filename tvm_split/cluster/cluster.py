@@ -224,6 +224,8 @@ class Cluster:
                     cache=self._cache.path / "blobs",
                     at_once=lambda: beside_this_thread() if self._is_busy else most_at_once(),
                 )
+            for name in self._workers.ended:
+                self._workers.restart(name)
             return dict(self._workers.endpoints)
         if self._ray is not None:
             return self._ray.endpoints()

@@ -12,8 +12,7 @@ import numpy as np
 import simpy
 
 from rpc_runtime.client.result_queue import ResultQueue
-from rpc_runtime.execution.stage_order import Wait
-from rpc_runtime.execution.stations import Station, Stations
+from rpc_runtime.execution.scheduler import Scheduler, StageState, Wait
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
@@ -206,14 +205,14 @@ class Worker:
         self._clock, self._trace, self._plan, self._processors = clock, trace, plan, processors
         self._seconds, self._scatter = seconds, scatter
         self._resting = Resting(clock.environment)
-        self.stations = Stations(plan, self._resting.rouse)
+        self.scheduler = Scheduler(plan, self._resting.rouse)
         self._sender = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
         self._taker = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
         self._spent, self._doing = Spent(), _Doing()
         self.is_lost = False
 
     def connect(self, links: Mapping[str, Link]) -> None:
-        self.stations.connect(links)
+        self.scheduler.connect(links)
 
     def sent(self, route: Route, sequence: int, start: float) -> None:
         stage = self._sender[route.tensor.name]
@@ -223,13 +222,13 @@ class Worker:
         stage = self._taker[route.tensor.name]
         self._trace.record(self._plan.machine, stage, sequence, RECEIVE, start, route.tensor.size_bytes)
         if not self.is_lost:
-            self.stations.give(route.tensor.name, sequence, NOTHING, release)
+            self.scheduler.give(route.tensor.name, sequence, NOTHING, release)
 
     def room(self) -> None:
-        self.stations.room()
+        self.scheduler.room()
 
     def starves(self, route: Route, sequence: int) -> bool:
-        return self.stations.starves(route.tensor.name, sequence)
+        return self.scheduler.starves(route.tensor.name, sequence)
 
     def lose(self, moment: float) -> None:
         """It does nothing any more from then on, which is now or since the last that happened anywhere."""
@@ -246,31 +245,31 @@ class Worker:
         return now
 
     def run(self) -> Steps:
-        self.stations.begin()
+        self.scheduler.begin()
         idle_since: float | None = None
         while not self.is_lost:
-            action = self.stations.next_action()
+            action = self.scheduler.next_action()
             if isinstance(action, Wait):
                 if action.for_inputs and idle_since is None:
                     idle_since = self._clock.seconds
                 self._does("for_inputs" if action.for_inputs else "for_room")
                 yield self._resting.rest()
                 continue
-            station = self.stations.at(action.stage)
+            state = self.scheduler.at(action.stage)
             if idle_since is not None:
-                self._trace.record(self._plan.machine, station.stage.name, station.sequence, WAIT, idle_since)
+                self._trace.record(self._plan.machine, state.stage.name, state.sequence, WAIT, idle_since)
                 idle_since = None
-            yield from self._compute(station)
+            yield from self._compute(state)
 
-    def _compute(self, station: Station) -> Steps:
-        start, sequence = self._clock.seconds, station.sequence
+    def _compute(self, state: StageState) -> Steps:
+        start, sequence = self._clock.seconds, state.sequence
         self._does("computing")
-        seconds = self._seconds(station.stage.name, start)
+        seconds = self._seconds(state.stage.name, start)
         yield self._processors.work(self._plan.machine, self._clock.scattered(seconds, self._scatter))
         if self.is_lost:
             return
-        self._trace.record(self._plan.machine, station.stage.name, sequence, COMPUTE, start)
-        self.stations.finish(station.position, [NOTHING] * len(station.stage.outputs))
+        self._trace.record(self._plan.machine, state.stage.name, sequence, COMPUTE, start)
+        self.scheduler.finish(state.position, [NOTHING] * len(state.stage.outputs))
 
     def _does(self, what: str) -> None:
         if what != self._doing.what:

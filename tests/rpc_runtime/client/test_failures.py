@@ -270,6 +270,20 @@ def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker
         Session.open(program, swapped, maker.blob_path)
 
 
+@pytest.mark.slow
+def test_a_machine_that_freezes_while_its_stages_are_sent(maker: ProgramMaker) -> None:
+    """The watch notices it, long before the calls that wait for the machine are over."""
+    program = chain(maker)
+    with LocalWorkers(program.machines) as workers:
+
+        def freeze(machine: str, sent: int, total: int) -> None:
+            if machine == B:
+                os.kill(workers.process_ids[B], signal.SIGSTOP)
+
+        with pytest.raises(WorkerUnavailableError, match=rf"machine '{B}' .* has been silent for 5 seconds"):
+            open_on(workers, program, maker, on_transfer=freeze, timeout_seconds=PATIENCE_SECONDS)
+
+
 def test_nobody_listens(maker: ProgramMaker) -> None:
     program = chain(maker)
     endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}

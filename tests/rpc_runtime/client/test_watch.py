@@ -72,17 +72,26 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
         pipeline.run(batches_for(program, 1)[0])
 
 
-def test_what_a_dead_worker_had_done_is_what_it_told_and_when(maker: ProgramMaker) -> None:
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((0, 7), r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"),
+        ((), r"It held the stages 'one'\. "),
+    ],
+)
+def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
+    maker: ProgramMaker, counts: tuple[int, ...], told: str
+) -> None:
     """It may have done more since: nobody is to take it for what it did before it died."""
     running = threading.Event()
 
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for finished in (0, 7):
+        yield pb.WatchEvent().SerializeToString()
+        for finished in counts:
             yield pb.WatchEvent(stages=[pb.StageProgress(stage="one", finished=finished)]).SerializeToString()
         running.wait(PATIENCE_SECONDS)
 
     program = one_stage(maker)
-    told = r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
         Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
