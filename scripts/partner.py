@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 
 
 class Partner(Closing):

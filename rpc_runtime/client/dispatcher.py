@@ -14,7 +14,7 @@ from typing import Any
 
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
-from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route

@@ -16,12 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from rpc_runtime import own_modules
-from rpc_runtime.closing import Closing
-from rpc_runtime.endings import before_end, cleared
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared, module_command, module_environment
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -161,7 +158,7 @@ class LocalWorkers(Closing):
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         cores = self._cores[name]
-        command = [*own_modules.command("worker"), "--exit-with-parent", f"--name={name}"]
+        command = [*module_command("worker"), "--exit-with-parent", f"--name={name}"]
         command += [f"--threads={self._threads}", f"--cache={self._cache or self._folder.path / 'blobs'}"]
         command += ["--listen", joined(self._host, 0), *([] if is_loopback(self._host) else ["--insecure"])]
         if cores:
@@ -172,7 +169,7 @@ class LocalWorkers(Closing):
                 stdin=subprocess.PIPE,  # its end tells the worker that this process has gone, however it went
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=own_modules.environment(**{**self._environment, TOKEN_VARIABLE: self._token}),
+                env=module_environment(**{**self._environment, TOKEN_VARIABLE: self._token}),
                 start_new_session=True,  # Ctrl-C in the terminal is for this process, which then ends the workers
             )
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
-from rpc_runtime.execution.stage_executable import (
-    StageExecutable,
+from rpc_runtime.execution.loaded_stage import (
+    LoadedStage,
     WeightCache,
     array_from_tensor,
     on_host,
     tensor_from_array,
 )
 from rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
-from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, given_arrays
 from rpc_runtime.program.measurements import (
     COMPUTE,
@@ -75,13 +75,13 @@ class InProcessRunner(Runner):
             for machine in program.machines
         }
         cache = WeightCache()
-        self._stages: list[StageExecutable] = []
+        self._stages: list[LoadedStage] = []
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-calls")
         self._closed = False
         for stage in program.stages:
             library = read_blob(blob_path(stage.library.sha256), stage.library)
             weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
-            self._stages.append(StageExecutable(stage, library, weights, cache))
+            self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
     @property

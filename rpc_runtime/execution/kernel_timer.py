@@ -20,7 +20,7 @@ import tvm
 from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.stage_executable import Tensor, find_device, first_line, load_library
+from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
 from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort

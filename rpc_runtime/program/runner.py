@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 
 if TYPE_CHECKING:
     from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent

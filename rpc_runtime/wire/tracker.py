@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Literal, get_args
 
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.processes import Closing
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.security import split_address
 

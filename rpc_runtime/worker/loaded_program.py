@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from rpc_runtime.closing import do_all
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
@@ -21,15 +20,16 @@ from rpc_runtime.execution.device_transfers import (
 )
 from rpc_runtime.execution.executor import RunnableStage, StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
-from rpc_runtime.execution.nccl_calls import own_nccl
-from rpc_runtime.execution.stage_executable import (
-    StageExecutable,
+from rpc_runtime.execution.loaded_stage import (
+    LoadedStage,
     Tensor,
     WeightCache,
     tensor_bytes,
     tensor_slot,
 )
+from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
+from rpc_runtime.processes import do_all
 from rpc_runtime.program.kernel_times import KernelSet
 from rpc_runtime.program.measurements import LinkStatistics, Recorder
 from rpc_runtime.program.program import BlobSpec, StageSpec
@@ -171,13 +171,13 @@ class LoadedProgram:
         deadline: float,
         is_wanted: Callable[[], bool],
         transfers: DeviceTransfers | None,
-    ) -> StageExecutable:
+    ) -> LoadedStage:
         self._check_open()
         library = self._store.read(stage.library)
         self._trials.stage(stage, deadline, is_wanted)
         weights = (self._store.read(weight.blob) for weight in stage.weights)
         finish = None if transfers is None else transfers.end
-        return StageExecutable(stage, library, weights, cache, finish)
+        return LoadedStage(stage, library, weights, cache, finish)
 
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]

@@ -14,10 +14,10 @@ import numpy as np
 
 from rpc_runtime.client.session import Session, TransferProgress
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
+from rpc_runtime.processes import Closing
 from rpc_runtime.program.codec import Codec, fitting
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now

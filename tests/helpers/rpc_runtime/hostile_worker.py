@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame

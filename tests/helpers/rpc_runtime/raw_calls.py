@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, open_channel

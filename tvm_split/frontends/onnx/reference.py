@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from rpc_runtime.execution.stage_executable import first_line
+from rpc_runtime.execution.loaded_stage import first_line
 from tvm_split.errors import ModelImportError, VerificationError
 
 Array = np.ndarray[Any, Any]

@@ -77,7 +77,7 @@ class WeightCache:
         return sum(map(size_of, self.loaded.values()))
 
 
-class StageExecutable:
+class LoadedStage:
     """A stage that is ready to run.
 
     On a GPU it waits for the device at the end of each run, or calls ``finish`` instead, if given; inputs may be in
