@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpc_runtime.client import client
+from rpc_runtime.client import worker_client
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
@@ -314,7 +314,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
 
 
 def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    connection = client.WorkerClient(workers.endpoints[A])
+    connection = worker_client.WorkerClient(workers.endpoints[A])
     with pytest.raises(ProtocolError, match="watch it first"):
         send_blobs(connection, "0" * 32, [], maker)
     connection.close()
