@@ -17,11 +17,9 @@ from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
 from rpc_runtime.client.worker_client import DESCRIBE_SECONDS, MEASUREMENT_SECONDS, WorkerClient
 from rpc_runtime.errors import (
-    DeadlineError,
     InputError,
     ProtocolError,
     TvmSplitError,
-    WorkerError,
     WorkerUnavailableError,
 )
 from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
@@ -129,12 +127,9 @@ class Session(Runner):
         self._watch.start(self._timeout_seconds)
         try:
             self._weight_bytes = self._load(blob_path, on_transfer)
-        except (WorkerUnavailableError, DeadlineError) as error:
-            raise self._cause_of(error) from error
-        try:
             self._links_of_workers = self._connect()
             self._open_links()
-        except (WorkerError, DeadlineError) as error:
+        except TvmSplitError as error:
             raise self._cause_of(error) from error
         self._is_open = True
         self._dispatcher.require_usable()
