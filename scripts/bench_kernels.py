@@ -32,10 +32,10 @@ from tvm import relax
 import tvm_split
 from scripts.rounds import in_turns, largest_difference, median_seconds, medians, ratio, written
 from tests.models import torch_models
+from tvm_split.compiler.describe import model_operations
 from tvm_split.compiler.targets import host_target
 from tvm_split.compiler.tuning_folder import DATABASE_VARIABLE
 from tvm_split.measuring.ceilings import Ceilings, measure_ceilings
-from tvm_split.planner.cost import model_operations
 
 MODELS = torch_models.published_models()
 SMALLEST = "mobilenet_v2"

@@ -27,7 +27,7 @@ from tvm_split.deployment.report_values import Comparison
 from tvm_split.measuring.cluster_profiling import ModelProfiler
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.model_problem import stages_of_layers
+from tvm_split.planner.build_problem import stages_of_layers
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.posing import pose, predict_stages

@@ -168,3 +168,15 @@ def test_importing_the_front_door_loads_nothing_heavy() -> None:
     code = f"import sys, tvm_split; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_planner_loads_no_tvm() -> None:
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for folder in ("planner", "simulation")
+        for path in files_of(f"tvm_split/{folder}")
+        if path.stem != "__init__"
+    ]
+    code = f"import sys, importlib; [importlib.import_module(name) for name in {names}]; print('tvm' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "False"

@@ -11,7 +11,8 @@ import numpy as np
 import tvm
 
 from rpc_runtime.program.program import TensorSpec
-from tvm_split.planner.layer_graph import LayerGraph, layer_graph
+from tvm_split.compiler.describe import describe, layer_graph
+from tvm_split.planner.graph import LayerGraph, ModelDescription
 
 
 class Reference(Protocol):
@@ -61,3 +62,8 @@ class Model:
     def graph(self) -> LayerGraph:
         """What depends on what."""
         return layer_graph(self)
+
+    @cached_property
+    def description(self) -> ModelDescription:
+        """What a planner needs to know of it."""
+        return describe(self)

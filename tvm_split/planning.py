@@ -15,17 +15,17 @@ from tvm_split.compiler.targets import fitting_workers, require_known_targets, r
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.model import Model
-from tvm_split.planner.alike import with_equals_alike
+from tvm_split.planner.baselines import stages_of_equal_cost
+from tvm_split.planner.build_problem import require_known_pins, stages_of_layers, stages_of_pieces
 from tvm_split.planner.by_hand import named, stages_by_hand
-from tvm_split.planner.cost import estimated_seconds
-from tvm_split.planner.equal_cost import stages_of_equal_cost
-from tvm_split.planner.fewer_machines import with_fewest_machines
-from tvm_split.planner.model_problem import require_known_pins, stages_of_layers, stages_of_pieces
+from tvm_split.planner.estimate import estimated_seconds
+from tvm_split.planner.fewest_machines import with_fewest_machines
+from tvm_split.planner.identical import with_equals_alike
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Certificate, Prediction, predict, predict_solution
 from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.replanning import (
+from tvm_split.planner.replan import (
     DEFAULT_THRESHOLD,
     Change,
     Measured,
@@ -173,7 +173,7 @@ def _without_codecs(
                 "keeps to no pins or limits: leave these out, or ask for fewer stages"
             )
         round_trip = [machines[index % len(machines)] for index in range(request.stages)]
-        stages = stages_of_equal_cost(model.graph, estimated_seconds(model), round_trip)
+        stages = stages_of_equal_cost(model.graph, estimated_seconds(model.description), round_trip)
         return _Found(
             _plan(model, cluster, request.objective, "equal estimated cost, going round the machines", stages)
         )

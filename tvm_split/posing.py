@@ -9,10 +9,10 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import PlanError
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
-from tvm_split.planner.alike import with_alike_counted
-from tvm_split.planner.estimating import estimated_profile
-from tvm_split.planner.model_problem import model_problem, stages_of_pieces
-from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.build_problem import model_problem, stages_of_pieces
+from tvm_split.planner.estimate import estimated_profile
+from tvm_split.planner.graph import piece_edges
+from tvm_split.planner.identical import with_alike_counted
 from tvm_split.planner.prediction import Prediction, predict_solution
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile
@@ -34,7 +34,7 @@ def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: Step
     """Measure what has not been measured, and put the problem; errors as of `plan`."""
     profile, origin = request.profile, "measured"
     if profile is None and (not request.measure or cluster.kind == "in_process"):
-        profile, origin = estimated_profile(model, cluster), "estimated"
+        profile, origin = estimated_profile(model.description, cluster), "estimated"
     if profile is None:
         found = profile_model(
             model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress

@@ -31,7 +31,7 @@ from tvm_split.planner.prediction import Certificate, predict
 from tvm_split.planner.problem import Problem, Sharding, Stage
 from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replanning import calibrated, corrections_of
+from tvm_split.planner.replan import calibrated, corrections_of
 from tvm_split.planner.search import solve
 from tvm_split.planner.step_graph import StepGraph, Transfer
 from tvm_split.simulation.of_prediction import scenario_of_plan, with_measured_compute

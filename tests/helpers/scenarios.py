@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.prediction import Certificate, predict
 from tvm_split.planner.problem import Problem, Stage
-from tvm_split.planner.rare_replicas import with_turns
+from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.step_graph import lower
 from tvm_split.simulation.of_prediction import scenario_of
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes

@@ -17,7 +17,7 @@ from tests.models.torch_graphs import Skip
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.verification import one_by_one, verify_bundle
 from tvm_split.compiling import cut_model
-from tvm_split.planner.estimating import estimated_profile
+from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.posing import predict_stages
@@ -78,7 +78,7 @@ def test_a_report_has_every_replica_beside_its_prediction(
     planned = tvm_split.plan(model, three_workers, split={"machine-a": ["first"], "machine-b": ["middle"]})
     planned = with_replicas(planned, 1, {"machine-b": 2.0, "machine-c": 1.0})
     planned = replace(planned, machines=tuple(replace(planned.machines[0], name=name) for name in everything))
-    profile = replace(estimated_profile(model, three_workers), links=LINKS)
+    profile = replace(estimated_profile(model.description, three_workers), links=LINKS)
     expected = predict_stages(model, three_workers, profile, "throughput", planned.stages)
     assert expected is not None
     assert {(each.source, each.destination): each.bytes for each in expected.links} == {

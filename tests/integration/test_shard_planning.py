@@ -17,9 +17,9 @@ from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.planner.advice import one_machine_advice
+from tvm_split.planner.explain import one_machine_advice
 from tvm_split.planner.problem import Exchange
-from tvm_split.planner.replanning import Measured
+from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again
 from tvm_split.posing import pose

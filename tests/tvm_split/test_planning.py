@@ -17,7 +17,7 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replanning import Measured
+from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again, plan_as_requested
 from tvm_split.posing import pose, predict_stages

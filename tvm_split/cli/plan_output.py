@@ -70,7 +70,7 @@ class PlanOutput:
         if self.json:
             print_json(_description(model, plan, sizes))
             return
-        from tvm_split.planner.advice import one_machine_advice
+        from tvm_split.planner.explain import one_machine_advice
 
         print_plan(plan, stage_shares(model, plan), time.time(), STDOUT, details=self.details)
         if sizes:
@@ -82,9 +82,9 @@ class PlanOutput:
 
 def stage_shares(model: Model, plan: Plan) -> list[float]:
     """Each stage's share of the model's estimated time on one core, between 0 and 1."""
-    from tvm_split.planner.cost import estimated_seconds
+    from tvm_split.planner.estimate import estimated_seconds
 
-    seconds = estimated_seconds(model)
+    seconds = estimated_seconds(model.description)
     whole = sum(seconds.values()) or 1.0
     return [sum(seconds[layer] for layer in stage.layers) / whole for stage in plan.stages]
 

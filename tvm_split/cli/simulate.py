@@ -132,7 +132,7 @@ def _scenario(
             raise WrongUseError("reports are of plans for a model, not for a problem", "--measured")
         from tvm_split.planner.prediction import Certificate, predict
         from tvm_split.planner.problem_file import read_problem_file, read_solution_file
-        from tvm_split.planner.rare_replicas import with_turns
+        from tvm_split.planner.round_robin import with_turns
         from tvm_split.planner.step_graph import lower
 
         read, stages = read_problem_file(problem), read_solution_file(plan)

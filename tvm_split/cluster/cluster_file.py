@@ -46,9 +46,9 @@ from rpc_runtime.wire.security import TlsFiles, split_address, token_from
 from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
 from tvm_split.cluster.machine import LINK_CODECS, TRANSPORTS, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
-from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
 from tvm_split.units import MOST_AMOUNT, few_lines
+from tvm_split.values import line_of
 
 LONGEST_SHOWN = 80
 """Characters of a value that a message says."""

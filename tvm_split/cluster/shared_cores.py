@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 MOST_CORES = 8192
 """As many as Linux can be built for: what is larger is no number of cores, but of bytes, say."""
@@ -17,7 +20,7 @@ class SharedCores:
     """
 
     machines: tuple[str, ...]
-    cores: int
+    cores: Annotated[int, Field(ge=1, le=MOST_CORES)]
 
     def crowding(self, cores_of: Mapping[str, int]) -> float:
         """What all machines together compute on when each does on so many cores, by the cores that there are.

@@ -11,8 +11,7 @@ import schedules
 from relay_passes.contract import bindings_of, main_function
 from relay_passes.kernel_sources import kernel_sources
 from relay_passes.rewrite import operator_name
-from tvm_split.planner.cost import calls
-from tvm_split.planner.tensor_types import size_bytes, tensors_in
+from tvm_split.compiler.describe import calls, size_bytes, tensors_in
 
 SLOW_RULES = ("fallback", "none")
 """Rules that leave a kernel on plain loops: right, and slow."""

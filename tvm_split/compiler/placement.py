@@ -13,7 +13,7 @@ from tvm_split.compiler.llvm_names import require_known_cpu, require_known_featu
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import near_names
-from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 

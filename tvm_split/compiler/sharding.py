@@ -31,12 +31,12 @@ from relay_passes.shards.channels import require_channels, split_channels
 from relay_passes.shards.direct_joins import Place, with_direct_joins
 from relay_passes.shards.region import Region, Sharded, ShardError, part_name
 from relay_passes.shards.rows import computed_rows, split_rows
+from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.placement import placed, placement_of
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Axis, Stage
-from tvm_split.planner.tensor_types import size_bytes
 
 Rewrite = Callable[..., Sharded]
 REWRITES: Mapping[Axis, Rewrite] = {

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import changed_links
 from tvm_split.errors import PlanError
-from tvm_split.planner.replanning import Measured
+from tvm_split.planner.replan import Measured
 
 
 def read_computing(path: Path, model: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
 from tvm_split.measuring.machine_times import MachineTimes
 from tvm_split.measuring.target_code import TargetCode, target_code
 from tvm_split.model import Model
-from tvm_split.planner.pieces import pieces_of, pieces_of_kernels
+from tvm_split.planner.graph import pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
 from tvm_split.steps import StepProgress
 

@@ -15,8 +15,8 @@ from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
 from relay_passes.rewrite import is_tensor_constant, operator_name
 from rpc_runtime.program.program import TensorSpec
 from schedules.blocks import without_symbol
+from tvm_split.compiler.describe import shape_of, size_bytes, tensors_in
 from tvm_split.compiler.kernels import Kernel
-from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
 
 
 @dataclass(frozen=True)

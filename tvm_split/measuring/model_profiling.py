@@ -11,7 +11,7 @@ from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS
 from tvm_split.measuring.link_probing import probe_links
 from tvm_split.measuring.store import default_folder
 from tvm_split.model import Model
-from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.graph import piece_edges
 from tvm_split.steps import StepProgress
 
 

@@ -16,14 +16,14 @@ from relay_passes.contract import (
 )
 from relay_passes.rewrite import is_tensor_constant
 from rpc_runtime.program.routes import CLIENT
+from tvm_split.compiler.describe import calls, size_bytes
 from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
 from tvm_split.model import Model
-from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, calls
+from tvm_split.planner.estimate import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, PieceTime
 from tvm_split.planner.step_graph import Step, StepGraph, Transfer
-from tvm_split.planner.tensor_types import size_bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PartEstimates:
     """Estimates of one model's parts by one profile.
 
     Of the time of its layer's piece an operation of a part takes what the machine needs to read the part's weights (as
-    many rows have as few), and of the rest its share of the piece's work, both by the roofline of `planner.cost`: so
+    many rows have as few), and of the rest its share of the piece's work, both by the roofline of `estimate`: so
     rows that two machines compute count twice, and slices and joins by their bytes.
     ``corrections`` has, by machine, how many times as long as it was profiled it takes, which is in the estimates.
     """

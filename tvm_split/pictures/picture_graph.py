@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_split.model import Model
-from tvm_split.planner.layer_graph import LayerGraph, grouped
+from tvm_split.planner.graph import LayerGraph, grouped
 from tvm_split.planner.plan import Plan
 
 MOST_SINGLE_NODES = 40

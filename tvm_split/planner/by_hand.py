@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.layer_graph import LayerGraph, grouped
+from tvm_split.planner.graph import LayerGraph, grouped
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.request import Split
 from tvm_split.units import short_list

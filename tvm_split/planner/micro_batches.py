@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tvm_split.errors import PlanError
-from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import Prediction
+
+if TYPE_CHECKING:
+    from tvm_split.model import Model
 
 
 @dataclass(frozen=True)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ConfigDict, Field
 
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precision, Sharding, Stage
-from tvm_split.units import MOST_AMOUNT, few_lines, short_list
+from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
+from tvm_split.units import short_list
+from tvm_split.values import Document, content_of, write
 
 FORMAT = "tvm-split plan"
 VERSION = 2
-LONGEST_SHOWN = 60
-"""Characters of a value that a message says."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,10 @@ class Plan:
             shards of a stage are on one machine; names the stage.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     model: str
-    objective: str
+    objective: Objective
     origin: str
     machines: tuple[PlannedMachine, ...]
     stages: tuple[Stage, ...]
@@ -65,14 +65,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         for stage in self.stages:
-            twice = next((name for name in stage.machines if stage.machines.count(name) > 1), None)
-            if twice is not None:
-                kind = "shards" if stage.sharding else "replicas"
-                raise PlanError(f"{stage.name} has two {kind} on {twice!r}; each must be on a machine of its own")
-            try:
-                stage.turns  # noqa: B018  (refuses shares of which there are no turns)
-            except ValueError as error:
-                raise PlanError(f"{stage.name} on {short_list(list(map(repr, stage.machines)))}: {error}") from None
+            _check_machines(stage)
         try:
             cycle_of(len(stage.turns) for stage in self.stages)
         except ValueError as error:
@@ -105,164 +98,79 @@ class Plan:
         return groups
 
     def to_dict(self) -> dict[str, Any]:
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        content["machines"] = [
-            {name: value for name, value in each.items() if value is not None} for each in content["machines"]
-        ]
-        content["stages"] = [_stage_content(stage) for stage in self.stages]
-        if self.prediction is None:
-            del content["prediction"]
-        else:
-            digest = _digest(self.stages, self.codecs, self.precision)
-            content["prediction"] = {"for_stages": digest, **content["prediction"]}
-        for name, usual in (("codecs", ()), ("remarks", ()), ("precision", "float32")):
-            if content[name] == usual:
-                del content[name]
+        """The plan as its file has it; the prediction says by a digest of which stages and codecs it is."""
+        content = {"format": FORMAT, "version": VERSION, **content_of(self)}
+        if self.prediction is not None:
+            content["prediction"] = {"for_stages": _digest(self), **content["prediction"]}
         return content
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        write(self.to_dict(), path)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan file; a `PlanError` says what does not fit where."""
-        try:
-            content = json.loads(Path(path).read_bytes())
-        except OSError as error:
-            raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise PlanError(f"{path} is no JSON: {error}") from error
-        return cls.from_dict(content, source=str(path))
+        return _plan_in(Document.read(path, PlanError))
 
     @classmethod
     def from_dict(cls, content: Any, source: str = "plan") -> Plan:
-        form = content.get("format") if isinstance(content, dict) else None
-        if form != FORMAT:
-            answer = isinstance(content, dict) and {"stages", "predicted"} <= content.keys()
-            other = "; `tvm-split simulate` takes an answer of `tvm-split solve` with its --problem" if answer else ""
-            raise PlanError(
-                f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}{other}"
-            )
-        if content.get("version") != VERSION:
-            raise PlanError(
-                f"{source} is a plan of version {content.get('version')}, and this tvm-split reads version {VERSION}; "
-                "plan again"
-            )
-        try:
-            parsed = _PlanFile.model_validate(content)
-        except ValidationError as error:
-            raise PlanError(_problems(error, f"{source}: ")) from error
-        try:
-            stages = tuple(each.stage() for each in parsed.stages)
-            machines, codecs = tuple(parsed.machines), tuple(parsed.codecs)
-            origin, remarks = parsed.origin, tuple(parsed.remarks)
-            plan = cls(
-                parsed.model,
-                parsed.objective,
-                origin,
-                machines,
-                stages,
-                codecs=codecs,
-                remarks=remarks,
-                precision=parsed.precision,
-            )
-            for machine in (machine for stage in stages for machine in stage.machines):
-                plan.machine(machine)
-        except PlanError as error:
-            raise PlanError(f"{source}: stages: {error}") from None
-        prediction = parsed.prediction
-        if prediction is None or prediction.pop("for_stages", None) != _digest(stages, codecs, parsed.precision):
-            return plan  # someone has edited them: what was expected of the old ones says nothing
-        try:
-            return replace(plan, prediction=_PREDICTION.validate_python(prediction))
-        except ValidationError as error:
-            raise PlanError(_problems(error, f"{source}: prediction.")) from error
+        """A plan from what `to_dict` gave; errors as of `load`."""
+        return _plan_in(Document(source, content, PlanError))
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+def _plan_in(document: Document) -> Plan:
+    content, source = document.content, document.source
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        answer = isinstance(content, dict) and {"stages", "predicted"} <= content.keys()
+        other = "; `tvm-split simulate` takes an answer of `tvm-split solve` with its --problem" if answer else ""
+        raise PlanError(
+            f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}{other}"
+        )
+    if content.get("version") != VERSION:
+        raise PlanError(
+            f"{source} is a plan of version {content.get('version')}, and this tvm-split reads version {VERSION}; "
+            "plan again"
+        )
+    own = {key: value for key, value in content.items() if key not in ("format", "version")}
+    prediction = own.get("prediction")
+    digest = None
+    if isinstance(prediction, dict):
+        digest = prediction.get("for_stages")
+        own["prediction"] = {key: value for key, value in prediction.items() if key != "for_stages"}
+    plan = replace(document, content=own).value(Plan)
+    try:
+        for machine in (machine for stage in plan.stages for machine in stage.machines):
+            plan.machine(machine)
+    except PlanError as error:
+        raise PlanError(f"{source}: {error}") from None
+    # Where someone has edited the stages, what was expected of the old ones says nothing.
+    return plan if digest == _digest(plan) else replace(plan, prediction=None)
 
 
-class _Part(_Strict):
-    machine: str
-    share: float = Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)
+def _check_machines(stage: Stage) -> None:
+    twice = next((name for name in stage.machines if stage.machines.count(name) > 1), None)
+    if twice is not None:
+        kind = "shards" if stage.sharding else "replicas"
+        raise PlanError(f"{stage.name} has two {kind} on {twice!r}; each must be on a machine of its own")
+    if not stage.machines or len(stage.shares) != len(stage.machines):
+        raise PlanError(
+            f"{stage.name} has {len(stage.machines)} machines and {len(stage.shares)} shares; give one each"
+        )
+    if stage.sharding and len(stage.machines) < 2:
+        raise PlanError(f"{stage.name} has a sharding and one machine; give at least two, or leave it out")
+    if stage.sharding and abs(sum(stage.shares) - 1) > SHARES_TOLERANCE:
+        raise PlanError(
+            f"the shares of {stage.name}, which its machines compute together, add up to {sum(stage.shares):g}; "
+            "make them 1"
+        )
+    try:
+        stage.turns  # noqa: B018  (refuses shares of which there are no turns)
+    except ValueError as error:
+        raise PlanError(f"{stage.name} on {short_list(list(map(repr, stage.machines)))}: {error}") from None
 
 
-class _Shard(_Strict):
-    axis: Axis
-    exchange: Exchange = "fused"
-    parts: list[_Part]
-
-
-class _Stage(_Strict):
-    name: str
-    machine: str
-    replicas: list[_Part] = Field(default=[], description="all machines that take turns, the first too")
-    shard: _Shard | None = Field(default=None, description="how all its machines compute each micro-batch together")
-    layers: list[str]
-
-    def stage(self) -> Stage:
-        if self.replicas and self.shard:
-            raise PlanError(f"{self.name} has replicas and a shard; its machines can take turns or share, not both")
-        parts, kind = (self.shard.parts, "shard") if self.shard else (self.replicas, "replica")
-        names = tuple(each.machine for each in parts)
-        if len(names) == 1 or (self.shard and not names):
-            held = f"one {kind}, on {names[0]!r}" if names else f"a {kind} without parts"
-            raise PlanError(f"{self.name} has {held}; give at least two, or leave it out")
-        if names and names[0] != self.machine:
-            raise PlanError(f"{self.name} is on {self.machine!r}, but its first {kind} is on {names[0]!r}")
-        shares = tuple(each.share for each in parts)
-        sharding = None
-        if self.shard:
-            if abs(sum(shares) - 1) > SHARES_TOLERANCE:
-                raise PlanError(
-                    f"the shares of {self.name}, which its machines compute together, add up to {sum(shares):g}; "
-                    "make them 1"
-                )
-            sharding = Sharding(self.shard.axis, self.shard.exchange)
-        return Stage(names or (self.machine,), tuple(self.layers), shares or (1.0,), self.name, sharding)
-
-
-class _PlanFile(_Strict):
-    format: str
-    version: int
-    model: str
-    objective: str
-    origin: str
-    machines: list[PlannedMachine] = Field(min_length=1)
-    stages: list[_Stage] = Field(min_length=1)
-    codecs: list[PlannedCodec] = []
-    remarks: list[str] = []
-    precision: Precision = "float32"
-    prediction: dict[str, Any] | None = None
-
-
-_PREDICTION = TypeAdapter(Prediction)
-
-
-def _stage_content(stage: Stage) -> dict[str, Any]:
-    """A stage as the plan file has it: where it has several machines, with replicas or a shard."""
-    parts = [{"machine": one, "share": share} for one, share in zip(stage.machines, stage.shares, strict=True)]
-    several: dict[str, Any] = {"replicas": parts} if len(parts) > 1 else {}
-    if stage.sharding:
-        several = {"shard": {**asdict(stage.sharding), "parts": parts}}
-    return {"name": stage.name, "machine": stage.machine, **several, "layers": list(stage.layers)}
-
-
-def _problems(error: ValidationError, where: str) -> str:
-    return few_lines(
-        (f"{where}{'.'.join(map(str, each['loc']))}: {each['msg']}{_given(each)}" for each in error.errors()),
-        error.error_count(),
-    )
-
-
-def _given(problem: ErrorDetails) -> str:
-    """The value that stands there, if it is a short one."""
-    value = problem["input"]
-    return f" (it is {value!r})" if isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN else ""
-
-
-def _digest(stages: Sequence[Stage], codecs: Sequence[PlannedCodec], precision: Precision) -> str:
-    content: list[Any] = [_stage_content(stage) for stage in stages] + [asdict(codec) for codec in codecs]
-    content += [precision] * (precision != "float32")
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+def _digest(plan: Plan) -> str:
+    """Of what a prediction is about: stages, codecs and precision."""
+    content = content_of(plan)
+    about = [content.get(name) for name in ("stages", "codecs", "precision")]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

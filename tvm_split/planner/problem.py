@@ -7,16 +7,18 @@ where all has the same names. Seconds and bytes are those of one micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, Protocol
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import turns_by_share
-from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.units import MOST_AMOUNT
+from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
+from tvm_split.errors import PlanError
+from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST, short_list
 
 Objective = Literal["throughput", "latency"]
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -27,6 +29,18 @@ Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
 """Seconds or bytes."""
 Share = Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]
 """Of micro-batches, or of each one; those of a stage together are 1, or count in proportion."""
+Factor = Annotated[float, Field(ge=LEAST_AMOUNT, le=MOST_AMOUNT, allow_inf_nan=False)]
+BytesPerSecond = Annotated[float, Field(ge=SLOWEST, le=MOST_AMOUNT)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _divisible(seconds: float) -> float:
+    if 0 < seconds < LEAST_AMOUNT:
+        raise ValueError(f"it must be 0, or at least {LEAST_AMOUNT:g}")
+    return seconds
+
+
+Seconds = Annotated[Amount, AfterValidator(_divisible)]
 From = Annotated[str, Field(alias="from")]
 To = Annotated[str, Field(alias="to")]
 """In files, where these may be names."""
@@ -65,13 +79,13 @@ class ProblemMachine:
     """
 
     name: str
-    memory_bytes: float = math.inf
-    transfer_seconds: float = 0.0
-    transfer_seconds_per_byte: float = 0.0
-    contention: float = 1.0
-    alone_contention: float = 1.0
-    alone_transfer_seconds: float | None = None
-    cores: int = 1
+    memory_bytes: Amount = math.inf
+    transfer_seconds: Amount = 0.0
+    transfer_seconds_per_byte: Amount = 0.0
+    contention: Factor = 1.0
+    alone_contention: Factor = 1.0
+    alone_transfer_seconds: Amount | None = None
+    cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 1
 
     def contention_among(self, machines: int) -> float:
         """In a plan of so many machines, this one counted."""
@@ -89,8 +103,8 @@ class ProblemLink:
 
     source: From
     destination: To
-    bytes_per_second: float
-    latency_seconds: float = 0.0
+    bytes_per_second: BytesPerSecond
+    latency_seconds: Amount = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,9 +115,9 @@ class Piece:
     """
 
     name: str
-    seconds: Mapping[str, float]
-    weight_bytes: float = 0.0
-    activation_bytes: float = 0.0
+    seconds: Mapping[str, Seconds]
+    weight_bytes: Amount = 0.0
+    activation_bytes: Amount = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ class Edge:
 
     source: From
     destination: To
-    bytes: float
+    bytes: Amount
     tensor: str | None = None
 
 
@@ -169,19 +183,125 @@ class Problem:
     edges: tuple[Edge, ...]
     replicas: bool = False
     pins: tuple[Pin, ...] = ()
-    maximum_machines: int | None = None
-    stages: int | None = None
-    maximum_period_seconds: float = math.inf
-    maximum_latency_seconds: float = math.inf
-    buffers: int = 0
+    maximum_machines: Count | None = None
+    stages: Count | None = None
+    maximum_period_seconds: Amount = math.inf
+    maximum_latency_seconds: Amount = math.inf
+    buffers: Annotated[int, Field(ge=0, le=int(MOST_AMOUNT))] = 0
     shared_cores: tuple[SharedCores, ...] = ()
-    client_transfer_seconds: float = 0.0
-    client_transfer_seconds_per_byte: float = 0.0
+    client_transfer_seconds: Amount = 0.0
+    client_transfer_seconds_per_byte: Amount = 0.0
 
     @cached_property
     def link_of(self) -> Mapping[tuple[str, str], ProblemLink]:
         """The links by source and destination."""
         return {(link.source, link.destination): link for link in self.links}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a problem, and where: a path in its file, such as ``("links", 2, "from")``."""
+
+    location: tuple[int | str, ...]
+    text: str
+
+
+def require_sense(problem: Problem) -> None:
+    """Raise a `PlanError` that says the first that is wrong with a problem, if anything is."""
+    fault = next(faults(problem), None)
+    if fault is not None:
+        raise PlanError(fault.text)
+
+
+def faults(problem: Problem) -> Iterator[Fault]:
+    """Names that are unknown or there twice, and counts that cannot be; the ranges of numbers are in their types."""
+    machines = [machine.name for machine in problem.machines]
+    pieces = [piece.name for piece in problem.pieces]
+    for kind, names in (("machine", machines), ("piece", pieces)):
+        if not names:
+            yield Fault((f"{kind}s",), f"there are no {kind}s; name at least one")
+        yield from _doubled(kind, names)
+    yield from _link_faults(problem, {*machines, CLIENT})
+    yield from _piece_faults(problem, set(machines))
+    yield from _edge_faults(problem, {*pieces, CLIENT})
+    for index, pin in enumerate(problem.pins):
+        yield from _unknown("piece", pin.piece, set(pieces), ("pins", index, "piece"))
+        key = "not_on" if pin.forbidden else "on"
+        yield from _unknown("machine", pin.machine, set(machines), ("pins", index, key))
+    for index, shared in enumerate(problem.shared_cores):
+        for place, name in enumerate(shared.machines):
+            where = ("shared_cores", index, "machines", place)
+            yield from _unknown("machine", name, {*machines, CLIENT}, where)
+            if name in shared.machines[:place]:
+                yield Fault(where, f"{name!r} is there twice; give it once")
+    yield from _count_faults(problem)
+
+
+def _link_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
+    ends: set[tuple[str, str]] = set()
+    for index, link in enumerate(problem.links):  # there may be a million, of which hardly one is wrong
+        pair = link.source, link.destination
+        if pair in ends or pair[0] == pair[1] or pair[0] not in known or pair[1] not in known:
+            yield from _unknown("machine", link.source, known, ("links", index, "from"))
+            yield from _unknown("machine", link.destination, known, ("links", index, "to"))
+            what = f"link from {link.source!r} to {link.destination!r}"
+            if pair[0] == pair[1]:
+                yield Fault(("links", index, "to"), f"{what} goes to itself")
+            elif pair in ends:
+                yield Fault(("links", index), f"{what} is there twice; give it once")
+        ends.add(pair)
+
+
+def _piece_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+    for index, piece in enumerate(problem.pieces):
+        if not piece.seconds.keys() <= machines:
+            for name in piece.seconds:
+                yield from _unknown("machine", name, machines, ("pieces", index, "seconds", name))
+
+
+def _edge_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
+    bytes_of: dict[tuple[str, str], float] = {}
+    for index, edge in enumerate(problem.edges):
+        yield from _unknown("piece", edge.source, known, ("edges", index, "from"))
+        yield from _unknown("piece", edge.destination, known, ("edges", index, "to"))
+        what = f"edge from {edge.source!r} to {edge.destination!r}"
+        if edge.source == edge.destination:
+            yield Fault(("edges", index, "to"), f"{what} goes to itself")
+        if edge.tensor is not None and bytes_of.setdefault((edge.source, edge.tensor), edge.bytes) != edge.bytes:
+            before = bytes_of[edge.source, edge.tensor]
+            text = f"{what}: tensor {edge.tensor!r} has {edge.bytes:g} bytes here and {before:g} on an edge before"
+            yield Fault(("edges", index, "bytes"), text)
+
+
+def _count_faults(problem: Problem) -> Iterator[Fault]:
+    stages, most = problem.stages, problem.maximum_machines
+    for key, count in (("maximum_machines", most), ("stages", stages)):
+        if count is not None and count < 1:
+            yield Fault((key,), f"{key} is {count}; it must be 1 or more")
+    for limit, text in (
+        (len(problem.machines), f"there are {len(problem.machines)} machines, and each holds one stage"),
+        (len(problem.pieces), f"there are {len(problem.pieces)} pieces, and a stage holds at least one"),
+        (most, f"at most {most} machines may be used, and each holds one stage"),
+    ):
+        if stages is not None and limit is not None and stages > limit:
+            yield Fault(("stages",), f"{stages} stages were asked for, but {text}; ask for fewer")
+
+
+def _doubled(kind: str, names: Sequence[str]) -> Iterator[Fault]:
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        where = (f"{kind}s", index, "name")
+        if not name:
+            yield Fault(where, f"a {kind} has no name")
+        if name == CLIENT:
+            yield Fault(where, f"a {kind} cannot be named {CLIENT!r}, which stands for the caller")
+        if first.setdefault(name, index) != index:
+            yield Fault(where, f"two {kind}s are named {name!r}; names must be distinct")
+
+
+def _unknown(kind: str, name: str, known: Iterable[str], where: tuple[int | str, ...]) -> Iterator[Fault]:
+    if name not in known:
+        yield Fault(where, f"no {kind} is named {name!r}; there are {short_list(sorted({*known} - {CLIENT}), 8)}")
 
 
 Axis = Literal["rows", "columns", "channels", "heads", "batch"]
@@ -209,7 +329,7 @@ class Stage:
 
     machines: tuple[str, ...]
     layers: tuple[str, ...]
-    shares: tuple[float, ...] = (1.0,)
+    shares: tuple[Share, ...] = (1.0,)
     name: str = ""
     sharding: Sharding | None = None
 

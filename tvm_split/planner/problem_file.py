@@ -12,61 +12,36 @@ under the same names, such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
-from tvm_split.planner.problem import Problem, Solution, Stage
-from tvm_split.planner.search.faults import faults
-from tvm_split.units import MOST_AMOUNT, few_lines
+from tvm_split.planner.problem import Problem, Share, Solution, Stage, faults
+from tvm_split.values import Document, content_of
 
-WORDS = {"unexpected_keyword_argument": "there is no such key"}
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The one in C is twelve times as fast, where it was built."""
-MOST_WITH_LINES = 20_000_000
-"""Characters of a file whose lines are looked for; of longer ones the place is said without."""
-_PROBLEM = TypeAdapter(Problem)
+FASTEST = 1e18
+"""Bytes a second of a link without a limit, as files have them: JSON knows no infinity."""
 
 
 def read_problem_file(path: Path) -> Problem:
-    """The problem in a JSON file.
+    """The problem in a JSON file; what is null there counts as left out.
 
     Raises:
         PlanError: it cannot be read, is no JSON, or says what cannot be: with the file, the line, and what is expected.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read the problem file {path}: {error}") from error
-    try:
-        content = json.loads(text, object_pairs_hook=_given)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{path}:{error.lineno}: this is no JSON: {error.msg} (column {error.colno})") from error
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path}: this is no JSON: {error}") from error
-    other = _other_file(content)
+    document = Document.read(path, PlanError, without_nulls=True)
+    other = _other_file(document.content)
     if other:
         raise PlanError(f"{path} is {other}, and no planning problem, as `tvm-split plan --write-problem` writes one")
-    try:
-        problem = _PROBLEM.validate_json(json.dumps(content) if "null" in text else text)
-    except ValidationError as error:
-        found = [(each["loc"], WORDS.get(each["type"], each["msg"])) for each in error.errors()]
-        raise PlanError(_with_lines(path, text, found)) from error
+    problem = document.value(Problem)
     wrong = [(fault.location, fault.text) for fault in faults(problem)]
     if wrong:
-        raise PlanError(_with_lines(path, text, wrong))
+        raise document.complaint(wrong)
     return problem
 
 
@@ -79,49 +54,38 @@ def _other_file(content: Any) -> str:
     return "an answer of `tvm-split solve --json`" if {"stages", "predicted"} <= content.keys() else ""
 
 
+@dataclass(frozen=True)
+class _AnsweredStage:
+    machine: str
+    pieces: Annotated[tuple[str, ...], Field(min_length=1)]
+    machines: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        machines = len(self.machines) or 1
+        if machines != len(self.shares):
+            raise ValueError(f"{len(self.shares)} shares for {machines} of machines; give one for each")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    stages: Annotated[tuple[_AnsweredStage, ...], Field(min_length=1)]
+
+
 def read_solution_file(path: Path) -> tuple[Stage, ...]:
     """The stages in a file that has what `solution_to_dict` gave.
 
     Raises:
         PlanError: it cannot be read, or is no such answer.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {error}") from error
-    if isinstance(content, dict) and content.get("format") == PLAN_FORMAT:
+    document = Document.read(path, PlanError)
+    if isinstance(document.content, dict) and document.content.get("format") == PLAN_FORMAT:
         raise PlanError(f"{path} is a plan, and no answer of `tvm-split solve --json`, which a problem belongs to")
     try:
-        return tuple(each.stage() for each in _Answer.model_validate(content).stages)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {where}: {first['msg']}") from error
-
-
-class _AnsweredStage(BaseModel):
-    machine: str
-    machines: list[str] = Field(default=[], description="of replicas, the first too")
-    shares: list[Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]] = [1.0]
-    pieces: list[str] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _has_a_share_for_each(self) -> Self:
-        machines = len(self.machines) or 1
-        if machines != len(self.shares):
-            raise PydanticCustomError(
-                "shares", f"{len(self.shares)} shares for {machines} of machines; give one for each"
-            )
-        return self
-
-    def stage(self) -> Stage:
-        return Stage(tuple(self.machines) or (self.machine,), tuple(self.pieces), tuple(self.shares))
-
-
-class _Answer(BaseModel):
-    stages: list[_AnsweredStage] = Field(min_length=1)
+        answer = document.value(_Answer)
+    except PlanError as error:
+        raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {error}") from error
+    return tuple(Stage(each.machines or (each.machine,), each.pieces, each.shares) for each in answer.stages)
 
 
 def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
@@ -156,41 +120,9 @@ def _stage(problem: Problem, stage: Stage) -> dict[str, Any]:
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """The content of a problem file, without what is infinite or not given."""
-    content: dict[str, Any] = _finite(_PROBLEM.dump_python(problem, by_alias=True))
-    for each in content["links"]:
-        # JSON has no infinity; this many bytes a second take no time that anything here measures.
-        each.setdefault("bytes_per_second", 1e18)
+    """The content of a problem file, without what is as usual."""
+    content = content_of(problem)
+    for link in content["links"]:
+        if math.isinf(link["bytes_per_second"]):
+            link["bytes_per_second"] = FASTEST
     return content
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items() if each is not None and each != math.inf}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of distinct keys, without those that have nothing."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise PlanError(f"the key {twice!r} is there twice in one object; give it once")
-    return {key: value for key, value in pairs if value is not None} if None in found.values() else found
-
-
-def _with_lines(path: Path, text: str, wrong: Sequence[tuple[tuple[int | str, ...], str]]) -> str:
-    try:
-        if len(text) > MOST_WITH_LINES:
-            raise yaml.YAMLError
-        # Tabs between tokens are JSON, but not YAML; inside strings JSON has none.
-        tree = yaml.compose(text.replace("\t", " "), Loader=LOADER)
-        lines = (f"{path}:{line_of(tree, location)}: {_dotted(location)}: {message}" for location, message in wrong)
-    except (yaml.YAMLError, RecursionError):
-        lines = (f"{path}: {_dotted(location)}: {message}" for location, message in wrong)
-    return few_lines(lines, len(wrong))
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location)) or "file"

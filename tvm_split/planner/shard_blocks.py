@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.profile import ClusterProfile
 
 MOST_BLOCKS = 24

@@ -11,7 +11,7 @@ from typing import get_args
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import assign_layers, covers, near_names
-from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding, Stage
 from tvm_split.planner.request import Split
 from tvm_split.planner.shard import Shard

@@ -8,7 +8,7 @@ from functools import partial
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded
-from tvm_split.planner.fewer_machines import MARGIN
+from tvm_split.planner.fewest_machines import MARGIN
 from tvm_split.planner.prediction import Certificate, ComparedPlan, Prediction, predict
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from relay_passes.contract import main_function, operations_of
 from relay_passes.rewrite import operator_name
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.describe import shape_of, tensors_in
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.errors import PlanError
 from tvm_split.measuring.part_estimates import PartEstimates, transfers_of
@@ -33,7 +34,6 @@ from tvm_split.planner.shard_blocks import blocks_of
 from tvm_split.planner.shard_search import Segment, Way, cheapest
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
 from tvm_split.planner.step_graph import StepGraph
-from tvm_split.planner.tensor_types import shape_of, tensors_in
 from tvm_split.steps import StepProgress
 from tvm_split.units import names_of
 

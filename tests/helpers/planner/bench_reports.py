@@ -22,7 +22,7 @@ def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str
         "machines": [
             {
                 "machine": each["machine"],
-                "stages": [stage["name"] for stage in content["stages"] if stage["machine"] == each["machine"]],
+                "stages": [stage["name"] for stage in content["stages"] if each["machine"] in stage["machines"]],
                 "shares": [1.0],
                 "micro_batches": 100,
                 "compute_seconds": compared(each["compute_seconds"], slow.get(each["machine"], 1.0)),
@@ -36,5 +36,5 @@ def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str
         "streamed": 100,
         "advice": [],
         "profiled_at": prediction["profiled_at"],
-        "corrections": prediction["corrections"],
+        "corrections": prediction.get("corrections", {}),
     }

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.planner.layer_graph import LayerGraph, Value
+from tvm_split.planner.graph import LayerGraph, Value
 
 
 def graph(edges: dict[str, list[str]], independent: tuple[str, ...] = ()) -> LayerGraph:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
-from tvm_split.planner.rare_replicas import with_turns
+from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.search.instance import Instance, instance_of
 
 MachineKinds = Literal["equal", "three kinds", "unlike"]

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.layer_graphs import chain_graph
-from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.model_problem import model_problem, stages_of_layers
-from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.build_problem import model_problem, stages_of_layers
+from tvm_split.planner.graph import LayerGraph, piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import predict_solution
 from tvm_split.planner.problem import Objective, Problem, Stage

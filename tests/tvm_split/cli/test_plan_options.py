@@ -20,7 +20,7 @@ def planned(invoke_json, onnx_path):
 
 
 def on(found, machine):
-    return [layer for stage in found["plan"]["stages"] if stage["machine"] == machine for layer in stage["layers"]]
+    return [layer for stage in found["plan"]["stages"] if stage["machines"] == [machine] for layer in stage["layers"]]
 
 
 def test_pins(planned):
@@ -53,10 +53,10 @@ def test_replicas(invoke, invoke_json, tmp_path, monkeypatch):
     found = invoke_json(*options)
     assert [len(stage["layers"]) for stage in found["stages"]] == [3]
     (stage,) = found["plan"]["stages"]
-    assert stage["replicas"] == [{"machine": A, "share": 0.5}, {"machine": B, "share": 0.5}]
+    assert (stage["machines"], stage["shares"]) == ([A, B], [0.5, 0.5])
     assert "takes turns" in invoke(*options).stdout
     pinned = invoke_json(*options, "--pin", "0=machine-a")
-    assert "replicas" not in pinned["plan"]["stages"][0]  # a pinned layer is on its machine alone
+    assert len(pinned["plan"]["stages"][0]["machines"]) == 1  # a pinned layer is on its machine alone
 
 
 def test_estimates_are_called_estimates(planned):
@@ -80,7 +80,7 @@ def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):
     demands = ("--stages", "2", "--pin", "conv_1=machine-b", "--maximum-latency", "0.5")
     found = planned(*demands, "--write-problem", path)
     alone = invoke_json("solve", path)
-    assert [stage["machine"] for stage in alone["stages"]] == [stage["machine"] for stage in found["plan"]["stages"]]
+    assert [stage["machine"] for stage in alone["stages"]] == [stage["machine"] for stage in found["stages"]]
     for mine, other in zip(alone["stages"], found["plan"]["stages"], strict=True):
         assert mine["pieces"] == other["layers"]  # from estimates, every layer is a piece
     assert alone["predicted"]["period_seconds"] == pytest.approx(found["prediction"]["period_seconds"])
@@ -125,7 +125,7 @@ def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
     result = invoke(*improve, plan, "--output", better)
     assert "the plan changes: it gains" in result.stderr
     found = json.loads(better.read_text())
-    assert [stage["machine"] for stage in found["stages"]] == [other]
+    assert [stage["machines"] for stage in found["stages"]] == [[other]]
     assert found["origin"] == "corrected by measurements"
     assert "the plan stays" in invoke(*improve, better).stderr
     # The new plan runs as predicted. That its machine is as fast as expected does not make the other one fast again.
@@ -195,7 +195,7 @@ def test_wrong_use(invoke, onnx_path, options, message):
     [
         (["--plan", "plan.json"], "--measured"),
         (["--measured", "report.json"], "--plan"),
-        (["--plan", "no.json", "--measured", "no.json"], "cannot read the plan no.json"),
+        (["--plan", "no.json", "--measured", "no.json"], "cannot read no.json"),
         (["--plan", "p.json", "--measured", "r.json", "--refresh"], "--refresh: new measurements need no correction"),
         (["--plan", "p.json", "--measured", "r.json", "--split", "machine-a=conv_1"], "--split: "),
         (["--plan", "p.json", "--measured", "r.json", "--batches", "1,2"], "--batches"),

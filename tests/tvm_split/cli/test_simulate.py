@@ -96,16 +96,6 @@ def test_layers_that_machines_share(invoke, shared_path):
     assert f"{B} is lost at" in text
 
 
-def test_a_plan_from_before_parts_were_kept_is_to_be_made_anew(invoke, shared_path, tmp_path):
-    content = json.loads(shared_path.read_text())
-    del content["prediction"]["parts"], content["prediction"]["deliveries"]
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps(content))
-    text = " ".join(invoke("simulate", old, code=2).stderr.split())
-    assert "the machines of stage_0 compute it together" in text
-    assert "make the plan anew with `tvm-split plan`" in text
-
-
 def test_a_machine_slows_down(invoke, plan_path):
     found = json.loads(invoke("simulate", plan_path, "--slow", f"{A}=4", "--json").stdout)
     assert found["period_seconds"] > 0.039
@@ -145,10 +135,11 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
 def test_a_machine_that_is_idle_cannot_be_lost(invoke, tmp_path):
     problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
     machines = [{"name": f"m{index:03}"} for index in range(200)]
-    groups, seconds = {"fast": [each["name"] for each in machines[:100]]}, {"fast": 1, "m150": 9}
+    names = [each["name"] for each in machines[:100]]
+    seconds = dict.fromkeys(names, 1) | {"m150": 9}
     content = {"objective": "throughput", "replicas": True, "machines": machines, "links": [], "edges": []}
-    problem.write_text(json.dumps({**content, "groups": groups, "pieces": [{"name": "p", "seconds": seconds}]}))
-    stage = {"machine": "m000", "machines": groups["fast"], "shares": [0.01] * 100, "pieces": ["p"]}
+    problem.write_text(json.dumps({**content, "pieces": [{"name": "p", "seconds": seconds}]}))
+    stage = {"machine": "m000", "machines": names, "shares": [0.01] * 100, "pieces": ["p"]}
     answer.write_text(json.dumps({"stages": [stage]}))
     text = " ".join(invoke("simulate", answer, "--problem", problem, "--lose", "m150@1", code=2).stderr.split())
     assert "does not use a machine named 'm150'; it uses m000, m001, m002, … 94 more …, m097, m098, m099" in text
@@ -194,7 +185,7 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved, tmp_pat
     wrong = tmp_path / "wrong.json"
     for text, words in (
         ("[]", "file: Input should be"),
-        ('{"stages": []}', "stages: List should have at least 1 item"),
+        ('{"stages": []}', "stages: Tuple should have at least 1 item"),
         ('{"stages": [[]]}', "stages.0: Input should be"),
         ('{"stages": [{"pieces": ["layer-0"]}]}', "stages.0.machine: Field required"),
         ('{"stages": [{"machine": 1, "pieces": ["a"]}]}', "stages.0.machine: Input should be a valid string"),
@@ -210,11 +201,11 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved, tmp_pat
             '{"stages": [{"machine": "a", "pieces": ["a"], "shares": []}]}',
             "stages.0: 0 shares for 1 of machines; give one for each",
         ),
-        ("{", "Expecting property name"),
+        ("{", "this is no JSON"),
     ):
         wrong.write_text(text)
         said = " ".join(invoke("simulate", wrong, "--problem", problem, code=2).stderr.split())
-        assert f"{wrong} is no answer of" in said
+        assert str(wrong) in said
         assert words in said
     assert f"{plan_path} is a plan, and no answer" in invoke("simulate", plan_path, "--problem", problem, code=2).stderr
     assert "takes an answer of `tvm-split solve` with its --problem" in invoke("simulate", answer, code=2).stderr

@@ -8,7 +8,7 @@ from torch import nn
 
 import tvm_split
 from tests.models import torch_models
-from tvm_split.planner.cost import model_operations
+from tvm_split.compiler.describe import model_operations
 
 MODELS = {
     "resnet": (torch_models.resnet, (torch.zeros(1, 3, 32, 32),)),

@@ -10,7 +10,7 @@ from tests.models.torch_models import vgg
 from tvm_split.measuring.part_estimates import PartEstimates
 from tvm_split.measuring.part_profiling import profile_parts
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replanning import calibrated
+from tvm_split.planner.replan import calibrated
 from tvm_split.planner.request import PlanRequest
 from tvm_split.posing import pose
 

@@ -17,7 +17,7 @@ from tvm_split.compiler.targets import host_target
 from tvm_split.compiling import cut_model, tensor_spec
 from tvm_split.measuring.target_code import target_code
 from tvm_split.planner.by_hand import with_independent_layers
-from tvm_split.planner.pieces import piece_edges, pieces_of
+from tvm_split.planner.graph import piece_edges, pieces_of
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 Moved = dict[tuple[str, str, str], int]

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from tests.helpers.planner.layer_graphs import graph
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import assign_layers, group_stages, stages_by_hand
-from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.graph import LayerGraph
 
 CHAIN = graph(
     {"conv1": [], "relu": ["conv1"], "block.0.conv": ["relu"], "block.0.norm": ["block.0.conv"], "fc": ["block.0.norm"]}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.planner.layer_graphs import chain_graph
 from tests.helpers.planner.profiles import A, B, chain_profile, graph_of
-from tvm_split.planner.layer_graph import LayerGraph, Value
+from tvm_split.planner.graph import LayerGraph, Value
 from tvm_split.planner.profile import ModelPiece
 from tvm_split.planner.shard_blocks import MOST_BLOCKS, blocks_of
 

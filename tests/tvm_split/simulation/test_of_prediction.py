@@ -57,7 +57,8 @@ def planned(
     prediction = predict(problem, parts, Certificate(0.0, "test"), profile, coded)
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (A, B, C))
     used = tuple(dict.fromkeys(each.machines[0] for each in parts.steps))
-    stage = Stage(used, ("layer_0",), (1 / len(used),) * len(used), "stage", Sharding("rows", "each"))
+    sharding = Sharding("rows", "each") if len(used) > 1 else None
+    stage = Stage(used, ("layer_0",), (1 / len(used),) * len(used), "stage", sharding)
     return Plan("net", "latency", "test", machines, (stage,), prediction)
 
 

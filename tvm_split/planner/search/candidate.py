@@ -11,7 +11,7 @@ import numpy as np
 
 from tvm_split.planner.evaluate import Flow
 from tvm_split.planner.problem import TOLERANCE, Evaluation, Problem, Stage, Timed, objective_seconds
-from tvm_split.planner.rare_replicas import fairest_turns
+from tvm_split.planner.round_robin import fairest_turns
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.placement import Placed, flow_of_stages
 

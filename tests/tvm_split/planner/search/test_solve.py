@@ -48,7 +48,6 @@ SMALL = tuple(ProblemMachine(name, 15.0) for name in "ab")
         ({"maximum_latency_seconds": 4.2, "maximum_period_seconds": 2.5}, "with that period, the least .* is 4.5 s"),
         ({"pins": (Pin("p9", "a"),)}, "no piece is named 'p9'; there are"),
         ({"links": (ProblemLink("a", "d", 1.0),)}, "no machine is named 'd'; there are a, b"),
-        ({"edges": (Edge("p0", "p1", -1.0),)}, "bytes is -1.0; it must be 0 or more"),
         ({"edges": (Edge("p0", "p1", 1.0), Edge("p1", "p0", 1.0))}, "circle among 'p0', 'p1'"),
         ({"machines": ()}, "there are no machines"),
     ],

@@ -5,7 +5,7 @@ import torch
 
 import tvm_split
 from tvm_split.cluster.machine import Link, Machine
-from tvm_split.planner.estimating import BUS, estimated_profile
+from tvm_split.planner.estimate import BUS, estimated_profile
 
 A, B = "machine-a", "machine-b"
 
@@ -14,7 +14,7 @@ def test_twice_the_threads_take_half_the_time():
     network = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 16)).eval()
     model = tvm_split.load_model(network, (torch.zeros(8, 64),))
     cluster = tvm_split.Cluster("local", (Machine(A), Machine(B, threads=2)), (Link(A, B, 1e9, 0.25),))
-    found = estimated_profile(model, cluster)
+    found = estimated_profile(model.description, cluster)
     assert [(each.name, each.layers, each.weight_bytes) for each in found.pieces] == [
         ("0", ("0",), 4 * 65 * 32),
         ("1", ("1",), 4 * 33 * 16),
@@ -34,7 +34,7 @@ def test_a_gpu_is_taken_to_be_one_and_costs_no_cores():
     network = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2)).eval()
     model = tvm_split.load_model(network, (torch.zeros(64, 4096),))
     gpu = Machine(B, target={"kind": "cuda", "arch": "sm_90"})
-    found = estimated_profile(model, tvm_split.Cluster("local", (Machine(A, threads=4), gpu)))
+    found = estimated_profile(model.description, tvm_split.Cluster("local", (Machine(A, threads=4), gpu)))
     one, two = found.machines
     assert one.pieces["0"].seconds > 20 * two.pieces["0"].seconds
     assert min(each.seconds for each in two.pieces.values()) >= 5e-6
@@ -49,7 +49,7 @@ def test_links_from_gpu_to_gpu_are_known_where_they_are_asked_for():
         Machine(name, target={"kind": "cuda", "arch": "sm_90"} if name != "cpu" else None) for name in names
     )
     links = (Link(A, B, 1e11, 1e-5, transport="nccl"), Link(A, "cpu"), Link(B, "cpu"))
-    found = estimated_profile(model, tvm_split.Cluster("local", machines, links))
+    found = estimated_profile(model.description, tvm_split.Cluster("local", machines, links))
     assert {ends for ends in [(each.source, each.destination, each.transport) for each in found.links] if ends[2]} == {
         (A, B, "nccl"),
         (B, A, "nccl"),

@@ -11,7 +11,7 @@ from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
-from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.fewer_machines import MORE_MACHINES
+from tvm_split.planner.fewest_machines import MORE_MACHINES
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import objective_seconds
 

@@ -10,7 +10,7 @@ from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replanning import Measured, calibrated, corrections_of, replan
+from tvm_split.planner.replan import Measured, calibrated, corrections_of, replan
 from tvm_split.planner.search import solve
 
 PROFILE = chain_profile({A: [0.002] * 6, B: [0.002] * 6})

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given, strategies as st
 
 from tvm_split.planner.by_hand import with_independent_layers
-from tvm_split.planner.layer_graph import LayerGraph, Value
-from tvm_split.planner.pieces import piece_edges, pieces_of, pieces_of_kernels
+from tvm_split.planner.graph import LayerGraph, Value, piece_edges, pieces_of, pieces_of_kernels
 from tvm_split.planner.problem import Edge
 
 

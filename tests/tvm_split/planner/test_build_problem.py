@@ -11,8 +11,8 @@ from tests.helpers.planner.layer_graphs import chain_graph
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.model_problem import BUFFERS, stages_of_layers, stages_of_pieces
+from tvm_split.planner.build_problem import BUFFERS, stages_of_layers, stages_of_pieces
+from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Pin, Stage
 from tvm_split.planner.profile import Bus, ModelPiece, StreamingCost
 from tvm_split.planner.search import solve

@@ -1,18 +1,18 @@
-"""A profile from the graph alone, for planning without machines at hand; every figure in it is an estimate."""
+"""Times and profiles from the graph alone, for planning without machines at hand; every figure is an estimate."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import cores_by_address, shared_cores
 from tvm_split.cluster.machine import Machine
-from tvm_split.model import Model
-from tvm_split.planner.cost import CORE, GPU, Roofline, estimated_seconds, weight_bytes
+from tvm_split.planner.graph import ModelDescription
 from tvm_split.planner.profile import (
     SHORTEST_SECONDS,
     Bus,
@@ -24,6 +24,10 @@ from tvm_split.planner.profile import (
     StreamingCost,
 )
 
+OPERATIONS_PER_SECOND = 50e9
+BYTES_PER_SECOND = 10e9
+"""Of one present-day CPU core. Only the ratio of the two matters for balance: it says how many operations a byte is
+worth, and 5 lies between cores with and without wide vectors."""
 LINK_BYTES_PER_SECOND = 125e6
 LINK_LATENCY_SECONDS = 0.5e-3
 """A lab's gigabit Ethernet."""
@@ -31,10 +35,36 @@ BUS = Bus(12e9, 20e-6)
 """PCI Express 3.0 with 16 lanes, and what it takes to begin a copy and to notice its end."""
 
 
-def estimated_profile(model: Model, cluster: Cluster) -> ClusterProfile:
+@dataclass(frozen=True)
+class Roofline:
+    """What a processor does in a second at most, and what each operation takes besides."""
+
+    operations_per_second: float
+    bytes_per_second: float
+    call_seconds: float = 0.0
+
+
+CORE = Roofline(OPERATIONS_PER_SECOND, BYTES_PER_SECOND)
+GPU = Roofline(10e12, 500e9, 5e-6)
+"""Some GPU of these years, in float32, and the launch of a kernel: so that plans without one at hand are of any use."""
+
+
+def estimated_seconds(model: ModelDescription, processor: Roofline = CORE) -> dict[str, float]:
+    """Seconds per layer, by default on one core: the longer of computing and of moving the operands once."""
+    return {
+        layer: math.fsum(
+            max(call.operations / processor.operations_per_second, call.bytes / processor.bytes_per_second)
+            + processor.call_seconds
+            for call in calls
+        )
+        for layer, calls in model.calls.items()
+    }
+
+
+def estimated_profile(model: ModelDescription, cluster: Cluster) -> ClusterProfile:
     """Every unit of layers is a piece; a machine with twice the threads is taken to be twice as fast, and GPUs to be
     all the same, on buses that are all the same."""
-    weights, units = weight_bytes(model), model.graph.units
+    weights, units = model.weight_bytes, model.graph.units
     alone = {
         processor: {unit[0]: sum(seconds[layer] for layer in unit) for unit in units}
         for processor in (CORE, GPU)

@@ -14,7 +14,7 @@ from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
-from tvm_split.planner.rare_replicas import fairest_turns, with_turns
+from tvm_split.planner.round_robin import fairest_turns, with_turns
 from tvm_split.planner.search import solve
 from tvm_split.planner.search.candidate import Deliveries, candidate
 from tvm_split.planner.search.instance import instance_of

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
-from tvm_split.planner.advice import one_machine_advice
-from tvm_split.planner.fewer_machines import with_fewest_machines
-from tvm_split.planner.model_problem import stages_of_layers
+from tvm_split.planner.build_problem import stages_of_layers
+from tvm_split.planner.explain import one_machine_advice
+from tvm_split.planner.fewest_machines import with_fewest_machines
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import predict_solution
 from tvm_split.planner.search import solve

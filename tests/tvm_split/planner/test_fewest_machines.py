@@ -9,7 +9,7 @@ import pytest
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tests.helpers.planner.steps import evaluate_stages
-from tvm_split.planner.fewer_machines import MARGIN, with_fewest_machines
+from tvm_split.planner.fewest_machines import MARGIN, with_fewest_machines
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import solve
 

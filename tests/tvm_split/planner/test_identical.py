@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.planner.alike import with_alike_counted, with_equals_alike
+from tvm_split.planner.identical import with_alike_counted, with_equals_alike
 from tvm_split.planner.profile import ClusterProfile, PieceTime
 from tvm_split.planner.search import solve
 from tvm_split.planner.search.instance import instance_of

@@ -1,0 +1,66 @@
+"""Values in files: what is wrong is said with its line, what is as usual is not written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import ConfigDict, Field
+
+from tvm_split.errors import PlanError
+from tvm_split.values import Document, content_of, read, write
+
+
+@dataclass(frozen=True)
+class Wheel:
+    spokes: Annotated[int, Field(ge=3)]
+    color: str = "black"
+
+
+@dataclass(frozen=True)
+class Bicycle:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    wheels: tuple[Wheel, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.wheels) == 1:
+            raise ValueError("one wheel is none")
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path, value = tmp_path / "file.json", Bicycle("red", (Wheel(12), Wheel(24, "grey")))
+    assert content_of(value) == {"name": "red", "wheels": [{"spokes": 12}, {"spokes": 24, "color": "grey"}]}
+    write(content_of(value), path)
+    assert read(Bicycle, path, PlanError) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"name": "a",\n "wheels": [{"spokes": 9},\n {"spokes": 1}]}', r":3: wheels.1.spokes: .*\(it is 1\)"),
+        ('{"name": "a",\n "bell": 1}', ":2: bell: there is no such key"),
+        ('{"name": "a", "wheels": [{"spokes": 9}]}', ":1: file: one wheel is none"),
+        ('{"name": "a",\n "name": "b"}', "the key 'name' is there twice"),
+        ('{"name": "a",\n\t"wheels": [{"spokes": 1}]}', ":2: wheels"),
+        ('{"name": "a",\n,}', ":2: this is no JSON"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(PlanError, match=f"file.json.*{message}"):
+        read(Bicycle, path, PlanError)
+
+
+def test_what_comes_from_no_file_has_no_lines() -> None:
+    with pytest.raises(PlanError, match="manifest: name: Field required"):
+        Document("manifest", {}, PlanError).value(Bicycle)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"cannot read .*missing\.json: No such file"):
+        read(Bicycle, tmp_path / "missing.json", PlanError)

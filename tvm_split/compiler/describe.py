@@ -1,0 +1,131 @@
+"""A model as numbers and names, for planners that import no TVM: layers, what they need, compute and hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import tvm
+from tvm import relax
+
+from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
+from relay_passes.rewrite import is_tensor_constant, operator_name
+from rpc_runtime.program.routes import CLIENT
+from tvm_split.planner.graph import Call, LayerGraph, ModelDescription, Value
+
+if TYPE_CHECKING:
+    from tvm_split.model import Model
+
+
+def describe(model: Model) -> ModelDescription:
+    """The layers of a model with what they compute and hold."""
+    costs: dict[str, list[Call]] = {layer: [] for layer in model.layer_names}
+    weights = dict.fromkeys(model.layer_names, 0)
+    for name, work, moved in calls(model.module):
+        if name in model.layers:
+            costs[model.layers[name]].append(Call(work, moved))
+    for binding in bindings_of(main_function(model.module)):
+        layer = model.layers.get(binding.var.name)
+        if layer is not None and isinstance(binding.value, relax.Call):
+            constants = [each for each in binding.value.args if is_tensor_constant(each)]
+            weights[layer] += sum(size_bytes(each.ty) for each in constants)
+    return ModelDescription(model.name, model.graph, {name: tuple(each) for name, each in costs.items()}, weights)
+
+
+def layer_graph(model: Model) -> LayerGraph:
+    """The graph of a model's layers, built anew; a model keeps its own as ``model.graph``."""
+    function = main_function(model.module)
+    bindings = [each for each in bindings_of(function) if each.var.name in model.layers]
+    inputs = {parameter.name for parameter in function.params}
+    returned = {getattr(field, "name", "") for field in returned_fields(function)}
+    depends_on_input = set(inputs)
+    consumers: dict[str, set[str]] = {}
+    predecessors: dict[str, set[str]] = {layer: set() for layer in model.layer_names}
+    for binding in bindings:
+        layer = model.layers[binding.var.name]
+        for used in used_variables(binding.value):
+            if used.name in depends_on_input:
+                depends_on_input.add(binding.var.name)
+            if used.name in inputs or used.name in model.layers:
+                consumers.setdefault(used.name, set()).add(layer)
+            if model.layers.get(used.name, layer) != layer:
+                predecessors[layer].add(model.layers[used.name])
+    # A table that the model returns has to be made somewhere, so it counts like any other layer.
+    dependent = {layer for name, layer in model.layers.items() if name in depends_on_input or name in returned}
+    independent = frozenset(model.layer_names) - dependent
+    return LayerGraph(
+        layers=model.layer_names,
+        predecessors={layer: frozenset(before - independent) for layer, before in predecessors.items()},
+        independent=independent,
+        values=tuple(
+            Value(
+                size_bytes(binding.var.ty),
+                model.layers[name],
+                # What depends on no input does not travel between layers: each computes it again.
+                frozenset(consumers.get(name, ()) if name in depends_on_input else ()),
+                name,
+                name in returned,
+                isinstance(binding.var.ty, relax.TensorType),
+            )
+            for binding in bindings
+            if (name := binding.var.name) in returned or (name in depends_on_input and name in consumers)
+        ),
+        inputs=tuple(
+            Value(size_bytes(each.ty), CLIENT, frozenset(consumers.get(name, ())), name, name in returned)
+            for each in function.params
+            if (name := each.name)
+        ),
+    )
+
+
+def model_operations(model: Model) -> float:
+    """Floating-point operations of one run, as the layers are defined."""
+    return sum(work for _, work, _ in calls(model.module))
+
+
+def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
+    """Of every operation that makes a tensor: its variable, its operations, and the bytes of operands and results."""
+    for binding in bindings_of(main_function(module)):
+        call = binding.value
+        result = tensors_in(call.ty) if isinstance(call, relax.Call) else []
+        if result:
+            operands = [tensor for argument in call.args for tensor in tensors_in(argument.ty)]
+            work = operations(operator_name(call), [shape_of(each) for each in operands], shape_of(result[0]))
+            yield binding.var.name, work, sum(size_bytes(tensor) for tensor in [*result, *operands])
+
+
+def operations(operator: str, operands: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> float:
+    """Floating-point operations of one call; a multiplication and an addition count as two."""
+    size = math.prod(result)
+    if operator.startswith("relax.nn.conv") and "transpose" not in operator:
+        return 2.0 * size * math.prod(operands[1][1:])
+    if operator.startswith("relax.nn.conv"):
+        return 2.0 * math.prod(operands[0]) * math.prod(operands[1][1:])
+    if operator == "relax.matmul":
+        return 2.0 * size * operands[0][-1]
+    if operator.startswith("relax.nn.attention"):
+        batch, queries, heads, width = operands[0]
+        return 4.0 * batch * heads * queries * operands[1][1] * width
+    return float(size)
+
+
+def tensors_in(value_type: relax.Type) -> list[relax.TensorType]:
+    """The tensor types in a type, those in tuples too."""
+    if isinstance(value_type, relax.TensorType):
+        return [value_type]
+    if isinstance(value_type, relax.TupleType):
+        return [tensor for field in value_type.fields for tensor in tensors_in(field)]
+    return []
+
+
+def shape_of(tensor: relax.TensorType) -> tuple[int, ...]:
+    """The static shape of a tensor."""
+    return tuple(int(length) for length in tensor.shape.values)
+
+
+def size_bytes(value_type: relax.Type) -> int:
+    """Bytes of all tensors in a type."""
+    return sum(math.prod(shape_of(tensor)) * np.dtype(str(tensor.dtype)).itemsize for tensor in tensors_in(value_type))

@@ -1,0 +1,159 @@
+"""Values that files hold: dataclasses, read as JSON and checked by pydantic, and written without what is as usual.
+
+Errors are sentences with the file, the line and what is expected there::
+
+    problem.json:4: links.0.bytes_per_second: Input should be greater than 0 (it is -1)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from rpc_runtime.errors import TvmSplitError
+from tvm_split.units import few_lines
+
+Value = TypeVar("Value")
+Location = tuple[int | str, ...]
+"""Where something stands in a file: keys and positions, such as ``("links", 2, "from")``."""
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C is twelve times as fast, where it was built."""
+MOST_WITH_LINES = 20_000_000
+"""Characters of a file whose lines are looked for; of longer ones the place is named without."""
+LONGEST_SHOWN = 60
+"""Characters of a value that a message shows."""
+WORDS = {"unexpected_keyword_argument": "there is no such key"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """JSON content that came from a file, ``text``, or from elsewhere, without one. ``error`` is what is raised."""
+
+    source: str
+    content: Any
+    error: type[TvmSplitError]
+    text: str | None = None
+
+    @classmethod
+    def read(cls, path: str | Path, error: type[TvmSplitError], *, without_nulls: bool = False) -> Document:
+        """The document in a JSON file; ``without_nulls`` what is null counts as left out.
+
+        Raises:
+            TvmSplitError: of the class ``error``: the file cannot be read, is no JSON, or has a key twice.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as failure:
+            raise error(f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}") from failure
+        try:
+            content = json.loads(text, object_pairs_hook=_given if without_nulls else _distinct)
+        except json.JSONDecodeError as failure:
+            raise error(f"{path}:{failure.lineno}: this is no JSON: {failure.msg} (column {failure.colno})") from None
+        except (ValueError, RecursionError) as failure:
+            raise error(f"{path}: this is no JSON: {failure}") from failure
+        return cls(str(path), content, error, text)
+
+    def value(self, form: type[Value]) -> Value:
+        """The value of this form that the document holds.
+
+        Raises:
+            TvmSplitError: it holds none; says what is wrong in which lines.
+        """
+        try:
+            return cast(Value, _adapter(form).validate_json(json.dumps(self.content)))
+        except (ValueError, RecursionError) as failure:
+            if not isinstance(failure, ValidationError):
+                raise self.error(f"{self.source}: this is no JSON: {failure}") from failure
+            wrong = [(each["loc"], _sentence(each)) for each in failure.errors(include_url=False)]
+            raise self.complaint(wrong) from failure
+
+    def complaint(self, wrong: Iterable[tuple[Location, str]]) -> TvmSplitError:
+        """The error that says what is wrong, and in which lines of the file."""
+        listed = list(wrong)
+        try:
+            if self.text is None or len(self.text) > MOST_WITH_LINES:
+                raise yaml.YAMLError
+            # Tabs between tokens are JSON, but not YAML; inside strings JSON has none.
+            tree = yaml.compose(self.text.replace("\t", " "), Loader=LOADER)
+            places = [f"{self.source}:{line_of(tree, location)}" for location, _ in listed]
+        except (yaml.YAMLError, RecursionError):
+            places = [self.source] * len(listed)
+        lines = (
+            f"{place}: {'.'.join(map(str, location)) or 'file'}: {text}"
+            for place, (location, text) in zip(places, listed, strict=True)
+        )
+        return self.error(few_lines(lines, len(listed)))
+
+
+def read(form: type[Value], path: str | Path, error: type[TvmSplitError]) -> Value:
+    """The value in a JSON file; errors as of `Document`."""
+    return Document.read(path, error).value(form)
+
+
+def content_of(value: Any) -> dict[str, Any]:
+    """A value as JSON holds it, without what is as usual."""
+    return cast(
+        dict[str, Any], _adapter(type(value)).dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
+    )
+
+
+def write(content: Any, path: str | Path) -> None:
+    """Write what `content_of` gave as a JSON file that people can read."""
+    Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def line_of(node: yaml.Node | None, location: Location) -> int:
+    """The line (from 1) of the deepest node on the way to a location of a YAML tree; JSON is YAML."""
+    line = 1
+    for step in location:
+        if isinstance(node, yaml.MappingNode):
+            entries = {key.value: (key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+            if step not in entries:
+                break
+            key, node = entries[step]
+            line = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(form: type[Any]) -> TypeAdapter[Any]:
+    if form not in _ADAPTERS:
+        _ADAPTERS[form] = TypeAdapter(form)
+    return _ADAPTERS[form]
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of distinct keys."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is there twice in one object; give it once")
+    return found
+
+
+def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of distinct keys, without those that are null."""
+    return {key: value for key, value in _distinct(pairs).items() if value is not None}
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    """What is wrong, with the value that stands there if it is a short one."""
+    text, value = WORDS.get(problem["type"], problem["msg"].removeprefix("Value error, ")), problem["input"]
+    is_shown = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN
+    return f"{text} (it is {value!r})" if is_shown and problem["type"] not in WORDS else text
