@@ -55,7 +55,7 @@ class _Stream:
     since: float = field(default_factory=time.monotonic)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _MicroBatch:
     """A micro-batch that waits for its turn: ``given`` is what the client sends of it, as `Program.given`."""
 
@@ -250,7 +250,7 @@ class Dispatcher:
                         break
                     self._changed.wait()
             finally:
-                with contextlib.suppress(ValueError):
+                if batch in self._waiting:
                     self._waiting.remove(batch)
                 self._notify_locked()
         self._flush()
