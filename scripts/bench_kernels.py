@@ -35,7 +35,7 @@ from tests.models import torch_models
 from tvm_split.compiler.describe import model_operations
 from tvm_split.compiler.targets import host_target
 from tvm_split.compiler.tuning_folder import DATABASE_VARIABLE
-from tvm_split.measuring.ceilings import Ceilings, measure_ceilings
+from tvm_split.profiling.peaks import Ceilings, measure_ceilings
 
 MODELS = torch_models.published_models()
 SMALLEST = "mobilenet_v2"

@@ -24,13 +24,12 @@ from scripts.rounds import rotated, written
 from tests.models import torch_models
 from tvm_split.deployment.benchmark import bench
 from tvm_split.deployment.report_values import Comparison
-from tvm_split.measuring.cluster_profiling import ModelProfiler
-from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.build_problem import stages_of_layers
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.posing import pose, predict_stages
+from tvm_split.profiling.cluster_profile import ModelProfiler, profile_model
 from tvm_split.progress import step_progress
 
 MODELS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")

@@ -34,7 +34,7 @@ from tests.models import torch_models
 from tvm_split.demo.demonstration import MICRO_BATCH
 from tvm_split.demo.network import CHANNELS as IMAGE_CHANNELS, IMAGE_SIZE, DigitNetwork
 from tvm_split.deployment.benchmark import bench
-from tvm_split.measuring.model_profiling import profile_model
+from tvm_split.profiling.cluster_profile import profile_model
 from tvm_split.progress import step_progress
 from tvm_split.simulation.of_prediction import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
@@ -68,7 +68,7 @@ class Expected:
     """Seconds, as they were written down before anything was measured; ``doubts`` are the profile's."""
 
     case: str
-    crowding: float
+    oversubscription: float
     predicted_period: float
     simulated_period: float
     predicted_latency: float
@@ -166,7 +166,7 @@ def expected_of(case: Case, plan: tvm_split.Plan) -> Expected:
     assert simulated.single is not None
     return Expected(
         case=case.name,
-        crowding=max((each.crowding for each in prediction.shared_cores), default=1.0),
+        oversubscription=max((each.oversubscription for each in prediction.shared_cores), default=1.0),
         predicted_period=prediction.period_seconds,
         simulated_period=simulated.period_seconds,
         predicted_latency=prediction.latency_seconds,

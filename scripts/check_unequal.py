@@ -34,7 +34,7 @@ from tests.helpers.relay import Relay
 from tests.helpers.slow_machine import half_speed
 from tests.models import torch_models
 from tvm_split.deployment.benchmark import bench
-from tvm_split.measuring.model_profiling import profile_model
+from tvm_split.profiling.cluster_profile import profile_model
 from tvm_split.progress import step_progress
 
 NAMES = ("machine-a", "machine-b")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tvm_split.measuring.ceilings import measure_ceilings
+from tvm_split.profiling.peaks import measure_ceilings
 
 SIDE = 8192
 """Of square matrices: a multiplication of 1.1e12 operations, of which a GPU's units cannot do more at once."""

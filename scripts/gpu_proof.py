@@ -24,7 +24,7 @@ from tests.helpers.relay import Relay
 from tests.models import torch_models
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.deployment.benchmark import bench
-from tvm_split.measuring.target_code import target_code
+from tvm_split.profiling.kernels import target_code
 
 LARGEST_DIFFERENCE = {"float32": 1e-3, "float16": 1e-2}
 HOST, DEVICE = "host", "device"

@@ -27,7 +27,7 @@ from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_module
-from tvm_split.measuring.probe_programs import BUSY_INPUT, ProbePrograms
+from tvm_split.profiling.probe_programs import BUSY_INPUT, ProbePrograms
 
 try:
     from rpc_runtime.program.link_setting import LinkSetting, Transport

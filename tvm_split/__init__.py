@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         BundleError as BundleError,
         ClusterError as ClusterError,
         CompileError as CompileError,
+        MeasurementsWarning as MeasurementsWarning,
         ModelImportError as ModelImportError,
         OneMachineWarning as OneMachineWarning,
         PlanError as PlanError,
@@ -66,8 +67,8 @@ _HOMES = {
     "tvm_split.deployment.deployment": ("Deployment", "deploy"),
     "tvm_split.deployment.deployment_report": ("DeploymentReport",),
     "tvm_split.errors": (
-        "BundleError", "ClusterError", "CompileError", "ModelImportError", "OneMachineWarning",
-        "PlanError", "TuningError", "UntriedVersionWarning", "VerificationError",
+        "BundleError", "ClusterError", "CompileError", "MeasurementsWarning", "ModelImportError",
+        "OneMachineWarning", "PlanError", "TuningError", "UntriedVersionWarning", "VerificationError",
     ),
     "tvm_split.frontends": ("load_model",),
     "tvm_split.cluster.machine": ("Link", "Machine"),

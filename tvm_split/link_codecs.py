@@ -20,15 +20,15 @@ from tvm_split.compiler.targets import host_target, reached_workers, runs_here
 from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError
-from tvm_split.measuring.codec_trials import CodecTrials
-from tvm_split.measuring.link_probing import probe_links
-from tvm_split.measuring.store import default_folder
 from tvm_split.model import Model
 from tvm_split.planner.codec_choice import CodecTrial, PlannedCodec, fastest, may_limit
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import CodedLink, Prediction
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
+from tvm_split.profiling.codec_trials import CodecTrials
+from tvm_split.profiling.link_probing import probe_links
+from tvm_split.profiling.store import default_folder
 from tvm_split.steps import StepProgress
 from tvm_split.units import short_list
 

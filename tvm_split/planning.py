@@ -20,7 +20,7 @@ from tvm_split.planner.build_problem import require_known_pins, stages_of_layers
 from tvm_split.planner.by_hand import named, stages_by_hand
 from tvm_split.planner.estimate import estimated_seconds
 from tvm_split.planner.fewest_machines import with_fewest_machines
-from tvm_split.planner.identical import with_equals_alike
+from tvm_split.planner.identical import with_host_averaged
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Certificate, Prediction, predict, predict_solution
 from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
@@ -39,6 +39,7 @@ from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.shard import Shard, as_shards
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.planner.step_graph import lower
+from tvm_split.planner.strategy import solve_by
 from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice, ShardChoice
@@ -196,7 +197,7 @@ def _chosen(
     """The best plan of whole layers, or, for latency or where none fits, one with splits inside layers."""
     refusal, whole = None, None
     try:
-        found = solve(posed.problem, time_limit_seconds=request.time_limit_seconds)
+        found = solve_by(request.strategy, posed.problem, request.time_limit_seconds)
         whole = _whole(model, posed, with_fewest_machines(posed.problem, found))
     except PlanError as error:
         refusal = error
@@ -218,7 +219,7 @@ def _considering(
 ) -> ShardChoice:
     """What times parts where pieces are measured now, else estimates them."""
     make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
-    looking = SharedPlans(model, with_equals_alike(posed.profile), posed.problem, request, make_plan)
+    looking = SharedPlans(model, with_host_averaged(posed.profile), posed.problem, request, make_plan)
     measures = request.profile is None and posed.origin == "measured"
     return ShardChoice(looking, posed.profile, posed.problem, cluster, measures=measures, on_progress=on_progress)
 
@@ -309,7 +310,12 @@ def _whole_again(
     threshold: float,
 ) -> tuple[Choice, Change]:
     """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
-    found = replan(posed.problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold)
+    found = replan(
+        posed.problem,
+        solved,
+        partial(solve_by, request.strategy, time_limit_seconds=request.time_limit_seconds),
+        threshold,
+    )
     stages = stages_of_layers(model.graph, posed.profile, found.stages) if found.change.changed else current
     predicted = partial(predict_solution, posed.problem, posed.profile, found.best, found.stages)
     return Choice(stages, predicted(), predicted), found.change

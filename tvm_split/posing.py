@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import PlanError
-from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
 from tvm_split.planner.build_problem import model_problem, stages_of_pieces
 from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.graph import piece_edges
-from tvm_split.planner.identical import with_alike_counted
+from tvm_split.planner.identical import with_identical_averaged
 from tvm_split.planner.prediction import Prediction, predict_solution
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search import solve
+from tvm_split.profiling.cluster_profile import profile_model
 from tvm_split.steps import StepProgress
 
 
@@ -40,7 +40,7 @@ def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: Step
             model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress
         )
         profile = found.profile
-    profile = with_alike_counted(profile)
+    profile = with_identical_averaged(profile)
     return PosedProblem(profile, problem_of(model, cluster, profile, request), origin)
 
 

@@ -133,9 +133,7 @@ class ListedServer:
         if INFORMATION not in rest:
             return cls(key, host, port)
         registration = _registration(rest[INFORMATION])
-        fault = (
-            "" if registration else "it says of itself what no worker of this version does"
-        )
+        fault = "" if registration else "it says of itself what no worker of this version does"
         return cls(key, host, port, registration, fault)
 
 

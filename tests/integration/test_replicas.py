@@ -98,7 +98,7 @@ def test_a_report_has_every_replica_beside_its_prediction(
     for machine in report.machines:
         for each in (machine.compute, machine.receive, machine.send):
             assert each.measured is not None
-            assert each.unsure or each.ratio is not None
+            assert each.inconclusive or each.ratio is not None
     assert len(report.links) == 5
     for link in report.links:
         assert link.bytes.ratio == pytest.approx(1.0)

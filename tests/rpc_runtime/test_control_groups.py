@@ -188,7 +188,7 @@ import json, pathlib, sys
 pathlib.Path(sys.argv[1]).write_text("0")
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import cores_by_address, shared_cores
-from tvm_split.measuring.machine_facts import machine_facts
+from tvm_split.profiling.machines import machine_facts
 from rpc_runtime.hardware import own_cores
 cluster = Cluster.local(workers=2)
 (shared,) = shared_cores(cluster, cores_by_address(cluster))

@@ -14,7 +14,7 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.files import CACHE_VARIABLE, cache_folder, is_kept, keep, locked, replacing, state_folder
 from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
-from tvm_split.measuring.store import default_folder as measurements_folder
+from tvm_split.profiling.store import default_folder as measurements_folder
 
 
 def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

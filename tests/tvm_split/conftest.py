@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rpc_runtime.program.kernel_times import TimingEffort
-from tvm_split.measuring import link_probing, link_samples, link_store, machine_timing, stream_probing, timing_turns
+from tvm_split.profiling import link_probing, link_samples, link_store, machine_timing, stream_probing, timing_turns
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tvm_split.cli.console import STDOUT, print_json
 from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:
-    from tvm_split.measuring.store import Kept
+    from tvm_split.profiling.store import Kept
 
 
 def cache(
@@ -27,7 +27,7 @@ def cache(
     """
     from rpc_runtime.files import cache_folder
     from tvm_split.compiler import tuning_folder
-    from tvm_split.measuring import store
+    from tvm_split.profiling import store
 
     measured = store.kept(store.default_folder())
     others = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}

@@ -150,7 +150,7 @@ def cores_lines(prediction: Prediction) -> list[str]:
         f"{short_list(each.machines)} share {'one core' if each.cores == 1 else f'{each.cores} cores'}: a result takes "
         f"{_ms(each.busy_seconds)} ms of one, so no more than {1 / each.least_period_seconds:.4g} come a second"
         for each in prediction.shared_cores
-        if each.crowding > 1 and each.busy_seconds > 0
+        if each.oversubscription > 1 and each.busy_seconds > 0
     ]
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.measuring.cluster_profiling import MachineReport, MeasuredCluster
-    from tvm_split.measuring.kernel_profile import KernelProfile, ModelProfile
     from tvm_split.model import Model
+    from tvm_split.profiling.cluster_profile import MachineReport, MeasuredCluster
+    from tvm_split.profiling.kernel_report import KernelProfile, ModelProfile
 
 MOST_LAYERS_SHOWN = 2
 
@@ -65,8 +65,8 @@ def profile(
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.compiling import compile as compile_plan
-    from tvm_split.measuring.kernel_profile import ROUNDS, profile as profile_model
     from tvm_split.planning import plan
+    from tvm_split.profiling.kernel_report import ROUNDS, profile as profile_model
 
     loaded = shapes.load(model)
     here = Cluster.in_process(1, threads)
@@ -184,7 +184,7 @@ def _profile_on_cluster(
     model: Model, cluster: Cluster, *, database: Path | None, refresh: bool, timeout_seconds: float, json: bool
 ) -> None:
     """Measure what is not known yet, and show it all."""
-    from tvm_split.measuring.model_profiling import profile_model
+    from tvm_split.profiling.cluster_profile import profile_model
 
     with step_progress("profiling") as report:
         found = profile_model(

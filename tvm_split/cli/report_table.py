@@ -49,7 +49,7 @@ def summary(report: DeploymentReport) -> list[str]:
     if any(each.compute.predicted is not None for each in report.machines):
         lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
         times = [each for part in report.machines for each in (part.compute, part.receive, part.send)]
-        if any(each.unsure for each in (*times, *(link.seconds for link in report.links))):
+        if any(each.inconclusive for each in (*times, *(link.seconds for link in report.links))):
             lines.append(f"{UNSURE.capitalize()}: in its range, which is not known better than {WIDEST_RANGE:g} to 1.")
     if report.period.measured is not None:
         predicted = report.period.predicted
@@ -90,7 +90,7 @@ def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds
     if not wire or tells_of_a_link(compared, scale_seconds):
         if compared.ratio is not None:
             ratio, style = f"{compared.ratio:.2f}", "red" if parted(compared, scale_seconds) else ""
-        elif compared.unsure:
+        elif compared.inconclusive:
             ratio = UNSURE
     predicted = _milliseconds(compared.predicted)
     if compared.predicted_least is not None:

@@ -17,7 +17,7 @@ from tvm_split.units import seconds_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tvm_split.simulation.scenario import Happenings, Loss, Scenario, Slowdown
+    from tvm_split.simulation.scenario import Loss, Scenario, Slowdown, WhatIf
     from tvm_split.simulation.simulate import Latencies, Simulation
 
 MOST_ROWS = 12
@@ -74,18 +74,18 @@ def simulate(
 
     Exit code 1 if a machine that is lost leaves the stream without all of its results.
     """
-    from tvm_split.simulation.scenario import Happenings
+    from tvm_split.simulation.scenario import WhatIf
     from tvm_split.simulation.simulate import SHOWN_MICRO_BATCHES, simulate as run
 
     if picture is not None:
         _require_drawable(picture)
     slowdowns, losses = tuple(map(_slowdown, slow or ())), tuple(map(_loss, lose or ()))
-    happenings = Happenings(slowdowns, losses, scatter, link_scatter, seed)
+    what_if = WhatIf(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
     with step_progress("simulating") as report:
         found = run(
             scenario,
-            happenings,
+            what_if,
             micro_batches=micro_batches,
             in_flight=in_flight or planned,
             shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
@@ -97,9 +97,9 @@ def simulate(
         draw_picture(found.events, scenario.program.machines, f"{title}, simulated", [picture])
         print_note(f"picture written to {picture}")
     if json:
-        print_json(_as_json(title, found, happenings, predicted))
+        print_json(_as_json(title, found, what_if, predicted))
     else:
-        _print(title, found, happenings, predicted)
+        _print(title, found, what_if, predicted)
         if timeline:
             from tvm_split.deployment.timeline import columns_in, draw, timeline as lanes
 
@@ -175,7 +175,7 @@ def _number(text: str, given: str, option: str) -> float:
     return number
 
 
-def _as_json(title: str, found: Simulation, happenings: Happenings, predicted: tuple[float, float]) -> dict[str, Any]:
+def _as_json(title: str, found: Simulation, what_if: WhatIf, predicted: tuple[float, float]) -> dict[str, Any]:
     content = dataclasses.asdict(found)
     del content["events"]
     return {
@@ -183,11 +183,11 @@ def _as_json(title: str, found: Simulation, happenings: Happenings, predicted: t
         **content,
         "samples_per_second": found.samples_per_second,
         "predicted": {"period_seconds": predicted[0], "latency_seconds": predicted[1]},
-        "happenings": dataclasses.asdict(happenings),
+        "what_if": dataclasses.asdict(what_if),
     }
 
 
-def _print(title: str, found: Simulation, happenings: Happenings, predicted: tuple[float, float]) -> None:
+def _print(title: str, found: Simulation, what_if: WhatIf, predicted: tuple[float, float]) -> None:
     rows = [
         (each.machine, *(f"{share:.0%}" for share in (each.computing, each.waits_for_inputs, each.waits_for_room)))
         for each in sorted(found.machines, key=lambda each: -each.computing)[:MOST_ROWS]
@@ -211,7 +211,7 @@ def _print(title: str, found: Simulation, happenings: Happenings, predicted: tup
         print_line(f"Alone: {_latency_text(found.single)} (predicted: {seconds_text(predicted[1])})")
     if found.streamed is not None:
         print_line(f"In the stream, at most {found.under_way} under way: {_latency_text(found.streamed)}")
-    for line in _loss_lines(happenings.losses, found):
+    for line in _loss_lines(what_if.losses, found):
         print_line(line)
 
 

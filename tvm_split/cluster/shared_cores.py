@@ -22,7 +22,7 @@ class SharedCores:
     machines: tuple[str, ...]
     cores: Annotated[int, Field(ge=1, le=MOST_CORES)]
 
-    def crowding(self, cores_of: Mapping[str, int]) -> float:
+    def oversubscription(self, cores_of: Mapping[str, int]) -> float:
         """What all machines together compute on when each does on so many cores, by the cores that there are.
 
         Below 1 one is left for something else, above 1 they wait for each other.

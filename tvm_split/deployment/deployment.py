@@ -31,7 +31,7 @@ from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.instruction_sets import require_executable
 from tvm_split.compiler.targets import require_fit
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
-from tvm_split.deployment.run_times import RunTimes, StreamMarks
+from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError
 from tvm_split.units import short_list
 
@@ -124,10 +124,10 @@ class Deployment(Closing):
 
         Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
         """
-        marks = StreamMarks(now())
-        fed = marks.feeding(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
+        events = StreamEvents(now())
+        fed = events.feeding(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
         results = self._runner.stream(fed)
-        return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results), marks)
+        return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results), events)
 
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.

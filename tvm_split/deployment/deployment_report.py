@@ -213,9 +213,11 @@ def _machine_report(
     expected = least = None
     if prediction is not None and predicted is not None:
         # Where cores are too few, waiting for one is in what is measured as far as others compute at the same time.
-        crowding = max([1.0, *(each.crowding for each in prediction.shared_cores if machine in each.machines)])
-        expected = predicted.compute_seconds * crowding if contended else predicted.alone_seconds
-        if contended and (predicted.transfer_seconds or crowding > 1):
+        oversubscription = max(
+            [1.0, *(each.oversubscription for each in prediction.shared_cores if machine in each.machines)]
+        )
+        expected = predicted.compute_seconds * oversubscription if contended else predicted.alone_seconds
+        if contended and (predicted.transfer_seconds or oversubscription > 1):
             least = predicted.compute_seconds - predicted.transfer_seconds
     received = sum(link.seconds.spread for link in links if link.destination == machine)
     sent = sum(link.seconds.spread for link in links if link.source == machine)

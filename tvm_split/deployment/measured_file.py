@@ -25,7 +25,7 @@ def read_measured(path: Path, model: str) -> Measured:
         PlanError: the file cannot be read, is no report, or one of another model or without a prediction.
     """
     report = _read_report(path, model)
-    compared = {each.machine: 1.0 if each.compute.unsure else each.compute.ratio for each in report.machines}
+    compared = {each.machine: 1.0 if each.compute.inconclusive else each.compute.ratio for each in report.machines}
     ratios = {machine: ratio for machine, ratio in compared.items() if ratio}
     if not ratios:
         raise PlanError(

@@ -109,13 +109,13 @@ def _of_unknown_links(
 def _unsure(machines: Sequence[MachineReport], links: Sequence[LinkReport], scale: float) -> Iterator[str]:
     """The rows of which nobody can say whether they part, as they are called in the table."""
     for machine in machines:
-        if machine.compute.unsure:
+        if machine.compute.inconclusive:
             yield f"{machine.machine} (compute)"
         for doing, wire in (("receive", machine.receive), ("send", machine.send)):
-            if wire.unsure and tells_of_a_link(wire, scale):
+            if wire.inconclusive and tells_of_a_link(wire, scale):
                 yield f"{machine.machine} ({doing})"
     for link in links:
-        if link.seconds.unsure and tells_of_a_link(link.seconds, scale):
+        if link.seconds.inconclusive and tells_of_a_link(link.seconds, scale):
             yield f"{link.source} → {link.destination}"
 
 

@@ -28,8 +28,8 @@ class Comparison:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ratio(self) -> float | None:
-        """Measured by predicted; None where one of them is missing, nothing was expected, or it is `unsure`."""
-        if self.measured is None or not self._nearest or self.unsure:
+        """Measured by predicted; None where one of them is missing, nothing was expected, or it is `inconclusive`."""
+        if self.measured is None or not self._nearest or self.inconclusive:
             return None
         return self.measured / self._nearest
 
@@ -41,7 +41,7 @@ class Comparison:
         return self.measured - self._nearest
 
     @property
-    def unsure(self) -> bool:
+    def inconclusive(self) -> bool:
         """Whether the prediction is a range wider than `WIDEST_RANGE` and what was measured lies in it."""
         if self.predicted is None or self.predicted_least is None or self.difference != 0:
             return False

@@ -23,7 +23,7 @@ LEAST_SHARE = 0.25
 """Of a stream's results, for a part of it that is fed and full to stand for it; else more of it counts."""
 RUNS_KEPT = 1001
 STREAMS_KEPT = 101
-MOST_MARKS = 2048
+MOST_MOMENTS = 2048
 """Moments kept per stream. A longer one keeps every second, then every fourth, …, so an endless one stays small."""
 
 
@@ -40,7 +40,7 @@ class Window:
         return (self.end - self.start) * 1e-9 / self.results
 
 
-class StreamMarks:
+class StreamEvents:
     """The moments at which a stream's results came, and its last input was taken. Thread-safe."""
 
     def __init__(self, began: int) -> None:
@@ -49,7 +49,7 @@ class StreamMarks:
         self._lock = threading.Lock()
         self._stride = 1
         self._count = 0
-        self._marks: list[int] = []
+        self._moments: list[int] = []
         self._last = began
 
     @property
@@ -69,9 +69,9 @@ class StreamMarks:
         """One more result came at ``moment``."""
         with self._lock:
             if self._count % self._stride == 0:
-                self._marks.append(moment)
-                if len(self._marks) == MOST_MARKS:
-                    self._marks = self._marks[::2]
+                self._moments.append(moment)
+                if len(self._moments) == MOST_MOMENTS:
+                    self._moments = self._moments[::2]
                     self._stride *= 2
             self._count += 1
             self._last = moment
@@ -87,14 +87,14 @@ class StreamMarks:
             # Not the first result even of a short stream: it comes when the pipeline has only just been filled.
             first = max(1, -(-int(self._count * FILL_SHARE) // self._stride))
             if self._fed is not None:
-                last = bisect.bisect_right(self._marks, self._fed) - 1
+                last = bisect.bisect_right(self._moments, self._fed) - 1
                 under_way = self._count - 1 - last * self._stride
                 for begin in (max(first, -(-under_way // self._stride)), first):
                     results = (last - begin) * self._stride
                     if results >= max(LEAST_SHARE * self._count, 2):
-                        return Window(self._marks[begin], self._marks[last], results)
+                        return Window(self._moments[begin], self._moments[last], results)
             results = self._count - 1 - first * self._stride
-            return Window(self._marks[first], self._last, results) if results > 0 else None
+            return Window(self._moments[first], self._last, results) if results > 0 else None
 
 
 class RunTimes:
@@ -103,7 +103,7 @@ class RunTimes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: deque[Window] = deque(maxlen=RUNS_KEPT)
-        self._streams: deque[StreamMarks] = deque(maxlen=STREAMS_KEPT)
+        self._streams: deque[StreamEvents] = deque(maxlen=STREAMS_KEPT)
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -125,14 +125,14 @@ class RunTimes:
         future.add_done_callback(ended)
         return future
 
-    def stream(self, results: Generator[Result, None, None], marks: StreamMarks) -> Generator[Result, None, None]:
-        """The same results, taken down in ``marks`` as they come; closing this closes ``results``."""
-        marks.began = now()
+    def stream(self, results: Generator[Result, None, None], events: StreamEvents) -> Generator[Result, None, None]:
+        """The same results, taken down in ``events`` as they come; closing this closes ``results``."""
+        events.began = now()
         with self._lock:
-            self._streams.append(marks)
+            self._streams.append(events)
         try:
             for result in results:
-                marks.note(now())
+                events.note(now())
                 yield result
         finally:
             results.close()

@@ -112,7 +112,7 @@ def cells(lane: Lane, columns: int) -> Iterator[Cell]:
 
 
 def axis(drawn: Timeline) -> str:
-    """A line with marks at round times, in milliseconds."""
+    """A line with events at round times, in milliseconds."""
     step = round_step(TICK_COLUMNS * drawn.nanoseconds_per_column)
     digits = max(0, 6 - int(math.log10(step)))
     line, tick = "", 0

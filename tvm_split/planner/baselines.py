@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from tvm_split.cluster.machine import Machine
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import named, with_independent_layers
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Problem, Stage
+
+if TYPE_CHECKING:
+    from tvm_split.cluster.machine import Machine
 
 ONE_MACHINE = "one machine"
 EQUAL_LAYERS = "equal layers"

@@ -38,7 +38,9 @@ def model_problem(
     return Problem(
         objective=request.objective,
         machines=tuple(
-            _machine(each, memory_limits.get(each.machine), profile.crowding(each.machine), starts[each.machine])
+            _machine(
+                each, memory_limits.get(each.machine), profile.oversubscription(each.machine), starts[each.machine]
+            )
             for each in profile.machines
         ),
         links=tuple(_link(link, buses, starts) for link in profile.links),
@@ -88,20 +90,22 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
-def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_seconds: float) -> ProblemMachine:
+def _machine(
+    machine: MachineProfile, limit: int | None, oversubscription: float, start_seconds: float
+) -> ProblemMachine:
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
     # Waiting for a core is in what was measured in company, and comes from the shared cores of the problem, too.
-    slower = max(1.0, contended / alone / crowding) if alone > 0 else 1.0
+    slower = max(1.0, contended / alone / oversubscription) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
         # A stage has two ends at least, so half a start is in either; a core of its own nobody else has in between.
-        transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if crowding > 1 else 0.0),
+        transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if oversubscription > 1 else 0.0),
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
         # What was measured of streams has contention in it, but that of a stage which lies in a core's cache.
-        contention=max(slower * streaming.alone_ratio, streaming.ratio if crowding == 1 else 1.0),
+        contention=max(slower * streaming.alone_ratio, streaming.ratio if oversubscription == 1 else 1.0),
         alone_transfer_seconds=streaming.alone_transfer_seconds,
         alone_contention=streaming.alone_ratio,
         cores=machine.cores,

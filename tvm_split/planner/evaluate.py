@@ -327,7 +327,7 @@ def keeps_demands(problem: Problem, stages: Sequence[Stage], evaluation: Timed) 
 def _memory_violations(problem: Problem, evaluation: Evaluation) -> Iterator[str]:
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
     for load in evaluation.loads:
-        if load.memory_bytes > limits[load.machine]:
+        if load.memory_bytes > limits[load.machine] * (1 + TOLERANCE):
             needed, there = bytes_text(load.memory_bytes), bytes_text(limits[load.machine])
             yield f"{load.machine} needs {needed} of memory and has {there}"
 

@@ -25,7 +25,7 @@ LEAST_LATENCY = 2e-5
 Item = TypeVar("Item")
 
 
-def with_alike_counted(profile: ClusterProfile) -> ClusterProfile:
+def with_identical_averaged(profile: ClusterProfile) -> ClusterProfile:
     """The profile of more than `MOST_APART` machines, or of such as share too few cores, with the means of those that
     are alike; others are left as is.
 
@@ -33,8 +33,8 @@ def with_alike_counted(profile: ClusterProfile) -> ClusterProfile:
     Alike are machines of one target and as many threads, whose free memory and times are the same but for noise, and
     links of one kind of transport.
     """
-    crowded = any(profile.crowding(each.machine) > 1 for each in profile.machines)
-    if len(profile.machines) <= MOST_APART and not crowded:
+    oversubscribed = any(profile.oversubscription(each.machine) > 1 for each in profile.machines)
+    if len(profile.machines) <= MOST_APART and not oversubscribed:
         return profile
     machines = {
         each.machine: each for group in _alike(profile.machines, _whole_seconds, _is_alike) for each in _averaged(group)
@@ -51,7 +51,7 @@ def with_alike_counted(profile: ClusterProfile) -> ClusterProfile:
     )
 
 
-def with_equals_alike(profile: ClusterProfile) -> ClusterProfile:
+def with_host_averaged(profile: ClusterProfile) -> ClusterProfile:
     """The profile with the means of machines of one host that are alike, however few they are.
 
     What machines get of a layer follows their times. Of two equal ones a moment's disturbance of the one, which may

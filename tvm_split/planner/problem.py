@@ -385,7 +385,7 @@ class CoresLoad:
     wanted_cores: int
 
     @property
-    def crowding(self) -> float:
+    def oversubscription(self) -> float:
         """How many times longer than alone computing may take, where all compute at the same time."""
         return max(1.0, self.wanted_cores / self.cores)
 

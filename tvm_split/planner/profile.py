@@ -170,7 +170,7 @@ class ClusterProfile:
         weights = sum(each.weight_bytes for each in self.pieces) / len(self.machines)
         return weights + max((each.activation_bytes for each in self.pieces), default=0)
 
-    def crowding(self, machine: str) -> float:
+    def oversubscription(self, machine: str) -> float:
         """How many times longer computing takes when all machines of a host do only because its cores are too few."""
         cores_of = {each.machine: each.cores for each in self.machines}
-        return max([1.0, *(each.crowding(cores_of) for each in self.shared_cores if machine in each.machines)])
+        return max([1.0, *(each.oversubscription(cores_of) for each in self.shared_cores if machine in each.machines)])

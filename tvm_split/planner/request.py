@@ -41,6 +41,7 @@ class PlanRequest:
         allow_lossy: on links with ``codec: auto``, codecs may be chosen that together change an output by so much, as a
             share of its largest magnitude (0.01, say), on the example inputs; 0 chooses only such that lose nothing.
         precision: of the operands of convolutions and products, which add in float32: half precision rounds them.
+        strategy: by which a plan is searched for: ``"best"``, ``"first-fit"``, or one that a package adds.
         time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
 
     Raises:
@@ -65,6 +66,7 @@ class PlanRequest:
     database: str | Path | None = None
     allow_lossy: float = 0.0
     precision: Precision = "float32"
+    strategy: str = "best"
     time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
 
     def __post_init__(self) -> None:

@@ -19,8 +19,6 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.describe import shape_of, tensors_in
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.errors import PlanError
-from tvm_split.measuring.part_estimates import PartEstimates, transfers_of
-from tvm_split.measuring.part_profiling import profile_parts
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import named, with_independent_layers
 from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage
@@ -34,6 +32,8 @@ from tvm_split.planner.shard_blocks import blocks_of
 from tvm_split.planner.shard_search import Segment, Way, cheapest
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
 from tvm_split.planner.step_graph import StepGraph
+from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
+from tvm_split.shard_planning.timing import profile_parts
 from tvm_split.steps import StepProgress
 from tvm_split.units import names_of
 

@@ -31,14 +31,14 @@ class Processors:
         self._cores = cores
         wanted = [sum(cores.get(name, 0) for name in each.machines) for each in shared]
         self._sets = [each for each, count in zip(shared, wanted, strict=True) if count > each.cores]
-        self._crowded = {name for each in self._sets for name in each.machines if cores.get(name, 0)}
+        self._oversubscribed = {name for each in self._sets for name in each.machines if cores.get(name, 0)}
         self._jobs: list[_Job] = []
         self._since = 0.0
         self._plans = 0
 
     def work(self, machine: str, seconds: float) -> simpy.Event:
         """Happens when the machine has computed what takes so long with cores of its own."""
-        if machine not in self._crowded:
+        if machine not in self._oversubscribed:
             return self._environment.timeout(seconds)
         self._pass_time()
         job = _Job(machine, self._environment.event(), seconds)

@@ -80,7 +80,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Happenings:
+class WhatIf:
     """What is not as planned.
 
     ``compute_scatter`` and ``link_scatter`` are standard deviations, as shares of the mean, of log-normal durations;
@@ -125,7 +125,7 @@ class Happenings:
                 raise PlanError(f"the plan does not use a machine named {name!r}; it uses {used}")
 
 
-NOTHING_HAPPENS = Happenings()
+AS_PLANNED = WhatIf()
 NO_TIME = LinkTimes(0.0, {})
 
 

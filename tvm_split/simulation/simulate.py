@@ -17,7 +17,7 @@ from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
 from tvm_split.simulation.actors import Client, Clock, Link, Spent, Trace, Worker
 from tvm_split.simulation.processors import Processors
-from tvm_split.simulation.scenario import NO_TIME, NOTHING_HAPPENS, Happenings, Loss, MachineTimes, Scenario
+from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf
 from tvm_split.steps import StepProgress
 
 MICRO_BATCHES = 300
@@ -92,7 +92,7 @@ class Simulation:
 
 def simulate(
     scenario: Scenario,
-    happenings: Happenings = NOTHING_HAPPENS,
+    what_if: WhatIf = AS_PLANNED,
     *,
     micro_batches: int | None = None,
     in_flight: int | None = None,
@@ -110,7 +110,7 @@ def simulate(
     Raises:
         PlanError: a machine is slowed or lost that there is not, or a number that cannot be.
     """
-    happenings.require_known(scenario)
+    what_if.require_known(scenario)
     for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
         if value is not None and value < 1:
             raise PlanError(f"{name} is {value}; give at least 1")
@@ -124,20 +124,20 @@ def simulate(
             f"micro_batches is {micro_batches}; give at most {MOST_MICRO_BATCHES}: turns repeat after {LONGEST_CYCLE} "
             "at most, so more results say nothing new"
         )
-    stream = _Run(scenario, happenings, in_flight, shown, streamed=True, on_progress=on_progress)
+    stream = _Run(scenario, what_if, in_flight, shown, streamed=True, on_progress=on_progress)
     stream.run(micro_batches, feeds=None)
-    has_scatter = happenings.compute_scatter or happenings.link_scatter
-    return stream.told(_alone(scenario, happenings, SINGLE_RUNS if has_scatter else min(turns, SINGLE_RUNS)))
+    has_scatter = what_if.compute_scatter or what_if.link_scatter
+    return stream.told(_alone(scenario, what_if, SINGLE_RUNS if has_scatter else min(turns, SINGLE_RUNS)))
 
 
-def _alone(scenario: Scenario, happenings: Happenings, runs: int) -> list[float]:
+def _alone(scenario: Scenario, what_if: WhatIf, runs: int) -> list[float]:
     """Latencies of micro-batches one after another, of a pipeline that is whole; slowdowns count from the beginning."""
-    chance = Happenings(
-        tuple(each for each in happenings.slowdowns if each.since_seconds <= 0),
+    chance = WhatIf(
+        tuple(each for each in what_if.slowdowns if each.since_seconds <= 0),
         (),
-        happenings.compute_scatter,
-        happenings.link_scatter,
-        happenings.seed + 1,
+        what_if.compute_scatter,
+        what_if.link_scatter,
+        what_if.seed + 1,
     )
     run = _Run(scenario, chance, 1, 0, streamed=False)
     run.run(runs, feeds=runs)
@@ -152,7 +152,7 @@ class _Run:
     def __init__(
         self,
         scenario: Scenario,
-        happenings: Happenings,
+        what_if: WhatIf,
         in_flight: int | None,
         shown: int,
         *,
@@ -162,8 +162,8 @@ class _Run:
         self._report = on_progress or (lambda what, done, steps: None)
         program = scenario.program
         self._environment = simpy.Environment()
-        clock = Clock(self._environment, happenings.seed)
-        self._happenings, self._trace = happenings, Trace(clock, shown)
+        clock = Clock(self._environment, what_if.seed)
+        self._happenings, self._trace = what_if, Trace(clock, shown)
         cores = {name: each.cores for name, each in scenario.machines.items()} | {CLIENT: 1}
         processors = Processors(self._environment, scenario.shared_cores if streamed else (), cores)
         routes = program.handovers
@@ -188,7 +188,7 @@ class _Run:
                 MachineProgram.of(name, program.stages_on(name), [routes[number] for number in touching[name]]),
                 processors,
                 self._seconds_of(name, scenario.machines[name], streamed=streamed),
-                happenings.compute_scatter,
+                what_if.compute_scatter,
             )
             for name in program.machines
         }
@@ -202,7 +202,7 @@ class _Run:
                 clock,
                 [routes[number] for number in numbers],
                 scenario.links.get((source, end), NO_TIME),
-                happenings.link_scatter,
+                what_if.link_scatter,
                 ends[source].room,
                 ends[source].sent,
                 ends[end].received,

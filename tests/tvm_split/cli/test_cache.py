@@ -6,8 +6,8 @@ import pytest
 
 from rpc_runtime.files import CACHE_VARIABLE
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.measuring.machine_times import CachedTime
-from tvm_split.measuring.store import Store, default_folder
+from tvm_split.profiling.machine_times import CachedTime
+from tvm_split.profiling.store import Store, default_folder
 
 
 @pytest.fixture(autouse=True)

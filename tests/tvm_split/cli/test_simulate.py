@@ -45,7 +45,7 @@ def test_as_json(invoke, plan_path):
     assert found["predicted"]["period_seconds"] == pytest.approx(0.02, rel=0.01)
     assert {each["machine"] for each in found["machines"]} == {A, B}
     assert found["single"]["percentiles_seconds"]["90"] > found["single"]["percentiles_seconds"]["50"]
-    assert found["happenings"]["compute_scatter"] == 0.2
+    assert found["what_if"]["compute_scatter"] == 0.2
 
 
 def test_what_was_measured_of_machines_counts(invoke, plan_path, tmp_path):

@@ -19,7 +19,7 @@ from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import cannot_execute
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiler.targets import host_target, require_known_targets, runs_here
-from tvm_split.measuring.model_profiling import profile_model
+from tvm_split.profiling.cluster_profile import profile_model
 
 X = torch.ones(1, 8)
 V2 = frozenset(["cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "pni", "cmov", "mmx", "sse", "sse2"])

@@ -244,7 +244,7 @@ def test_in_a_range_of_eleven_to_one_is_no_ratio(milliseconds, ratio):
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
     compute = report.machines[0].compute
     assert compute.ratio == (ratio if ratio is None else pytest.approx(ratio))
-    assert compute.unsure == (ratio is None)
+    assert compute.inconclusive == (ratio is None)
     told = "machine-a computes 22 ms and not 1 to 11 ms (2.00 times the nearer end)"
     assert any(told in text for text in report.advice) == (milliseconds == 22)
 
@@ -273,9 +273,9 @@ def test_a_link_takes_from_its_bytes_alone_to_its_latency_as_well():
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (6, 6), 3.9), streamed())
     seconds = report.links[1].seconds
     assert (seconds.predicted_least, seconds.predicted) == (1e-6, 0.004)
-    assert seconds.unsure
-    assert report.machines[0].send.unsure
-    assert report.machines[1].receive.unsure
+    assert seconds.inconclusive
+    assert report.machines[0].send.inconclusive
+    assert report.machines[1].receive.inconclusive
     assert report.advice == ()
 
 

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.deployment.run_times import MOST_MARKS, RunTimes, StreamMarks
+from tvm_split.deployment.run_times import MOST_MOMENTS, RunTimes, StreamEvents
 
 
-def marks(count: int, period: int = 1_000, fill: int = 0) -> StreamMarks:
+def events(count: int, period: int = 1_000, fill: int = 0) -> StreamEvents:
     """A stream whose results come every ``period`` nanoseconds, the first one ``fill`` later than that."""
-    stream = StreamMarks(0)
+    stream = StreamEvents(0)
     for number in range(1, count + 1):
         stream.note(fill + number * period)
     return stream
@@ -16,24 +16,24 @@ def marks(count: int, period: int = 1_000, fill: int = 0) -> StreamMarks:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_short_stream_has_no_steady_part(count):
-    assert marks(count).steady() is None
+    assert events(count).steady() is None
 
 
-@given(st.integers(3, 3 * MOST_MARKS), st.integers(1, 10**9), st.integers(0, 10**12))
+@given(st.integers(3, 3 * MOST_MOMENTS), st.integers(1, 10**9), st.integers(0, 10**12))
 def test_the_period_does_not_depend_on_length_or_fill(count, period, fill):
-    window = marks(count, period, fill).steady()
+    window = events(count, period, fill).steady()
     assert window is not None
     assert window.seconds_per_result == pytest.approx(period * 1e-9)
     assert window.end == fill + count * period
     skipped = count - window.results - 1
     assert skipped >= 1
-    assert skipped <= 0.1 * count + 1 + 2 * max(1, count // MOST_MARKS)
+    assert skipped <= 0.1 * count + 1 + 2 * max(1, count // MOST_MOMENTS)
 
 
 @given(st.integers(0, 30), st.integers(100, 1000), st.integers(10**4, 10**6))
 def test_results_that_come_when_there_is_nothing_more_to_feed_do_not_count(under_way, count, period):
     """As where stages share cores: the first results wait for a pipeline that fills, the last have the cores alone."""
-    stream = StreamMarks(0)
+    stream = StreamEvents(0)
     moments = [3 * period * number for number in range(1, under_way + 1)]
     begin = moments[-1] if moments else 0
     moments += [begin + period * number for number in range(1, count - 2 * under_way + 1)]
@@ -48,27 +48,27 @@ def test_results_that_come_when_there_is_nothing_more_to_feed_do_not_count(under
 
 
 def test_a_stream_that_was_fed_before_its_results_came_counts_all_the_same():
-    stream = marks(10)
+    stream = events(10)
     stream.fed(0)
-    assert stream.steady() == marks(10).steady()
+    assert stream.steady() == events(10).steady()
 
 
 def test_the_last_input_is_taken_down_where_the_inputs_end():
-    stream = marks(20)
+    stream = events(20)
     assert list(stream.feeding([1, 2])) == [1, 2]
     assert stream._fed is not None
     assert stream._fed > 0
 
 
 def test_memory_is_bounded():
-    assert len(marks(10 * MOST_MARKS)._marks) < MOST_MARKS
+    assert len(events(10 * MOST_MOMENTS)._moments) < MOST_MOMENTS
 
 
 def test_runs_and_streams_since_a_moment():
     times = RunTimes()
     with times.run():
         pass
-    assert list(times.stream(iter_of(range(5)), StreamMarks(0))) == [0, 1, 2, 3, 4]
+    assert list(times.stream(iter_of(range(5)), StreamEvents(0))) == [0, 1, 2, 3, 4]
     measured = times.measured()
     assert (len(measured.runs), len(measured.streams), measured.streamed) == (1, 1, 5)
     assert measured.latency_seconds is not None
@@ -95,7 +95,7 @@ def test_closing_a_stream_closes_what_it_reads():
         finally:
             ended.append(True)
 
-    stream = RunTimes().stream(results(), StreamMarks(0))
+    stream = RunTimes().stream(results(), StreamEvents(0))
     assert next(stream) == 0
     stream.close()
     assert ended == [True]

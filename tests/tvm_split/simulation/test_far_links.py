@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.credit_window import WIDENED_BY, ReceiveWindow
 from tests.helpers.scenarios import busiest, chain
-from tvm_split.simulation.scenario import Happenings, LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
+from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes, WhatIf
 from tvm_split.simulation.simulate import simulate
 
 PLANNED = 3
@@ -72,7 +72,7 @@ def test_times_that_scatter_change_little(latency: float) -> None:
     near = dataclasses.replace(
         scenario, links={ends: dataclasses.replace(each, latency_seconds=0.0) for ends, each in scenario.links.items()}
     )
-    chance = Happenings(compute_scatter=0.2, link_scatter=0.1, seed=7)
+    chance = WhatIf(compute_scatter=0.2, link_scatter=0.1, seed=7)
     far_period, near_period = (simulate(each, chance, micro_batches=1500).period_seconds for each in (scenario, near))
     assert near_period is not None
     assert far_period == pytest.approx(near_period, rel=0.05)
@@ -87,7 +87,7 @@ def test_where_a_stage_limits_windows_stay_small(slow: int, latency: float, scat
     with pytest.MonkeyPatch.context() as patch:
         windows = widened_to(patch)
         found = simulate(
-            chain(seconds, [0.0001] * 5, [latency] * 5), Happenings(compute_scatter=scatter), micro_batches=300
+            chain(seconds, [0.0001] * 5, [latency] * 5), WhatIf(compute_scatter=scatter), micro_batches=300
         )
     assert found.period_seconds == pytest.approx(0.02, rel=0.02 + scatter / 3)
     assert widest(windows) <= 4 * PLANNED

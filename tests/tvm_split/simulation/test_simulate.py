@@ -25,13 +25,13 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.search import solve
 from tvm_split.simulation.scenario import (
-    Happenings,
     Loss,
     MachineTimes,
     ProgramBuilder,
     Scenario,
     Slowdown,
     StageTimes,
+    WhatIf,
 )
 from tvm_split.simulation.simulate import Simulation, simulate
 
@@ -72,7 +72,7 @@ def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     scenario = scenario_of_problem(problem, planned(problem))
     limit = busiest(scenario)
     assume(limit > 1e-4)
-    found = simulate(scenario, Happenings(compute_scatter=scatter, seed=seed), in_flight=20)
+    found = simulate(scenario, WhatIf(compute_scatter=scatter, seed=seed), in_flight=20)
     assert found.period_seconds is not None
     # What was under way when the half of the results had come may be done faster; and chance has its part.
     assert found.period_seconds >= limit * (1 - 20 / 150 - scatter / 3)
@@ -182,7 +182,7 @@ def test_no_more_is_under_way_than_credits_allow(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Outbox, "next", watched)
-        simulate(scenario, Happenings(compute_scatter=0.4, link_scatter=0.4, seed=seed), micro_batches=80)
+        simulate(scenario, WhatIf(compute_scatter=0.4, link_scatter=0.4, seed=seed), micro_batches=80)
     assert most
     assert max(most) <= 0
 
@@ -203,19 +203,19 @@ def test_so_many_are_under_way_as_was_asked_for() -> None:
 
 def test_scatter_costs_throughput_and_a_seed_repeats_it() -> None:
     scenario = chain([0.01] * 4, [0.001] * 5)
-    calm, wild = (simulate(scenario, Happenings(compute_scatter=each, seed=3)) for each in (0.0, 0.5))
+    calm, wild = (simulate(scenario, WhatIf(compute_scatter=each, seed=3)) for each in (0.0, 0.5))
     assert calm.period_seconds is not None
     assert wild.period_seconds is not None
     assert wild.period_seconds > 1.05 * calm.period_seconds
-    assert wild == simulate(scenario, Happenings(compute_scatter=0.5, seed=3))
-    assert wild != simulate(scenario, Happenings(compute_scatter=0.5, seed=4))
+    assert wild == simulate(scenario, WhatIf(compute_scatter=0.5, seed=3))
+    assert wild != simulate(scenario, WhatIf(compute_scatter=0.5, seed=4))
     assert wild.single is not None
     assert wild.single.percentiles_seconds[99] > wild.single.percentiles_seconds[50]
 
 
 def test_a_machine_that_slows_down_holds_the_others_up() -> None:
     scenario = chain([0.01, 0.01], [0.001] * 3)
-    whole = simulate(scenario, Happenings((Slowdown("m1a", 3.0),)))
+    whole = simulate(scenario, WhatIf((Slowdown("m1a", 3.0),)))
     assert whole.period_seconds == pytest.approx(0.03, rel=1e-9)
     assert whole.single is not None
     assert whole.single.mean_seconds == pytest.approx(0.01 + 0.03 + 0.003)
@@ -223,14 +223,14 @@ def test_a_machine_that_slows_down_holds_the_others_up() -> None:
     assert uses["m1a"].computing == pytest.approx(1.0)
     assert uses["m0a"].computing == pytest.approx(1 / 3, rel=0.02)
     assert uses["m0a"].waits_for_room > 0.6
-    later = simulate(scenario, Happenings((Slowdown("m1a", 3.0, since_seconds=1e6),)))
+    later = simulate(scenario, WhatIf((Slowdown("m1a", 3.0, since_seconds=1e6),)))
     assert later == simulate(scenario)
 
 
 @pytest.mark.parametrize("more", [(), (Loss("m1a", 1000.0),)])
 def test_a_lost_machine_has_computed_until_then(more: tuple[Loss, ...]) -> None:
     """Of all the time in which anything happened: the other one goes on with what it has."""
-    found = simulate(chain([1.0, 10.0], [0.0] * 3), Happenings(losses=(Loss("m0a", 3.5), *more)))
+    found = simulate(chain([1.0, 10.0], [0.0] * 3), WhatIf(losses=(Loss("m0a", 3.5), *more)))
     assert (found.results, found.seconds) == (3, pytest.approx(31.0))
     uses = {use.machine: use for use in found.machines}
     assert uses["m0a"].computing == pytest.approx(3.5 / 31)
@@ -255,14 +255,14 @@ def test_replicas_have_the_shares_that_are_given_also_beside_one_that_takes_no_t
 
 def test_without_a_machine_nothing_comes_any_more() -> None:
     scenario = chain([0.01, 0.01, 0.01], [0.001] * 4)
-    found = simulate(scenario, Happenings(losses=(Loss("m1a", 1.0),)), micro_batches=1000)
+    found = simulate(scenario, WhatIf(losses=(Loss("m1a", 1.0),)), micro_batches=1000)
     whole = simulate(scenario, micro_batches=1000)
     assert whole.results == 1000
     assert 0 < found.results < 110
     assert found.results < found.submitted
     # What had passed the machine still comes; what it was computing does not.
     assert 1.0 < found.seconds < 1.0 + 0.04
-    early = simulate(scenario, Happenings(losses=(Loss("m1a", 0.0),)))
+    early = simulate(scenario, WhatIf(losses=(Loss("m1a", 0.0),)))
     assert (early.results, early.period_seconds, early.streamed, early.first_seconds) == (0, None, None, None)
 
 
@@ -276,7 +276,7 @@ def test_events_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("happenings", "message"),
+    ("what_if", "message"),
     [
         ({"slowdowns": (Slowdown("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'; it uses m0a"),
         ({"losses": (Loss("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'"),
@@ -286,9 +286,9 @@ def test_events_can_be_drawn() -> None:
         ({"compute_scatter": -1.0}, "scatter of -1.0"),
     ],
 )
-def test_what_cannot_happen_is_refused(happenings: dict[str, object], message: str) -> None:
+def test_what_cannot_happen_is_refused(what_if: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        simulate(chain([0.01], [0.001] * 2), Happenings(**happenings))  # type: ignore[arg-type]
+        simulate(chain([0.01], [0.001] * 2), WhatIf(**what_if))  # type: ignore[arg-type]
 
 
 def replicas(*seconds: float) -> Scenario:

@@ -27,7 +27,7 @@ class CrowdedCores:
     cores: int
 
     @property
-    def crowding(self) -> float:
+    def oversubscription(self) -> float:
         """How many times longer all of them compute together than each alone."""
         return sum(self.wanted.values()) / self.cores
 
@@ -39,7 +39,7 @@ def crowded_cores(instance: Instance) -> tuple[CrowdedCores, ...]:
         CrowdedCores({each: own[each] for each in members if each != instance.client and own[each]}, cores)
         for members, cores in instance.core_sets
     )
-    return tuple(each for each in sets if each.wanted and each.crowding > 1)
+    return tuple(each for each in sets if each.wanted and each.oversubscription > 1)
 
 
 def ways_to_count(units: Units, crowded: Sequence[CrowdedCores], worth: Floats) -> Iterator[tuple[Units, Counts]]:
@@ -55,7 +55,7 @@ def ways_to_count(units: Units, crowded: Sequence[CrowdedCores], worth: Floats) 
     yield units, _with_own_cores(units, crowded, needed, worth)
     longer = np.ones(len(units.counts))
     for each, cores in zip(crowded, needed, strict=True):
-        longer[cores > 0] = np.maximum(longer[cores > 0], each.crowding)
+        longer[cores > 0] = np.maximum(longer[cores > 0], each.oversubscription)
     slowed = replace(
         units,
         seconds=units.seconds * longer,
@@ -73,7 +73,7 @@ def pooled(units: Units, counts: Floats, crowded: Sequence[CrowdedCores]) -> tup
     """
     seconds, found = units.seconds.copy(), counts.astype(np.float64)
     columns, cores = [], []
-    for each in sorted(crowded, key=lambda one: -one.crowding):
+    for each in sorted(crowded, key=lambda one: -one.oversubscription):
         needed = np.where(found > 0, _needed(units, each), 0.0)
         here = needed > 0
         if here.any() and float(needed @ found) > each.cores:

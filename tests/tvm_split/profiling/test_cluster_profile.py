@@ -1,0 +1,245 @@
+"""Profiles of a small model, measured through real workers and in this process."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from rpc_runtime import hardware
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from tests.models import torch_models
+from tvm_split import Cluster, Machine
+from tvm_split.errors import ProfileError
+from tvm_split.profiling import machine_timing, timing_turns
+from tvm_split.profiling.cluster_profile import MeasuredCluster, ModelProfiler, model_digest
+
+pytestmark = pytest.mark.usefixtures("busy_machine")
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    return tvm_split.load_model(torch_models.resnet(), (torch.zeros(1, 3, 32, 32),))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Cluster]:
+    with Cluster.local(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredCluster:
+    return ModelProfiler(model).measure(workers, cache_folder=cache)
+
+
+def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
+    profile = measured.profile
+    graph = model.graph
+    assert {layer for piece in profile.pieces for layer in piece.layers} == set(graph.layers) - graph.independent
+    assert [machine.machine for machine in profile.machines] == ["machine-a", "machine-b"]
+    assert profile.links == ()
+    for machine in profile.machines:
+        assert list(machine.pieces) == [piece.name for piece in profile.pieces]
+        for found in machine.pieces.values():
+            assert found.origin == "measured"
+            assert math.isfinite(found.contended_seconds)
+            assert found.seconds > 0
+        assert min(machine.operations_per_second, machine.bytes_per_second, machine.memory_free_bytes) > 0
+        assert machine.measured_at <= time.time()
+    assert sum(piece.weight_bytes for piece in profile.pieces) > 0
+    assert all(piece.activation_bytes > 0 for piece in profile.pieces)
+
+
+def test_what_is_known_is_not_measured_again(
+    model: tvm_split.Model, workers: Cluster, cache: Path, measured: MeasuredCluster
+) -> None:
+    again = ModelProfiler(model).measure(workers, cache_folder=cache)
+    assert [report.measured for report in again.reports] == [0, 0]
+    assert [report.cached for report in again.reports] == [report.measured for report in measured.reports]
+    for machine, before in zip(again.profile.machines, measured.profile.machines, strict=True):
+        assert (machine.pieces, machine.measured_at) == (before.pieces, before.measured_at)
+    assert again.profile.model_digest == measured.profile.model_digest
+
+
+@pytest.mark.slow
+def test_refreshing_measures_again(model: tvm_split.Model, workers: Cluster, cache: Path) -> None:
+    begun = time.time()
+    again = ModelProfiler(model).measure(workers, cache_folder=cache, refresh=True)
+    assert all(report.cached == 0 and report.measured > 0 for report in again.reports)
+    assert all(machine.measured_at >= begun for machine in again.profile.machines)
+
+
+def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
+    model: tvm_split.Model, workers: Cluster, tmp_path: Path
+) -> None:
+    steps: list[tuple[str, int, int]] = []
+    found = ModelProfiler(model).measure(
+        workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
+    )
+    kernels = found.reports[0].measured
+    first, second = (f"timing {kernels} kernels on {name}" for name in ("machine-a", "machine-b"))
+    together = "timing machine-a and machine-b at the same time"
+    assert [what for what, _, _ in steps if what.startswith("timing")] == [
+        *(first, second, together),
+        *(second, first, together),
+        *(first, second, together),
+    ]
+    assert [done for _, done, _ in steps] == list(range(len(steps)))
+    assert steps[-1][1:] == (steps[-1][2],) * 2
+
+
+def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Model, tmp_path: Path) -> None:
+    """In company are as many of them as there are cores; what else five take is waiting for one."""
+    steps: list[str] = []
+    names = [f"machine-{letter}" for letter in "abcde"]
+    with Cluster.local(5) as cluster:
+        found = ModelProfiler(model).measure(
+            cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what)
+        )
+        timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
+        again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+    machines = {each.machine: each for each in found.profile.machines}
+    assert timed >= {"machine-a", "machine-e"}
+    assert machines["machine-b"].pieces == machines["machine-d"].pieces
+    if not found.profile.doubts:
+        assert len({report.cached for report in again.reports}) == 1
+    together = {what for what in steps if what.endswith("at the same time")}
+    cores = hardware.own_cores().count
+    assert all(what.count("machine-") == min(5, max(2, cores)) for what in together)
+
+
+@pytest.mark.slow
+def test_workers_load_their_first_kernels_beside_each_other(
+    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each starts what tries libraries out then, which takes longer than all that is timed of a small network."""
+    both, load, seen = Barrier(2, timeout=60.0), RemoteKernels.load, []
+
+    def together(session: RemoteKernels, *given: Any) -> int:
+        seen.append(session)
+        if len(seen) <= 2:
+            both.wait()
+        return load(session, *given)
+
+    monkeypatch.setattr(RemoteKernels, "load", together)
+    with Cluster.local(2) as cluster:
+        ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+    assert seen[0] is not seen[1]
+
+
+def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
+    wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
+    found = ModelProfiler(wider).measure(workers, cache_folder=cache)
+    assert all(report.measured == 1 and report.cached > 3 for report in found.reports)
+
+
+def test_one_machine_alone_has_no_company(model: tvm_split.Model, tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    cluster = Cluster.in_process(1, threads=1)
+    found = ModelProfiler(model).measure(
+        cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
+    )
+    (machine,) = found.profile.machines
+    assert all(found.seconds == found.contended_seconds for found in machine.pieces.values())
+    assert [done for _, done, _ in steps] == sorted(done for _, done, _ in steps)
+    assert steps[-1][0] == "done"
+    assert all(done <= total for _, done, total in steps)
+
+
+def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
+    class Divides(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.relu((x // y).float()).sum(1)
+
+    numbers = torch.ones(4, 6, dtype=torch.int64)
+    model = tvm_split.load_model(Divides().eval(), (numbers, numbers))
+    found = ModelProfiler(model).measure(Cluster.in_process(1, threads=1), cache_folder=tmp_path)
+    (machine,) = found.profile.machines
+    assert "estimated" in {piece.origin for piece in machine.pieces.values()}
+    assert all(piece.seconds > 0 for piece in machine.pieces.values())
+    assert found.reports[0].estimated > 0
+
+
+def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
+    def digest(network: nn.Module, batch: int) -> str:
+        return model_digest(tvm_split.load_model(network.eval(), (torch.zeros(batch, 4),)))
+
+    assert digest(nn.Linear(4, 4), 1) == digest(nn.Linear(4, 4), 1)
+    assert len({digest(nn.Linear(4, 4), 1), digest(nn.Linear(4, 4), 2), digest(nn.Linear(4, 5), 1)}) == 3
+
+
+def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path: Path) -> None:
+    cluster = Cluster("in_process", (Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),))
+    with pytest.raises(ProfileError, match="only the CPU can be timed"):
+        ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+
+
+def test_a_cache_is_believed_if_one_measurement_does_not_contradict_it(
+    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster.in_process(1, threads=1)
+    profiler = ModelProfiler(model)
+    first = profiler.measure(cluster, cache_folder=tmp_path)
+    assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
+    (path,) = tmp_path.glob("*.json")
+    content = json.loads(path.read_text())
+    for entry in content["entries"].values():
+        entry["seconds"] *= 100
+    path.write_text(json.dumps(content))
+    assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
+    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 2.0)
+    again = profiler.measure(cluster, cache_folder=tmp_path)
+    assert again.reports[0].measured == first.reports[0].measured
+    assert again.reports[0].cached == 0
+
+
+def test_what_is_doubtful_is_told_and_not_kept(
+    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 1.0)  # no two measurements agree to the last digit
+    steps: list[str] = []
+    cluster = Cluster.in_process(1, threads=1)
+    found = ModelProfiler(model).measure(
+        cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what)
+    )
+    assert len([what for what in steps if what.startswith("timing")]) == machine_timing.MOST_TURNS
+    assert any("the same kernels took" in doubt for doubt in found.profile.doubts)
+    monkeypatch.setattr(timing_turns, "DISAGREEMENT", math.inf)
+    again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+    assert again.reports[0].cached == 0
+    assert again.profile.doubts == ()
+
+
+def test_equal_machines_that_part_are_told_and_not_kept(
+    model: tvm_split.Model, workers: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing_turns, "UNLIKENESS", 0.0)  # no two measurements agree to the last digit
+    monkeypatch.setattr(timing_turns, "NOISE_SECONDS", -1.0)
+    steps: list[str] = []
+    profiler = ModelProfiler(model)
+    found = profiler.measure(workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what))
+    assert len([what for what in steps if what.endswith("kernels on machine-a")]) == machine_timing.TURNS_TO_BE_ALIKE
+    (doubt,) = found.profile.doubts
+    assert re.fullmatch(
+        r"machine-. took .* for what took machine-., an equal machine, .*, most of all in [\w.,@ ]+", doubt
+    ), doubt
+    monkeypatch.setattr(timing_turns, "UNLIKENESS", math.inf)
+    again = profiler.measure(workers, cache_folder=tmp_path)
+    assert [report.cached for report in again.reports] == [0, 0]
+    assert again.profile.doubts == ()

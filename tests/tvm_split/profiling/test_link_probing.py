@@ -1,0 +1,230 @@
+"""Links between real workers, fast and through a slow relay; what is given, closed, broken or known is not measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc_runtime import hardware
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.gpu_driver import require_toolkit
+from tests.helpers.relay import Relay
+from tests.helpers.waiting import PATIENCE_SECONDS
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.errors import ProfileError
+from tvm_split.planner.profile import LinkProfile, StreamingCost
+from tvm_split.profiling import link_probing, timing_turns
+from tvm_split.profiling.link_probing import LinkProbe, has_spare_cores, probe_links
+from tvm_split.profiling.link_samples import ChainCost, ChainSample, chain_cost
+from tvm_split.profiling.link_store import MachineProbe
+from tvm_split.profiling.passages import Passage
+from tvm_split.profiling.probe_programs import ProbePrograms
+
+A, B = "left", "right"
+SIZES = [12_288, 602_112]
+pytestmark = pytest.mark.usefixtures("busy_machine")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what these tests measure is kept: streams through the same workers need not be measured by each."""
+    return tmp_path_factory.mktemp("links")
+
+
+def cluster(workers: LocalWorkers, *links: Link) -> Cluster:
+    return Cluster("remote", tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
+
+
+def probe(wanted: Cluster, **options: Any) -> LinkProbe:
+    return probe_links(wanted, SIZES, timeout_seconds=60.0, **options)
+
+
+def by_ends(found: LinkProbe) -> dict[tuple[str, str], LinkProfile]:
+    return {(link.source, link.destination): link for link in found.links}
+
+
+def test_every_link_of_a_local_cluster_is_measured() -> None:
+    seen: list[tuple[str, int, int]] = []
+    local = Cluster.local(workers=2)
+    found = probe(local, on_progress=lambda what, done, steps: seen.append((what, done, steps)))
+    assert local._workers is None  # as after a deployment
+    links = by_ends(found)
+    assert set(links) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
+    for link in links.values():
+        assert link.origin == "measured"
+        assert 0 < link.bytes_per_second < math.inf
+        assert link.latency_seconds >= 0
+    assert set(found.streaming) == {"machine-a", "machine-b"}
+    for cost in found.streaming.values():
+        assert cost.transfer_seconds_per_byte >= 0
+        assert min(cost.alone_transfer_seconds, cost.transfer_seconds) >= 0
+        assert 1 <= cost.alone_ratio <= cost.ratio < math.inf
+    assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert seen[2] == ("links machine-a to machine-b", 2, 5)
+    assert seen[4] == ("streams through machine-a, machine-b", 4, 5)
+
+
+@pytest.mark.slow
+def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_client(
+    workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers that say that each has one core, and computes on it."""
+
+    def told(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
+        place = list(workers.endpoints).index(endpoint.machine)
+        return replace(describe(endpoint, timeout_seconds), threads=1, cores=1, core_numbers=(place,))
+
+    costs: list[tuple[int, ChainCost]] = []
+
+    def noted(samples: Sequence[ChainSample], machines: int) -> ChainCost:
+        costs.append((machines, chain_cost(samples, machines)))
+        return costs[-1][1]
+
+    monkeypatch.setattr(link_probing, "describe", told)
+    monkeypatch.setattr(link_probing, "chain_cost", noted)
+    found = probe(cluster(workers))
+    ((machines, cost),) = costs
+    assert machines == 2
+    links = by_ends(found)
+    around = [links[pair].latency_seconds for pair in ((CLIENT, A), (A, B), (B, CLIENT))]
+    assert sum(around) == pytest.approx(3 * cost.hop_seconds)
+    for each in found.streaming.values():
+        assert each.transfer_seconds == cost.transfer_seconds > 0
+        assert each.start_seconds >= 0
+
+
+def test_of_alike_workers_two_are_measured() -> None:
+    names = [f"machine-{letter}" for letter in "abcde"]
+    seen: list[str] = []
+    found = probe(Cluster.local(workers=5), on_progress=lambda what, done, steps: seen.append(what))
+    links = by_ends(found)
+    assert set(links) == set(permutations([CLIENT, *names], 2))
+    assert {link.origin for link in links.values()} == {"measured", "estimated"}
+    assert {link.transport for link in links.values()} == {"shm"}
+    assert set(found.streaming) == set(names)
+    assert seen[0] == "link between machine-a and the client"
+    between = [what for what in seen if what.startswith("links ")]
+    assert between[:2] == ["links machine-a to machine-b", "links machine-e to machine-d"]
+    (taken,) = {cost.transfer_seconds for cost in found.streaming.values()}
+    assert (taken > 0) == (len(names) >= hardware.own_cores().count)
+
+
+def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
+    gpu = CudaDeviceDescription(0, "sm_90", 1 << 34, 1 << 34, endpoint.machine, 1e10, 3e-5)
+    return replace(describe(endpoint, timeout_seconds), cuda_devices=(gpu,))
+
+
+def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU: what runs would take is given. Small tensors pass both buses besides the link."""
+    target = {"kind": "cuda", "arch": "sm_90"}
+    machines = tuple(Machine(name, target=target, endpoint=end) for name, end in workers.endpoints.items())
+    asked = Cluster("remote", machines, (Link(A, B, transport="nccl"),))
+    passed: list[bool] = []
+
+    def given_passage(self: object, names: Sequence[str], sizes: Sequence[int], series: float, **on: bool) -> Passage:
+        passed.append(on["on_gpus"])
+        return Passage(1e-3 + sizes[1] / 1e9, 1e-3, None, dict.fromkeys(names, 0.0), {(A, B): "nccl"})
+
+    monkeypatch.setattr(link_probing, "describe", gpu_described)
+    monkeypatch.setattr(link_probing._Probing, "_pass", given_passage)
+    probing = link_probing._Probing(asked, SIZES, link_probing.STAGE_BYTES, 60.0, None, None, True)
+    trip = MachineProbe(0.0, 2e-4, (), (), 0.0, {})
+    found = probing._probe_pair(A, B, {A: trip, B: trip})
+    assert found.transport == "nccl"
+    assert found.samples[0].single_seconds == pytest.approx(1e-3 + 64 / 1e9 - 2e-4 - 2 * 3e-5)
+    assert len(found.samples) == 3
+    assert passed == [True] * 3
+
+
+def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: LocalWorkers) -> None:
+    require_toolkit()
+    target = {"kind": "cuda", "arch": "sm_90"}
+    programs = ProbePrograms(dict.fromkeys((A, B), platform.machine()), dict.fromkeys((A, B), target))
+    on_gpus, on_cpus = (programs.chain([A, B], [64, 4096, 64], on_gpus=on) for on in (True, False))
+    assert [stage.device for stage in on_gpus.stages] == ["cuda", "cuda"]
+    assert [stage.device for stage in on_cpus.stages] == ["cpu", "cpu"]
+    libraries = [programs.blob_path(stage.library.sha256).read_bytes() for stage in on_gpus.stages]
+    assert all(b"sm_90" in library for library in libraries)
+    assert len({stage.library for stage in (*on_gpus.stages, *on_cpus.stages)}) == 4
+
+
+def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWorkers, known: Path) -> None:
+    believed = Link(A, B, 1e6, 0.5)
+    found = probe(cluster(workers, believed, Link(B, A, 0), Link(A, CLIENT, 2e6)), cache_folder=known)
+    links = by_ends(found)
+    assert (links[A, B].bytes_per_second, links[A, B].latency_seconds, links[A, B].origin) == (1e6, 0.5, "given")
+    assert (links[CLIENT, A].bytes_per_second, links[CLIENT, A].origin) == (2e6, "given")
+    assert links[CLIENT, B].origin == "measured"
+    assert (B, A) not in links
+    assert set(found.streaming) == {A, B}
+
+
+def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> None:
+    relay = Relay(workers.endpoints[B].address)
+    relay.close()  # nobody listens there any more
+    with pytest.raises(ProfileError) as caught:
+        probe(cluster(workers, Link(A, B, address=relay.address)))
+    for part in (f"the link from {A!r} to {B!r} cannot be measured", relay.address, "bytes_per_second: 0"):
+        assert part in str(caught.value)
+
+
+def test_what_was_measured_is_found_again(workers: LocalWorkers, known: Path) -> None:
+    first = probe(cluster(workers), cache_folder=known)
+    assert probe(cluster(workers), cache_folder=known) == first
+    with_another_address = cluster(workers, Link(A, B, address=workers.endpoints[B].address))
+    changed = by_ends(probe(with_another_address, cache_folder=known))
+    assert changed[A, B] != by_ends(first)[A, B]
+    assert changed[B, A].measured_at == by_ends(first)[B, A].measured_at
+
+
+def test_transfers_cost_nothing_where_a_core_is_left() -> None:
+    with LocalWorkers([A], pin=False) as workers:
+        worker = describe(workers.endpoints[A], PATIENCE_SECONDS)
+    assert has_spare_cores(A, {A: worker}) == (worker.cores > 1)
+    assert has_spare_cores(A, {A: replace(worker, cores=3), B: worker})
+    assert not has_spare_cores(A, {A: replace(worker, cores=2), B: worker})
+    assert not has_spare_cores(A, {A: replace(worker, cores=2), B: replace(worker, hostname="another container")})
+    assert has_spare_cores(A, {A: replace(worker, cores=2), B: replace(worker, boot_id="another host")})
+
+
+def test_stages_in_one_process_hand_their_tensors_over() -> None:
+    found = probe(Cluster.in_process(machines=2))
+    assert set(by_ends(found)) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
+    assert {link.bytes_per_second for link in found.links} == {1e12}
+    assert set(found.streaming.values()) == {StreamingCost()}
+
+
+@pytest.mark.slow
+def test_links_are_believed_if_a_round_trip_does_not_contradict_them(
+    workers: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Cluster("remote", (Machine(A, endpoint=workers.endpoints[A]),))
+    first = probe(alone, cache_folder=tmp_path)
+    assert probe(alone, cache_folder=tmp_path).links == first.links
+    for path in tmp_path.glob("*.json"):
+        content = json.loads(path.read_text())
+        for entry in content["entries"].values():
+            if "round_trip_seconds" in entry:
+                entry["round_trip_seconds"] *= 100
+        path.write_text(json.dumps(content))
+    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 5.0)
+    again = probe(alone, cache_folder=tmp_path)
+    assert all(now.measured_at > then.measured_at for now, then in zip(again.links, first.links, strict=True))

@@ -1,0 +1,89 @@
+"""What is known of machines before anything is timed, by what their workers say: here of GPUs, with given figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
+from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.methods import METHODS
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Machine
+from tvm_split.planner.profile import Bus
+from tvm_split.profiling.machines import MachineFacts, machine_facts
+
+GPU, CPU = {"kind": "cuda", "arch": "sm_90"}, {"kind": "llvm"}
+FIGURES = {
+    "memory_bytes": 80_000,
+    "memory_free_bytes": 60_000,
+    "bus_identity": "0000:3b:00.0",
+    "bus_bytes_per_second": 2e10,
+    "bus_latency_seconds": 1e-5,
+}
+Facts = Callable[..., dict[str, MachineFacts]]
+
+
+@pytest.fixture
+def facts() -> Iterator[Facts]:
+    """Of machines by name, each a target, the boot of its host and its GPU's figures, if it has one."""
+    with ExitStack() as workers:
+
+        def found(machines: dict[str, tuple[dict[str, str], str, dict[str, Any] | None]]) -> dict[str, MachineFacts]:
+            described = []
+            for name, (target, boot, figures) in machines.items():
+                reply = pb.DescribeReply(
+                    protocol_version=PROTOCOL_VERSION, machine=name, hostname=boot, boot_id=boot, threads=1,
+                    architecture="x86_64", memory_free_bytes=9000, cuda=pb.Cuda(driver=13000, compiler="13.0"),
+                    cuda_devices=[] if figures is None else [pb.CudaDevice(arch="sm_90", **figures)],
+                )  # fmt: skip
+                content = reply.SerializeToString()
+                worker = workers.enter_context(
+                    HostileWorker(name, {METHODS["Describe"].path: lambda *_, content=content: iter([content])})
+                )
+                described.append(Machine(name, 1, target, endpoint=worker.endpoint))
+            cluster = Cluster("remote", tuple(described))
+            targets = {name: target for name, (target, _, _) in machines.items()}
+            return {each.name: each for each in machine_facts(cluster, targets, 20)}
+
+        yield found
+
+
+def test_a_gpus_free_memory_and_bus_are_the_machines(facts: Facts) -> None:
+    found = facts({"gpu": (GPU, "box", FIGURES), "cpu": (CPU, "box", None), "other": (CPU, "rack", FIGURES)})
+    assert (found["gpu"].memory_free_bytes, found["gpu"].bus) == (60_000, Bus(2e10, 1e-5))
+    # Of a host, its GPU's machine takes memory, too; and who computes on the CPU is not led to a GPU.
+    assert [(found[name].memory_free_bytes, found[name].bus) for name in ("cpu", "other")] == [
+        (4500, None),
+        (9000, None),
+    ]
+
+
+def test_machines_of_one_gpu_share_its_memory(facts: Facts) -> None:
+    beside = {**FIGURES, "bus_identity": "0000:af:00.0"}
+    found = facts(
+        {
+            "one": (GPU, "box", FIGURES),
+            "two": (GPU, "box", FIGURES),
+            "beside": (GPU, "box", beside),
+            "elsewhere": (GPU, "rack", FIGURES),
+        }
+    )
+    assert {name: each.memory_free_bytes for name, each in found.items()} == {
+        "one": 30_000,
+        "two": 30_000,
+        "beside": 60_000,
+        "elsewhere": 60_000,
+    }
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, math.nan, math.inf])
+def test_what_a_worker_does_not_know_is_left_out(facts: Facts, speed: float) -> None:
+    figures = {"memory_bytes": 80_000, "bus_bytes_per_second": speed}
+    found = facts({"one": (GPU, "box", figures), "two": (GPU, "box", figures)})
+    assert {(each.memory_free_bytes, each.bus) for each in found.values()} == {(80_000, None)}

@@ -1,0 +1,162 @@
+"""What is kept between runs is found again, survives other writers, and is measured again where it is damaged."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from tvm_split.errors import MeasurementsWarning
+from tvm_split.profiling.machine_times import CachedTime
+from tvm_split.profiling.store import Store, default_folder, entry_key, kept
+
+MACHINE = {"hostname": "box", "machine": "machine-a", "threads": 1}
+KIND = TypeAdapter(CachedTime)
+ENTRY = CachedTime(2e-3, 1e-3, 1_700_000_000.0)
+
+
+def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    again = Store(tmp_path, MACHINE)
+    assert again.get("k", KIND) == ENTRY
+    assert again.get("other", KIND) is None
+
+
+def test_machines_do_not_share(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    for change in ({"threads": 2}, {"hostname": "desk"}, {"machine": "machine-b"}, {"tvm": "0.28"}):
+        assert Store(tmp_path, {**MACHINE, **change}).get("k", KIND) is None
+
+
+def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
+    caches = [Store(tmp_path, MACHINE) for _ in range(8)]
+    with ThreadPoolExecutor(len(caches)) as threads:
+        list(threads.map(lambda number: caches[number].put({str(number): ENTRY}), range(len(caches))))
+    found = Store(tmp_path, MACHINE)
+    assert [found.get(str(number), KIND) for number in range(len(caches))] == [ENTRY] * len(caches)
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"format": "tvm-split measurements", "version": 2, "entries": []}',
+        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": 7}}',
+        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": 1, "best_seconds": 1}}}',
+        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": -1, "best_seconds": 1, '
+        b'"measured_at": 0}}}',
+        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": NaN, "best_seconds": 1, '
+        b'"measured_at": 0}}}',
+    ],
+)
+def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    (path,) = tmp_path.glob("*.json")
+    path.write_bytes(content)
+    with pytest.warns(MeasurementsWarning, match=re.escape(str(path))):  # noqa: PT031
+        damaged = Store(tmp_path, MACHINE)
+        assert damaged.get("k", KIND) is None
+        assert [each.path for each in kept(tmp_path)] == [path]
+        damaged.put({"k": ENTRY})
+    assert Store(tmp_path, MACHINE).get("k", KIND) == ENTRY
+
+
+def test_another_versions_file_is_written_over(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 0}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        old = Store(tmp_path, MACHINE)
+    assert old.get("k", KIND) is None
+
+
+def test_nothing_is_from_the_future(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": CachedTime(1.0, 1.0, time.time() + 1e6)})
+    found = Store(tmp_path, MACHINE).get("k", KIND)
+    assert found is not None
+    assert found.measured_at <= time.time()
+
+
+@pytest.mark.filterwarnings("ignore::tvm_split.errors.MeasurementsWarning")
+def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", None):
+        store = Store(folder, MACHINE)
+        store.put({"k": ENTRY})
+        assert store.get("k", KIND) == ENTRY
+        assert Store(folder, MACHINE).get("k", KIND) is None
+
+
+def test_what_others_may_have_written_is_not_believed(shared: Path) -> None:
+    folder = shared / "measurements"
+    Store(folder, MACHINE).put({"k": ENTRY})
+    shared.chmod(0o777)
+    with pytest.warns(MeasurementsWarning, match=re.escape(str(shared))):
+        store = Store(folder, MACHINE)
+    assert store.get("k", KIND) is None
+    store.put({"k": ENTRY})
+    assert store.get("k", KIND) == ENTRY
+    shared.chmod(0o755)
+    assert Store(folder, MACHINE).get("k", KIND) == ENTRY
+
+
+def test_another_user_who_can_read_the_folder_keeps_nobody_waiting(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    tmp_path.chmod(0o755)
+    readable = [path for path in (tmp_path, *tmp_path.iterdir()) if path.stat().st_mode & 0o004]
+    with ThreadPoolExecutor(1) as threads, held(readable):
+        put = threads.submit(Store(tmp_path, MACHINE).put, {"l": ENTRY})
+        assert not wait([put], 60).not_done
+    assert Store(tmp_path, MACHINE).get("l", KIND) == ENTRY
+
+
+def test_a_lock_that_is_never_released_is_told_and_costs_only_time(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY})
+    store = Store(tmp_path, MACHINE, lock_seconds=0.1)
+    others = [Store(tmp_path, {"machine": each}, lock_seconds=3600) for each in "ab"]
+    with held([path for path in tmp_path.iterdir() if path.suffix != ".json"]):
+        with pytest.warns(MeasurementsWarning, match=f"{re.escape(str(tmp_path))}.*fuser"):
+            store.put({"l": ENTRY})
+        for other in (*others, Store(tmp_path, {"machine": "c"}, lock_seconds=3600)):
+            other.put({"l": ENTRY})  # does not wait as well
+    assert store.get("l", KIND) == store.get("k", KIND) == ENTRY
+
+
+@contextmanager
+def held(paths: list[Path]) -> Iterator[None]:
+    """Inside, somebody else has locked these files and folders."""
+    with ExitStack() as until_end:
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY)
+            until_end.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path))
+    assert default_folder() == tmp_path / "measurements"
+    monkeypatch.delenv("TVM_SPLIT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "tvm-split" / "measurements"
+
+
+def test_a_key_is_what_it_is_made_of() -> None:
+    assert entry_key(a=1, b=[2]) == entry_key(b=[2], a=1) != entry_key(a=1, b=[3])

@@ -1,0 +1,130 @@
+"""What is estimated of the parts of small networks, beside what pieces take and what the compiled program moves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from tests.models.torch_models import vgg
+from tvm_split.compiling import cut_model
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.request import PlanRequest
+from tvm_split.posing import pose
+from tvm_split.shard_planning.estimates import PartEstimates
+
+A, B = "machine-a", "machine-b"
+HALVES = {A: 0.5, B: 0.5}
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1))
+    return tvm_split.load_model(network.eval(), (torch.zeros(1, 3, 16, 16),))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> tvm_split.Cluster:
+    return tvm_split.Cluster.in_process(machines=2, threads=1)
+
+
+def profile_of(model: tvm_split.Model, cluster: tvm_split.Cluster) -> ClusterProfile:
+    return pose(model, cluster, PlanRequest()).profile
+
+
+def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, *shards: tvm_split.Shard) -> Plan:
+    return tvm_split.plan(model, cluster, shards=shards)
+
+
+def seconds_by_machine(estimates: PartEstimates, plan: Plan) -> dict[str, float]:
+    found: Counter[str] = Counter()
+    for step in estimates.steps_of(plan).steps:
+        found[step.machines[0]] += step.seconds[0]
+    return dict(found)
+
+
+def test_parts_are_shares_of_pieces_and_halos_count_twice(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
+    profile = profile_of(model, cluster)
+    whole = sum(each.seconds for each in profile.machines[0].pieces.values())
+    estimates = PartEstimates(model, profile)
+    halves = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "channels", HALVES)))
+    assert sum(halves.values()) == pytest.approx(whole, rel=0.5)
+    fused = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES)))
+    each = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES, "each")))
+    assert fused[B] == pytest.approx(fused[A], rel=0.5)  # one of them joins
+    assert min(fused.values()) > 0.5 * whole * 0.9
+    assert each.keys() == fused.keys() == {A, B}
+
+
+def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
+    profile = profile_of(model, cluster)
+    first, second = profile.machines
+    slow = replace(
+        second,
+        bytes_per_second=second.bytes_per_second / 2,
+        pieces={
+            name: replace(each, seconds=2 * each.seconds, contended_seconds=3 * each.seconds)
+            for name, each in second.pieces.items()
+        },
+    )
+    plan = planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES))
+    fast = {each.name: each for each in PartEstimates(model, profile).steps_of(plan).steps}
+    for hostname, ratio in ((second.hostname, 2.0), (first.hostname, 3.0)):
+        changed = replace(profile, machines=(first, replace(slow, hostname=hostname)))
+        for step in PartEstimates(model, changed).steps_of(plan).steps:
+            before = fast[step.name].seconds[0]
+            assert step.seconds == (pytest.approx(before * (1.0 if step.machines == (A,) else 2.0)),)
+            if step.machines == (B,):
+                assert step.contended_seconds == (pytest.approx(before * ratio),)
+
+
+def test_weights_are_read_by_each_machine_that_computes_rows(cluster: tvm_split.Cluster) -> None:
+    """Of a layer that mostly reads its weights, half of the rows takes nearly as long as all."""
+    network = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1024, 3, padding=1), nn.Conv2d(1024, 4, 1))
+    model = tvm_split.load_model(network.eval(), (torch.zeros(1, 4, 16, 16),))
+    profile = profile_of(model, cluster)
+    plan = {axis: planned(model, cluster, tvm_split.Shard("1", "1", axis, HALVES)) for axis in ("rows", "channels")}
+
+    def slowest(speed: float) -> dict[str, float]:
+        machines = tuple(replace(each, bytes_per_second=speed) for each in profile.machines)
+        estimates = PartEstimates(model, replace(profile, machines=machines))
+        ahead = estimates.looked_ahead(plan["rows"], 1)
+        found = {
+            axis: {step.name: step.seconds[0] for step in estimates.steps_of(each).steps} for axis, each in plan.items()
+        }
+        rows = found["rows"]["stage_1_machine_b_0"]
+        assert ahead["1", B] == pytest.approx(rows)
+        return {"rows": rows, "channels": found["channels"]["stage_1_machine_b_0"]}
+
+    whole = profile.machines[0].pieces["1"].seconds
+    weights = next(each.weight_bytes for each in profile.pieces if each.name == "1")
+    assert slowest(math.inf) == {axis: pytest.approx(whole / 2, rel=0.1) for axis in plan}
+    assert slowest(weights / whole) == {"rows": pytest.approx(whole), "channels": pytest.approx(whole / 2)}
+
+
+@pytest.mark.parametrize(("axis", "exchange"), [("rows", "each"), ("rows", "fused"), ("channels", "fused")])
+def test_what_is_delivered_is_what_the_stages_send(cluster: tvm_split.Cluster, axis: str, exchange: str) -> None:
+    model = tvm_split.load_model(vgg().eval(), (torch.zeros(1, 3, 16, 16),))
+    shard = tvm_split.Shard("features.0", "features.7", axis, HALVES, exchange)  # type: ignore[arg-type]
+    plan = planned(model, cluster, shard)
+    found = PartEstimates(model, profile_of(model, cluster)).steps_of(plan)
+    cut = cut_model(model, plan)
+    assert [step.name for step in found.steps] == [stage.name for stage in cut.plan.stages]
+    received = {
+        (stage.name, name)
+        for stage, computation in zip(cut.plan.stages, cut.computations, strict=True)
+        for name in computation.received
+    }
+    origins = {form: name for each in cut.computations for form, name in each.origins.items()}
+    assert {(taker, each.tensor) for each in found.transfers for taker in each.targets} == {
+        (stage, origins.get(name, name)) for stage, name in received
+    }
+    assert [each.tensor for each in found.transfers if not each.targets] == list(cut.output_names)
+    assert {step.estimated_shares for step in found.steps} == {(1.0,)}

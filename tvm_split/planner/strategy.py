@@ -1,0 +1,75 @@
+"""Strategies: how a plan is searched for. Those built in, and those that packages add (`tvm_split.strategies`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from rpc_runtime.registry import Registry
+from tvm_split.errors import PlanError
+from tvm_split.planner.evaluate import evaluate, violations
+from tvm_split.planner.problem import Problem, Solution, Stage, gap_of, objective_seconds, require_sense
+from tvm_split.planner.step_graph import lower
+
+
+class Strategy(ABC):
+    """A way to place pieces on machines; its class is what a package registers."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
+        """The plan to use, with what is known of better ones: see `solution_of`.
+
+        Raises:
+            PlanError: nothing fits; says why.
+        """
+
+
+STRATEGIES: Registry[type[Strategy]] = Registry(
+    "tvm_split.strategies",
+    "strategy",
+    {"best": "tvm_split.planner.search.best:Best", "first-fit": "tvm_split.planner.first_fit:FirstFit"},
+    Strategy,
+    PlanError,
+)
+
+
+def solution_of(
+    problem: Problem, stages: Sequence[Stage], lower_bound_seconds: float = 0.0, method: str = ""
+) -> Solution:
+    """The solution that consists of these stages of pieces; a bound of 0 says nothing of better ones.
+
+    Raises:
+        PlanError: the stages are no plan for the problem.
+    """
+    evaluation = evaluate(problem, lower(problem, stages))
+    value = objective_seconds(problem.objective, evaluation)
+    bound = min(lower_bound_seconds, value)
+    return Solution(tuple(stages), evaluation, bound, gap_of(value, bound), method)
+
+
+def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solution:
+    """The solution of a strategy by name, evaluated and checked here: no strategy can misreport its plan.
+
+    A lower bound cannot be checked; the solution's ``method`` says whose it is.
+
+    Raises:
+        PlanError: there is no such strategy, nothing fits, or the strategy's plan breaks a demand.
+    """
+    require_sense(problem)
+    found = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
+    checked = solution_of(problem, found.stages, found.lower_bound_seconds)
+    broken = violations(problem, found.stages, checked.evaluation)
+    if broken:
+        raise PlanError(f"the plan of strategy {strategy!r} cannot be used: {'; '.join(broken)}")
+    method = found.method or f"found by strategy {strategy!r}"
+    return replace(
+        found,
+        evaluation=checked.evaluation,
+        lower_bound_seconds=checked.lower_bound_seconds,
+        gap=checked.gap,
+        method=method,
+    )

@@ -1,0 +1,220 @@
+"""Profiles of a model's pieces on the machines of a cluster, measured on each with the kernels that would run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.hosts import shared_cores
+from tvm_split.compiler.tuning_folder import open_database
+from tvm_split.model import Model
+from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
+from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
+from tvm_split.profiling.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
+from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code
+from tvm_split.profiling.link_probing import probe_links
+from tvm_split.profiling.machine_times import MachineTimes
+from tvm_split.profiling.store import default_folder
+from tvm_split.steps import StepProgress
+
+
+def profile_model(
+    model: Model,
+    cluster: Cluster,
+    *,
+    database: str | Path | None = None,
+    profiler: ModelProfiler | None = None,
+    refresh: bool = False,
+    cache_folder: str | Path | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_progress: StepProgress | None = None,
+) -> MeasuredCluster:
+    """The pieces of a model on every machine, then the links for tensors of the sizes that cuts of this model have.
+
+    Arguments and errors are those of `ModelProfiler` and `probe_links`; what was measured is kept in ``cache_folder``,
+    by default in the user's cache. A ``profiler`` of this model that measured before need not compile again.
+    """
+    folder = default_folder() if cache_folder is None else Path(cache_folder)
+    try:
+        with cluster.kept():
+            measured = (profiler or ModelProfiler(model, database)).measure(
+                cluster,
+                refresh=refresh,
+                cache_folder=folder,
+                timeout_seconds=timeout_seconds,
+                on_progress=on_progress,
+            )
+            profile = measured.profile
+            edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
+            probe = probe_links(
+                cluster,
+                sorted({int(edge.bytes) for edge in edges}),
+                stage_bytes=profile.even_bytes,
+                timeout_seconds=timeout_seconds,
+                on_progress=on_progress,
+                cache_folder=folder,
+                refresh=refresh,
+            )
+    finally:
+        cluster.release()
+    machines = tuple(
+        dataclasses.replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines
+    )
+    doubts = profile.doubts + probe.doubts
+    return dataclasses.replace(
+        measured, profile=dataclasses.replace(profile, machines=machines, links=probe.links, doubts=doubts)
+    )
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """How many of a machine's distinct kernels were measured now, known from the cache, or are only estimated.
+
+    ``problems`` says of estimated ones why; ``oldest_seconds`` is the age of the oldest time that was used.
+    """
+
+    machine: str
+    measured: int
+    cached: int
+    estimated: int
+    problems: tuple[str, ...]
+    oldest_seconds: float
+
+
+@dataclass(frozen=True)
+class MeasuredCluster:
+    """A profile, and how it came about."""
+
+    profile: ClusterProfile
+    reports: tuple[MachineReport, ...]
+
+
+class ModelProfiler:
+    """Times a model's pieces on clusters. What it compiles it keeps, so measuring again takes the measuring only.
+
+    ``database`` are tuned kernels, as for `tvm_split.compile`.
+    """
+
+    def __init__(self, model: Model, database: str | Path | None = None) -> None:
+        self._model = model
+        tuned = open_database(database)
+        self._timing = ClusterTiming(model.name, lambda machine: target_code(model, machine.target, tuned))
+
+    def measure(
+        self,
+        cluster: Cluster,
+        *,
+        refresh: bool = False,
+        cache_folder: str | Path | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        on_progress: StepProgress | None = None,
+    ) -> MeasuredCluster:
+        """What each piece takes on each machine, by itself and while its host's others compute.
+
+        The links and the cost of transfers are not measured here: ``links`` is empty, ``streaming`` costs nothing.
+        Arguments and errors are those of `ClusterTiming.measure`.
+        """
+        times = self._timing.measure(
+            cluster,
+            refresh=refresh,
+            cache_folder=cache_folder,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+        )
+        return _measured_cluster(self._model, cluster, times)
+
+
+def model_digest(model: Model) -> str:
+    """The SHA-256 of a model's graph and shapes, without the values of its weights."""
+    content = {
+        "inputs": [asdict(each) for each in model.inputs],
+        "outputs": [asdict(each) for each in model.outputs],
+        "layers": dict(model.layers),
+        "graph": model.module.script(show_meta=False),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTimes]) -> MeasuredCluster:
+    codes = {id(each.code): each.code for each in times}
+    pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
+    payers = {
+        key: pieces_of_kernels(
+            pieces, [call.kernel.layers for call in code.calls], [call.consumers for call in code.calls]
+        )
+        for key, code in codes.items()
+    }
+    calls = {key: _calls_of_pieces(len(pieces), code, payers[key]) for key, code in codes.items()}
+    profile = ClusterProfile(
+        model=model.name,
+        model_digest=model_digest(model),
+        pieces=tuple(
+            ModelPiece(
+                name=piece[0],
+                layers=piece,
+                weight_bytes=max(shared_weight_bytes(by_piece[index]) for by_piece in calls.values()),
+                activation_bytes=max(
+                    (call.activation_bytes for by_piece in calls.values() for call in by_piece[index]), default=0
+                ),
+            )
+            for index, piece in enumerate(pieces)
+        ),
+        machines=tuple(_machine_profile(each, pieces, calls[id(each.code)]) for each in times),
+        links=(),
+        doubts=tuple(dict.fromkeys(each.doubt for each in times if each.doubt)),
+        shared_cores=shared_cores(
+            cluster, {each.machine.name: replace(each.machine.cores, host=each.machine.host) for each in times}
+        ),
+    )
+    return MeasuredCluster(profile, tuple(_report(each) for each in times))
+
+
+def _calls_of_pieces(count: int, code: TargetCode, payers: Sequence[int]) -> list[list[KernelCall]]:
+    found: list[list[KernelCall]] = [[] for _ in range(count)]
+    for call, payer in zip(code.calls, payers, strict=True):
+        found[payer].append(call)
+    return found
+
+
+def _machine_profile(
+    times: MachineTimes, pieces: Sequence[Sequence[str]], calls: Sequence[Sequence[KernelCall]]
+) -> MachineProfile:
+    seconds = CallSeconds(times)
+    machine = times.machine
+    return MachineProfile(
+        machine=machine.name,
+        target=machine.target,
+        threads=machine.threads,
+        hostname=machine.hostname,
+        memory_free_bytes=machine.memory_free_bytes,
+        operations_per_second=seconds.ceilings.operations_per_second,
+        bytes_per_second=seconds.ceilings.bytes_per_second,
+        streaming=StreamingCost(),
+        pieces={piece[0]: seconds.of(own) for piece, own in zip(pieces, calls, strict=True)},
+        measured_at=_oldest(times),
+        cores=0 if machine.has_gpu else min(machine.threads, machine.cores.count or machine.threads),
+        bus=machine.bus,
+    )
+
+
+def _oldest(times: MachineTimes) -> float:
+    used: list[dict[str, Any]] = [times.alone, times.contended, times.ceiling_times]
+    return min((each.measured_at for found in used for each in found.values()), default=time.time())
+
+
+def _report(times: MachineTimes) -> MachineReport:
+    return MachineReport(
+        machine=times.machine.name,
+        measured=len(times.known & times.measured),
+        cached=len(times.known - times.measured),
+        estimated=len(times.code.distinct) - len(times.known),
+        problems=tuple(sorted(set(times.problems.values()))),
+        oldest_seconds=max(0.0, time.time() - _oldest(times)),
+    )

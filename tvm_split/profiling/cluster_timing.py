@@ -1,0 +1,208 @@
+"""Times kernels on the machines of a cluster: what is kept is believed after a check, the rest is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from rpc_runtime.program.program import BlobSpec
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.targets import resolve_targets
+from tvm_split.errors import ProfileError
+from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
+from tvm_split.profiling.kernels import KernelCall, TargetCode
+from tvm_split.profiling.machine_times import MachineTimes
+from tvm_split.profiling.machine_timing import HostTiming
+from tvm_split.profiling.machines import MachineFacts, machine_facts
+from tvm_split.profiling.peaks import CeilingCode, Ceilings, ceiling_code
+from tvm_split.profiling.store import Store, default_folder
+from tvm_split.steps import StepProgress, Steps
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+
+
+class ClusterTiming:
+    """Times code on clusters. What it compiles it keeps, so measuring again takes the measuring only.
+
+    ``code_of`` gives what is to be timed on a machine; it is asked once for each distinct target. ``name`` is what is
+    compiled, in the steps that are shown.
+    """
+
+    def __init__(self, name: str, code_of: Callable[[MachineFacts], TargetCode]) -> None:
+        self._name = name
+        self._code_of = code_of
+        self._codes: dict[str, TargetCode] = {}
+        self._ceilings: dict[tuple[str, int], CeilingCode | None] = {}
+        self._blobs = BlobFolder.temporary()
+        self._libraries: dict[tuple[int, frozenset[str]], BlobSpec] = {}
+
+    def measure(
+        self,
+        cluster: Cluster,
+        *,
+        refresh: bool = False,
+        cache_folder: str | Path | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        on_progress: StepProgress | None = None,
+    ) -> list[MachineTimes]:
+        """What each kernel takes on each machine, by itself and while its host's others compute.
+
+        Args:
+            refresh: measure everything again, whatever is cached.
+            cache_folder: where times are kept; by default `tvm_split.profiling.store.default_folder`.
+            timeout_seconds: the longest wait for a worker; also limits how long a machine's kernels are timed.
+
+        Raises:
+            WorkerError: a worker cannot be reached, or cannot run its machine's target.
+            CompileError: a target cannot be compiled for.
+            ProfileError: a machine's kernels cannot be timed in this process.
+        """
+        try:
+            steps = Steps(on_progress)
+            targets = resolve_targets(cluster, cluster.machine_names)
+            machines = machine_facts(cluster, targets, timeout_seconds)
+            _require_runnable(cluster, machines)
+            self._compile(machines, steps)
+            times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
+            if not refresh:
+                self._recall(times, cluster, timeout_seconds, steps)
+            self._measure(times, cluster, timeout_seconds, steps)
+            steps.done()
+            return times
+        finally:
+            cluster.release()
+
+    def _compile(self, machines: Sequence[MachineFacts], steps: Steps) -> None:
+        """The kernels for each distinct target, by `_target_key`."""
+        missing = {_target_key(each): each for each in machines if _target_key(each) not in self._codes}
+        steps.total = len(missing)
+        for key, machine in missing.items():
+            steps.begin(f"compiling {self._name} for {machine.name}")
+            self._codes[key] = self._code_of(machine)
+
+    def _times(self, machines: Sequence[MachineFacts], folder: Path) -> list[MachineTimes]:
+        found = []
+        for machine in machines:
+            key = (_target_key(machine), machine.threads)
+            if key not in self._ceilings:
+                self._ceilings[key] = None if machine.has_gpu else ceiling_code(machine.target, machine.threads)
+            others = [each for each in machines if each.host == machine.host and each is not machine]
+            companions = tuple(sorted(f"{each.name} with {each.threads} threads" for each in others))
+            cache = Store(folder, machine.identity)
+            found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
+        return found
+
+    def _recall(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
+        """Take from the caches what one fresh measurement of each machine does not contradict."""
+
+        def library_of(each: MachineTimes, digest: str) -> BlobSpec:
+            return self._library(id(each.code), {digest}, partial(each.code.build, {digest}))
+
+        for each in times:
+            each.recall()
+        known = [each for each in times if each.checked_kernel is not None]
+        steps.total += len(known)
+        if known:
+            HostTiming(known, cluster, timeout_seconds, steps.begin).check(library_of, self._blobs)
+
+    def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
+        """Time what is lacking; hosts at the same time."""
+        hosts: dict[str, list[MachineTimes]] = {}
+        for each in times:
+            hosts.setdefault(each.machine.host, []).append(each)
+        timings = [HostTiming(group, cluster, timeout_seconds, steps.begin) for group in hosts.values()]
+        wanted: dict[int, set[str]] = {}
+        for timing, group in zip(timings, hosts.values(), strict=True):
+            for each in group:
+                wanted.setdefault(id(each.code), set()).update(timing.wanted[each.machine.name])
+        to_build = {id(each.code): each.code for each in times if wanted[id(each.code)]}
+        ceilings = {id(each.ceilings): each.ceilings for each in times if each.lacks_ceilings and each.ceilings}
+        steps.total += bool(to_build or ceilings) + sum(timing.steps for timing in timings)
+        if not to_build and not ceilings:
+            return
+        steps.begin("building kernels")
+        libraries = {
+            key: self._library(key, wanted[key], partial(code.build, wanted[key])) for key, code in to_build.items()
+        }
+        ceiling_libraries = {key: self._library(key, (), code.build) for key, code in ceilings.items()}
+        if cluster.kind != "in_process":
+            cluster.endpoints()  # starts local workers, once
+            with ThreadPoolExecutor(len(timings)) as pool:
+                list(pool.map(lambda timing: timing.measure(libraries, ceiling_libraries, self._blobs), timings))
+        else:
+            for timing in timings:
+                timing.measure(libraries, ceiling_libraries, self._blobs)
+
+    def _library(self, code: int, wanted: Collection[str], build: Callable[[BlobFolder], BlobSpec]) -> BlobSpec:
+        key = (code, frozenset(wanted))
+        if key not in self._libraries:
+            self._libraries[key] = build(self._blobs)
+        return self._libraries[key]
+
+
+class CallSeconds:
+    """Seconds of calls on a machine, alone and in company: measured, else by a roofline of what it reaches at most.
+    What a network takes for their weights is in them.
+
+    Raises:
+        ProfileError: nothing could be measured on the machine.
+    """
+
+    def __init__(self, times: MachineTimes) -> None:
+        self._times = times
+        self.ceilings = _ceilings(times)
+        known = [digest for digest in times.code.distinct if digest in times.known]
+        alone = sum(times.alone[digest].seconds for digest in known)
+        self._slower = sum(times.contended[digest].seconds for digest in known) / alone if known else 1.0
+
+    def of(self, calls: Sequence[KernelCall]) -> PieceTime:
+        """Of calls one after the other."""
+        found = [self._of_call(call) for call in calls]
+        by_itself, in_company = (max(sum(each[place] for each in found), SHORTEST_SECONDS) for place in (0, 1))
+        all_known = all(call.digest in self._times.known for call in calls)
+        # Company never helps: what took longer alone was disturbed then.
+        return PieceTime(min(by_itself, in_company), in_company, "measured" if all_known else "estimated")
+
+    def _of_call(self, call: KernelCall) -> tuple[float, float]:
+        given = len(call.weights) * self.ceilings.seconds_per_weight
+        if call.digest in self._times.known:
+            alone, contended = (each[call.digest].seconds for each in (self._times.alone, self._times.contended))
+            return alone + given, contended + given * self._slower
+        roofline = given + max(
+            call.kernel.operations / self.ceilings.operations_per_second,
+            call.kernel.moved_bytes / self.ceilings.bytes_per_second,
+        )
+        return roofline, roofline * self._slower
+
+
+def _require_runnable(cluster: Cluster, machines: Sequence[MachineFacts]) -> None:
+    for machine in machines:
+        if cluster.kind == "in_process" and machine.target["kind"] != "llvm":
+            raise ProfileError(
+                f"machine {machine.name!r} has the target {dict(machine.target)}, and in one process only the CPU can "
+                "be timed; start a worker on the machine and name it in a cluster file"
+            )
+
+
+def _target_key(machine: MachineFacts) -> str:
+    return json.dumps(dict(machine.target), sort_keys=True)
+
+
+def _ceilings(times: MachineTimes) -> Ceilings:
+    """Operations and bytes a second: measured, or where there is no measure what the best kernel reached."""
+    code = times.ceilings
+    if code is not None and not times.lacks_ceilings:
+        return code.ceilings({digest: each.best_seconds for digest, each in times.ceiling_times.items()})
+    reached = [
+        (call.kernel.operations / times.alone[digest].best_seconds, call.kernel.moved_bytes / seconds)
+        for digest, call in times.code.distinct.items()
+        if digest in times.alone and (seconds := times.alone[digest].best_seconds)
+    ]
+    if not reached:
+        reasons = "; ".join(sorted(set(times.problems.values()))) or "none of its kernels can be timed"
+        raise ProfileError(f"nothing could be measured on machine {times.machine.name!r}: {reasons}")
+    return Ceilings(*(max(rates) for rates in zip(*reached, strict=True)))

@@ -1,0 +1,141 @@
+"""Where the time of a compiled model goes: every kernel by itself, beside what the machine can do at most."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.bundle import Bundle
+from tvm_split.compiler.instruction_sets import target_text
+from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.targets import runs_here
+from tvm_split.compiler.tuning_folder import open_database
+from tvm_split.compiler.verification import verification_inputs
+from tvm_split.errors import ProfileError
+from tvm_split.model import Model
+from tvm_split.profiling.kernels import TargetCode, target_code
+from tvm_split.profiling.peaks import Ceilings, measure_ceilings, time_here
+from tvm_split.steps import StepProgress, Steps
+
+ROUNDS = 10
+WARM_UP_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """One call of a kernel: ``seconds`` is the median over the rounds."""
+
+    kernel: Kernel
+    seconds: float
+
+    @property
+    def operations_per_second(self) -> float:
+        return self.kernel.operations / self.seconds
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """Every kernel of a model on one machine with ``threads`` threads, one input at a time.
+
+    ``seconds`` is the median of whole runs; ``untimed`` counts the calls of kernels that could not be timed.
+    """
+
+    model: str
+    threads: int
+    seconds: float
+    kernels: tuple[KernelProfile, ...]
+    untimed: int
+    ceilings: Ceilings
+
+    @property
+    def kernel_seconds(self) -> float:
+        return sum(each.seconds for each in self.kernels)
+
+    @property
+    def operations(self) -> float:
+        return sum(each.kernel.operations for each in self.kernels)
+
+    @property
+    def slow_share(self) -> float:
+        """The share of the time in kernels that no schedule of this project took."""
+        slow = sum(each.seconds for each in self.kernels if each.kernel.is_slow)
+        return slow / self.kernel_seconds if slow else 0.0  # a network that only passes values on has no kernel
+
+    def share_of_peak(self, operations: float, seconds: float) -> float:
+        """Of the measured multiply-add peak; over 1 where an algorithm needs fewer operations than the definition."""
+        return operations / seconds / self.ceilings.operations_per_second
+
+
+def profile(
+    model: Model,
+    bundle: Bundle,
+    threads: int,
+    *,
+    database: str | Path | None = None,
+    rounds: int = ROUNDS,
+    on_progress: StepProgress | None = None,
+) -> ModelProfile:
+    """Run a bundle of one stage in this process, and time each of the model's kernels, as planning does.
+
+    Kernels that need not end on made-up values are left out, and counted in ``untimed``.
+
+    Args:
+        database: the tuned kernels with which the bundle was compiled.
+
+    Raises:
+        ProfileError: the stage is for another kind of machine than this, there are no inputs to run the model on, or
+            a kernel fails.
+    """
+    (stage,) = bundle.program.stages
+    target = bundle.plan.machine(stage.machine).target
+    if not runs_here(target):
+        raise ProfileError(
+            f"{stage.name} is compiled for {dict(target)}, which this machine cannot run; profile it on its machine"
+        )
+    inputs = verification_inputs(model)
+    if inputs is None:
+        raise ProfileError(
+            f"model {model.name!r} takes integers or booleans, for which random values may be out of range; give "
+            "example inputs"
+        )
+    steps = Steps(on_progress)
+    steps.total = WARM_UP_ROUNDS + rounds + 2
+    steps.begin("measuring the machine")
+    ceilings = measure_ceilings(threads)
+    wholes: list[float] = []
+    with InProcessRunner(bundle.program, bundle.blob_path, threads) as pipeline:
+        for _ in range(WARM_UP_ROUNDS + rounds):
+            steps.begin("timing the whole")
+            before = pipeline.statistics()[0].compute_seconds
+            pipeline.run(inputs)
+            wholes.append(pipeline.statistics()[0].compute_seconds - before)
+    steps.begin("timing kernels")
+    code = target_code(model, target, open_database(database))
+    times = _kernel_seconds(code, threads, rounds)
+    steps.done()
+    timed = [call for call in code.calls if call.digest in times]
+    return ModelProfile(
+        model.name,
+        threads,
+        statistics.median(wholes[WARM_UP_ROUNDS:]),
+        tuple(KernelProfile(call.kernel, times[call.digest]) for call in timed),
+        len(code.calls) - len(timed),
+        ceilings,
+    )
+
+
+def _kernel_seconds(code: TargetCode, threads: int, rounds: int) -> dict[str, float]:
+    """By digest, of the kernels that can be timed."""
+    timeable = [digest for digest in code.distinct if digest not in code.untimeable]
+    if not timeable:
+        return {}
+    blobs = BlobFolder.temporary()
+    kernels = tuple(map(code.timed, timeable))
+    library, target = code.build(timeable, blobs), target_text(code.target)
+    wanted = KernelSet("here", code.device, library, kernels, code.weight_bytes, target)
+    found = time_here(wanted, blobs, threads, TimingEffort(rounds, 0.0, MAXIMUM_LIMIT_SECONDS))
+    return {digest: each.seconds for digest, each in zip(timeable, found, strict=True)}

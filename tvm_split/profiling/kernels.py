@@ -1,0 +1,213 @@
+"""A whole model's kernels for one target: what is timed on the machines of that target."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+import schedules
+from relay_passes.contract import bindings_of, main_function, used_variables
+from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
+from relay_passes.rewrite import is_tensor_constant, operator_name
+from rpc_runtime.program.kernel_times import TimedKernel
+from rpc_runtime.program.program import BlobSpec, TensorSpec
+from rpc_runtime.scratch import ScratchFolder
+from schedules.blocks import without_symbol
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build import build_kernels, schedule_stage
+from tvm_split.compiler.describe import shape_of, size_bytes, tensors_in
+from tvm_split.compiler.kernels import Kernel
+from tvm_split.model import Model
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Prepacked weights by where they lie in this process: what several kernels share has the same ``address``."""
+
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One call of a kernel in a scheduled stage.
+
+    ``arguments`` are operands, then ``results`` results; ``weight_positions`` says which of them are weights, and
+    ``weights`` what these are, without those so small that they stay in the code. ``consumers`` are the positions of
+    the calls that read a result, seen through views. ``digest`` is equal for equal kernels, of whatever name or model.
+    """
+
+    kernel: Kernel
+    digest: str
+    arguments: tuple[TensorSpec, ...]
+    weight_positions: frozenset[int]
+    results: int
+    weights: tuple[Weight, ...]
+    consumers: tuple[int, ...]
+
+    @property
+    def activation_bytes(self) -> int:
+        """Operands and results, without weights."""
+        return sum(each.size_bytes for i, each in enumerate(self.arguments) if i not in self.weight_positions)
+
+
+def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[KernelCall, ...]:
+    """The calls in a module after the phase ``schedule``, for its ``kernels`` as `kernels_of` gives them."""
+    digests: dict[str, str] = {}
+    made_by: dict[str, frozenset[int]] = {}
+    consumers: list[set[int]] = [set() for _ in kernels]
+    found: list[tuple[Kernel, relax.Call]] = []
+    for binding in bindings_of(main_function(module)):
+        sources: frozenset[int] = frozenset().union(
+            *(made_by.get(used.name, frozenset()) for used in used_variables(binding.value))
+        )
+        if operator_name(binding.value) == "relax.call_tir":
+            position = len(found)
+            for source in sources:
+                consumers[source].add(position)
+            found.append((kernels[position], binding.value))
+            sources = frozenset({position})
+        made_by[binding.var.name] = sources
+    for kernel, _ in found:
+        if kernel.function not in digests:
+            digests[kernel.function] = kernel_digest(module[kernel.function])
+    return tuple(
+        _kernel_call(kernel, call, digests[kernel.function], tuple(sorted(after)))
+        for (kernel, call), after in zip(found, consumers, strict=True)
+    )
+
+
+def kernel_digest(function: tirx.PrimFunc) -> str:
+    """The SHA-256 of a kernel's code, whatever its name."""
+    return hashlib.sha256(without_symbol(function).script(show_meta=True).encode()).hexdigest()
+
+
+def is_safe_to_time(function: tirx.PrimFunc) -> bool:
+    """Whether a kernel surely ends, and does not fail, on made-up values where integers are zero.
+
+    It does not where it divides by an integer that it reads, or loops as long as what it reads says.
+    """
+    dangers: list[object] = []
+
+    def visit_division(node: Any) -> None:
+        if not str(node.ty).startswith("float") and _occurs(tvm.ir.TensorLoad, node.b):
+            dangers.append(node)
+
+    divisions = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+    tvm_ffi.structural_walk(function.body, [(tirx.While, dangers.append), (divisions, visit_division)])
+    return not dangers
+
+
+def _occurs(kind: type, expression: object) -> bool:
+    found: list[object] = []
+    tvm_ffi.structural_walk(expression, [(kind, found.append)])
+    return bool(found)
+
+
+def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple[int, ...]) -> KernelCall:
+    operands = list(call.args[1].fields)
+    results = tensors_in(call.ty)
+    constants = [i for i, each in enumerate(operands) if is_tensor_constant(each)]
+    weights = {
+        Weight(operands[i].value.data_ptr(), size_bytes(operands[i].ty))
+        for i in constants
+        if size_bytes(operands[i].ty) > LARGEST_EMBEDDED_BYTES
+    }
+    types = [*(tensor for each in operands for tensor in tensors_in(each.ty)), *results]
+    return KernelCall(
+        kernel=kernel,
+        digest=digest,
+        arguments=tuple(TensorSpec("", shape_of(each), str(each.dtype)) for each in types),
+        weight_positions=frozenset(constants),
+        results=len(results),
+        weights=tuple(sorted(weights, key=lambda weight: weight.address)),
+        consumers=consumers,
+    )
+
+
+def shared_weight_bytes(calls: tuple[KernelCall, ...] | list[KernelCall]) -> int:
+    """The bytes of all weights of some calls, each once."""
+    return sum(weight.size_bytes for weight in {weight for call in calls for weight in call.weights})
+
+
+SYMBOL_LETTERS = 24
+
+
+@dataclass(frozen=True)
+class TargetCode:
+    """The calls of some stages, in their order, and one function for each distinct kernel, by digest.
+
+    ``weight_bytes`` are those that a machine holds which computes them.
+    """
+
+    target: Mapping[str, Any]
+    calls: tuple[KernelCall, ...]
+    functions: Mapping[str, tirx.PrimFunc]
+    weight_bytes: int
+
+    @cached_property
+    def distinct(self) -> dict[str, KernelCall]:
+        """The first call of every kernel, by digest, in the order of the model."""
+        found: dict[str, KernelCall] = {}
+        for call in self.calls:
+            found.setdefault(call.digest, call)
+        return found
+
+    @cached_property
+    def untimeable(self) -> frozenset[str]:
+        """Digests of the kernels that may not be run on made-up values."""
+        return frozenset(digest for digest, function in self.functions.items() if not is_safe_to_time(function))
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.target["kind"] == "cuda" else "cpu"
+
+    def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
+        """A library of some of the kernels."""
+        wanted = {symbol(digest): self.functions[digest] for digest in self.distinct if digest in digests}
+        return library_of(wanted, self.target, blobs, f"the library of {len(wanted)} kernels to time")
+
+    def timed(self, digest: str) -> TimedKernel:
+        call = self.distinct[digest]
+        return TimedKernel(symbol(digest), call.arguments, call.weight_positions, call.results)
+
+
+def target_code(model: Model, target: Mapping[str, Any], database: schedules.TunedKernels | None) -> TargetCode:
+    """Schedule a whole model for a target, as `tvm_split.compile` would as a single stage."""
+    calls, functions = scheduled_calls(main_function(model.module), target, model.layers, database)
+    return TargetCode(target, calls, functions, shared_weight_bytes(calls))
+
+
+def scheduled_calls(
+    function: relax.Function,
+    target: Mapping[str, Any],
+    layers: Mapping[str, str],
+    database: schedules.TunedKernels | None,
+) -> tuple[tuple[KernelCall, ...], dict[str, tirx.PrimFunc]]:
+    """What a stage's function calls once it is scheduled for a target, and the distinct kernels by digest."""
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    scheduled = schedule_stage(module, target, layers, database)
+    calls = kernel_calls(scheduled.module, scheduled.kernels)
+    return calls, {call.digest: scheduled.module[call.kernel.function] for call in calls}
+
+
+def symbol(digest: str) -> str:
+    """The name of a kernel in a library that is made to time it."""
+    return f"kernel_{digest[:SYMBOL_LETTERS]}"
+
+
+def library_of(
+    functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], blobs: BlobFolder, name: str
+) -> BlobSpec:
+    """The functions compiled and linked under their names; ``name`` is for errors."""
+    with ScratchFolder("build") as folder:
+        path = folder.path / "kernels.so"
+        build_kernels(functions, target, path, name)
+        return blobs.add_file(path)

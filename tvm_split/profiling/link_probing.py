@@ -1,0 +1,388 @@
+"""Measures the links of a cluster over the runtime that models run on: real workers, streams, credits and copies.
+
+A program of pass-through stages sends a small tensor from the client to A, one of the size in question from A to B, and
+a small one back. What a run takes beyond computing and half a round trip to either machine is the link's. Clocks of
+different machines are never compared, and what is added up for a prediction is what was taken apart here.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import WorkerDescription, describe
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.hardware import usable_together
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.errors import CompileError, ProfileError
+from tvm_split.planner.profile import LinkProfile, StreamingCost
+from tvm_split.profiling import timing_turns
+from tvm_split.profiling.link_profiles import Chain, link_profiles
+from tvm_split.profiling.link_samples import (
+    SMALLEST_BYTES,
+    LinkSample,
+    StreamSample,
+    are_alike,
+    chain_cost,
+    handed_on_bytes,
+    matrix_edge,
+    probe_sizes,
+    stream_cost,
+    waking_seconds,
+    worthwhile_size,
+)
+from tvm_split.profiling.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
+from tvm_split.profiling.machines import bus_of
+from tvm_split.profiling.pair_rounds import rounds_of
+from tvm_split.profiling.passages import Passage, measured_passage
+from tvm_split.profiling.probe_programs import ProbePrograms
+from tvm_split.profiling.spot_checks import first_of, spot_checked
+from tvm_split.profiling.stream_probing import probe_chain, probe_stream
+from tvm_split.steps import StepProgress, Steps
+from tvm_split.units import short_list
+
+SERIES_SECONDS = 0.04
+"""How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
+LONGEST_CHAIN = 16
+"""Machines that keep a host's cores busy: with more each has the caches less to itself than with fewer, but hardly."""
+STAGE_BYTES = 1 << 20
+"""What stages read, of which nothing is known."""
+HANDED_OVER_BYTES_PER_SECOND = 1e12
+"""Of the links in an in-process cluster, where tensors are handed over by reference."""
+
+
+@dataclass(frozen=True)
+class LinkProbe:
+    """The links of a cluster, and what transfers cost its machines.
+
+    A pair without a link in ``links`` may exchange nothing. A link's time includes serialising at both ends;
+    ``streaming`` is what of it keeps a machine from computing at the same time, nothing where cores are left over.
+    """
+
+    links: tuple[LinkProfile, ...]
+    streaming: Mapping[str, StreamingCost]
+    doubts: tuple[str, ...] = ()
+
+
+def probe_links(
+    cluster: Cluster,
+    sizes_bytes: Sequence[int],
+    *,
+    stage_bytes: float = STAGE_BYTES,
+    timeout_seconds: float = 60.0,
+    on_progress: StepProgress | None = None,
+    cache_folder: Path | None = None,
+    refresh: bool = False,
+) -> LinkProbe:
+    """Measure every link between two machines, or a machine and the client, and what transfers cost each machine.
+
+    Links whose speed the cluster gives are believed. Fast links take some tenths of a second, slow ones a few seconds;
+    pairs that share no machine and no host are measured at the same time. Of machines of one host, as many cores and
+    threads, and of links between such, two are measured, and all only where these disagree; the others are estimated.
+
+    Args:
+        sizes_bytes: of the tensors that may cross.
+        stage_bytes: what a stage reads, about: what its start costs beside others depends on that.
+        timeout_seconds: for each wait, as of a deployment.
+        cache_folder: where measurements are kept and found again, say `store.default_folder()`; None keeps
+            nothing. Ages are in ``measured_at``.
+        refresh: measure what the cache has as well.
+
+    Raises:
+        ProfileError: a link cannot be used; names both ends.
+        WorkerUnavailableError: a worker does not answer; names its machine and address.
+        CompileError: nothing can be compiled here for a machine's architecture.
+    """
+    if cluster.kind == "in_process":
+        return _in_process(cluster)
+    try:
+        return _Probing(cluster, sizes_bytes, stage_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
+    finally:
+        cluster.release()
+
+
+class _Probing:
+    """One measurement of one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sizes_bytes: Sequence[int],
+        stage_bytes: float,
+        timeout_seconds: float,
+        on_progress: StepProgress | None,
+        cache_folder: Path | None,
+        refresh: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._edge = matrix_edge(stage_bytes)
+        self._sizes = probe_sizes(sizes_bytes)
+        self._handed_on = handed_on_bytes(sizes_bytes)
+        self._timeout_seconds = timeout_seconds
+        self._steps = Steps(on_progress)
+        self._endpoints: dict[str, WorkerEndpoint] = cluster.endpoints()
+        self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
+        targets = {machine.name: machine.target for machine in cluster.machines if machine.has_gpu and machine.target}
+        self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()}, targets)
+        self._store = link_store(cache_folder, cluster, self._workers, self._sizes, refresh)
+        self._settings = cluster.link_settings
+        self._places = {name: self._place(name, worker) for name, worker in self._workers.items()}
+
+    def run(self) -> LinkProbe:
+        names = self._cluster.machine_names
+        pairs = [(a, b) for a in names for b in names if a != b and self._is_measured(a, b)]
+        hosts = self._busy_hosts()
+        place_of, kind_of = self._places.__getitem__, self._kind_of_pair
+        self._steps.total = len(first_of(names, place_of)) + len(self._rounds(first_of(pairs, kind_of))) + len(hosts)
+        machines = spot_checked(
+            names, place_of, self._probe_machines, _agree_on_machines, lambda each: each.round_trip_seconds
+        )
+        probe_pairs = partial(self._probe_pairs, machines.values)
+        measured = spot_checked(
+            pairs, kind_of, probe_pairs, _agree_on_pairs, lambda each: sum(one.single_seconds for one in each.samples)
+        )
+        costs = dict.fromkeys(names, StreamingCost())
+        waking = dict.fromkeys(names, 0.0)
+        chains: dict[str, Chain] = {}
+        doubts: list[str] = []
+        for host in hosts:
+            self._steps.begin(f"streams through {short_list(host)}")
+            samples = self._alone_streams(host, doubts)
+            chain = self._chain(host, doubts) if len(host) > 1 else None
+            for name in host:
+                own = stream_cost(samples[name])
+                per_byte = machines.values[name].seconds_per_byte
+                # The stages take one tensor in and send one out.
+                costs[name] = StreamingCost(
+                    transfer_seconds=own.seconds / 2,
+                    transfer_seconds_per_byte=per_byte,
+                    ratio=own.ratio,
+                    alone_transfer_seconds=own.seconds / 2,
+                    alone_ratio=own.ratio,
+                )
+                waking[name] = waking_seconds(samples[name], machines.values[name].round_trip_seconds)
+                if chain is not None:
+                    costs[name] = replace(
+                        costs[name],
+                        transfer_seconds=chain.cost.transfer_seconds,
+                        transfer_seconds_per_byte=max(per_byte, chain.cost.transfer_seconds_per_byte),
+                        start_seconds=chain.start_seconds,
+                    )
+                    chains[name] = chain
+        self._steps.done()
+        links = link_profiles(self._cluster, machines, measured, waking, chains)
+        return LinkProbe(tuple(links), costs, tuple(dict.fromkeys(doubts)))
+
+    def _place(self, name: str, worker: WorkerDescription) -> Hashable:
+        """What machines have in common whose ways to the client are alike."""
+        ends = ((CLIENT, name), (name, CLIENT))
+        return worker.hostname, worker.cores, worker.threads, *(self._settings.get(each) for each in ends)
+
+    def _kind_of_pair(self, pair: tuple[str, str]) -> Hashable:
+        return self._places[pair[0]], self._places[pair[1]], self._settings.get(pair)
+
+    def _rounds(self, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+        return list(rounds_of(pairs, {name: worker.host for name, worker in self._workers.items()}))
+
+    def _probe_machines(self, names: Sequence[str]) -> dict[str, MachineProbe]:
+        machines: dict[str, MachineProbe] = {}
+        for name in names:
+            self._steps.begin(f"link between {name} and the client")
+            begun = time.time()
+            probe_machine = partial(self._probe_machine, name)
+            machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
+            if machines[name].measured_at < begun and not self._is_believable(name, machines[name]):
+                self._store = replace(self._store, refresh=True)
+                machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
+        return machines
+
+    def _probe_pairs(
+        self, machines: Mapping[str, MachineProbe], pairs: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], PairProbe]:
+        measured: dict[tuple[str, str], PairProbe] = {}
+
+        def probe(pair: tuple[str, str]) -> PairProbe:
+            return self._store.known_or(PairProbe, pair, partial(self._probe_pair, *pair, machines))
+
+        for together in self._rounds(pairs):
+            self._steps.begin("links " + ", ".join(f"{a} to {b}" for a, b in together))
+            with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
+                measured.update(zip(together, threads.map(probe, together), strict=True))
+        return measured
+
+    def _is_believable(self, name: str, known: MachineProbe) -> bool:
+        """Whether a round trip to a machine now does not contradict what is known; slower counts by the best one."""
+        now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
+        slowest = timing_turns.DISAGREEMENT * now.single_seconds
+        return now.best_seconds / timing_turns.DISAGREEMENT <= known.round_trip_seconds <= slowest
+
+    def _busy_hosts(self) -> list[tuple[str, ...]]:
+        """The machines of every host on which transfers find no core that computes nothing."""
+        found: dict[str, list[str]] = {}
+        for name, worker in self._workers.items():
+            if not has_spare_cores(name, self._workers):
+                found.setdefault(worker.host, []).append(name)
+        return [tuple(names) for names in found.values()]
+
+    def _alone_streams(self, host: Sequence[str], doubts: list[str]) -> dict[str, tuple[StreamSample, ...]]:
+        """Of the first of each kind, for all of it: whether they are alike their round trips have shown."""
+        first: dict[Hashable, tuple[StreamSample, ...]] = {}
+        for name in host:
+            if self._places[name] not in first:
+                found = self._probed_stream(name)
+                first[self._places[name]] = found.samples
+                doubts += (f"a stream through {name} {doubt}" for doubt in found.doubts)
+        return {name: first[self._places[name]] for name in host}
+
+    def _probed_stream(self, name: str) -> StreamProbe:
+        def opened(products: int) -> Session:
+            return self._opened(self._programs.busy(name, products))
+
+        return self._store.known_or(StreamProbe, [name], partial(probe_stream, opened))
+
+    def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
+        """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
+        names = tuple(host[:LONGEST_CHAIN])
+        cores = min(usable_together(self._workers[name].host_cores for name in names) or 1, len(names))
+
+        def opened(names: Sequence[str], size_bytes: int) -> Session:
+            if not size_bytes:
+                return self._opened(self._programs.reading(names, self._edge))
+            return self._opened(self._programs.chain(names, [size_bytes] * (len(names) + 1)))
+
+        probe = partial(probe_chain, names, cores, opened, self._handed_on)
+        store = replace(self._store, sizes=(self._handed_on, self._edge))
+        found = store.known_or(ChainProbe, names, probe)
+        if found.is_uncertain:
+            doubts.append(
+                f"streams through {short_list(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
+                "takes of their cores is uncertain by as much"
+            )
+        return Chain(names, chain_cost(found.samples, len(names)), found.start_seconds)
+
+    def _is_measured(self, source: str, destination: str) -> bool:
+        given = self._cluster.link(source, destination)
+        return given is None or given.bytes_per_second is None
+
+    def _probe_machine(self, name: str) -> MachineProbe:
+        base = self._pass([name], [SMALLEST_BYTES] * 2, 3 * SERIES_SECONDS)
+        half = base.single_seconds / 2
+        first = LinkSample(SMALLEST_BYTES, half, None)
+        passages: dict[str, list[Passage]] = {"to": [], "from": []}
+        samples: dict[str, list[LinkSample]] = {"to": [first], "from": [first]}
+        for direction, found in samples.items():
+            for size in self._sizes[1:]:
+                worthwhile = worthwhile_size(size, found)
+                if worthwhile is None:
+                    break
+                ends = [worthwhile, SMALLEST_BYTES] if direction == "to" else [SMALLEST_BYTES, worthwhile]
+                passage = self._pass([name], ends, SERIES_SECONDS)
+                passages[direction].append(passage)
+                single = max(passage.single_seconds - half, 0.0)
+                found.append(LinkSample(worthwhile, single, passage.stream_seconds))
+        per_byte = [
+            (passages[direction][-1].processor_seconds[name] - base.processor_seconds[name])
+            / (samples[direction][-1].size_bytes - SMALLEST_BYTES)
+            for direction in passages
+        ]
+        return MachineProbe(
+            measured_at=time.time(),
+            round_trip_seconds=base.single_seconds,
+            to_machine=tuple(samples["to"]),
+            from_machine=tuple(samples["from"]),
+            seconds_per_byte=max(statistics.fmean(per_byte), 0.0),
+            transports={destination: transport for (_, destination), transport in base.transports.items()},
+        )
+
+    def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
+        elsewhere = (machines[source].round_trip_seconds + machines[destination].round_trip_seconds) / 2
+        by_nccl = self._cluster.is_by_nccl(source, destination)
+        if by_nccl:
+            elsewhere += self._bus_seconds(source, destination)
+
+        samples: list[LinkSample] = []
+        transport = ""
+        for size in self._sizes:
+            worthwhile = worthwhile_size(size, samples)
+            if worthwhile is None:
+                break
+            sizes = [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES]
+            passage = self._pass([source, destination], sizes, SERIES_SECONDS, on_gpus=by_nccl)
+            transport = passage.transports[source, destination]
+            single = max(passage.single_seconds - elsewhere, 0.0)
+            samples.append(LinkSample(worthwhile, single, passage.stream_seconds))
+        return PairProbe(time.time(), tuple(samples), transport)
+
+    def _bus_seconds(self, source: str, destination: str) -> float:
+        """What small tensors take from the client to one GPU, and from another to the client, besides the links."""
+        buses = [bus_of(device) for name in (source, destination) for device in self._workers[name].cuda_devices[:1]]
+        return sum(bus.latency_seconds for bus in buses if bus is not None)
+
+    def _pass(
+        self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float, *, on_gpus: bool = False
+    ) -> Passage:
+        """Run a chain for about twice ``series_seconds``, or a few times if that takes longer."""
+        program = self._programs.chain(machines, sizes, on_gpus=on_gpus)
+        try:
+            with self._opened(program) as pipeline:
+                return measured_passage(pipeline, [np.zeros(sizes[0], np.uint8)], series_seconds)
+        except CompileError:
+            raise
+        except TvmSplitError as error:
+            ends = (CLIENT, *machines) if len(machines) == 1 else machines
+            raise ProfileError(
+                f"the link from {ends[0]!r} to {ends[1]!r} cannot be measured: {error}. If nothing may pass between "
+                "the two, say so in the cluster file: bytes_per_second: 0"
+            ) from error
+
+    def _opened(self, program: Program) -> Session:
+        return Session.open(
+            program,
+            self._endpoints,
+            self._programs.blob_path,
+            timeout_seconds=self._timeout_seconds,
+            links=self._settings,
+        )
+
+
+def _agree_on_machines(one: MachineProbe, other: MachineProbe) -> bool:
+    return are_alike(one.round_trip_seconds, other.round_trip_seconds)
+
+
+def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
+    return len(one.samples) == len(other.samples) and all(
+        are_alike(mine.single_seconds, theirs.single_seconds)
+        for mine, theirs in zip(one.samples, other.samples, strict=True)
+    )
+
+
+def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
+    """Whether transfers find a core that computes nothing: none of those may, on which workers of the host compute."""
+    worker = workers[machine]
+    here = tuple(name for name, other in workers.items() if other.host == worker.host)
+    return SharedCores(here, worker.cores or 1).oversubscription(_threads(workers)) < 1
+
+
+def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:
+    return {name: worker.threads for name, worker in workers.items()}
+
+
+def _in_process(cluster: Cluster) -> LinkProbe:
+    """Stages hand tensors over, at no cost."""
+    ends = (CLIENT, *cluster.machine_names)
+    links = tuple(
+        LinkProfile(a, b, HANDED_OVER_BYTES_PER_SECOND, 0.0, "given", time.time()) for a in ends for b in ends if a != b
+    )
+    return LinkProbe(links, dict.fromkeys(cluster.machine_names, StreamingCost()))

@@ -1,0 +1,96 @@
+"""From what was measured of a cluster's links to what plans count with. Pure."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from rpc_runtime.program.link_setting import Transport
+from rpc_runtime.program.routes import CLIENT
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.planner.profile import LinkProfile
+from tvm_split.profiling.link_samples import ChainCost, LinkLine, fitted_line, in_chain
+from tvm_split.profiling.link_store import MachineProbe, PairProbe
+from tvm_split.profiling.spot_checks import SpotChecked
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The machines of a host through which one chain went, what it cost, and what a stage's start does."""
+
+    machines: tuple[str, ...]
+    cost: ChainCost
+    start_seconds: float
+
+
+def link_profiles(
+    cluster: Cluster,
+    machines: SpotChecked[str, MachineProbe],
+    pairs: SpotChecked[tuple[str, str], PairProbe],
+    waking: Mapping[str, float],
+    chains: Mapping[str, Chain],
+) -> Iterator[LinkProfile]:
+    """Every link that is not closed.
+
+    ``waking`` is what hops of a machine take longer when it has slept; between the machines of a host that keep its
+    cores busy, and from there to the client and back, what a chain over them took counts instead. ``chains`` has every
+    such machine's.
+    """
+    ends = (CLIENT, *cluster.machine_names)
+    for source, destination in ((a, b) for a in ends for b in ends if a != b):
+        given = cluster.link(source, destination)
+        if given is not None and given.is_closed:
+            continue
+        if given is not None and given.bytes_per_second is not None:
+            speed = (given.bytes_per_second, given.latency_seconds)
+            transport = Transport.NCCL if cluster.is_by_nccl(source, destination) else ""
+            yield LinkProfile(source, destination, *speed, "given", time.time(), transport)
+            continue
+        found: MachineProbe | PairProbe
+        if CLIENT in (source, destination):
+            found = machines.values[source if destination == CLIENT else destination]
+            # An alike machine's probe has that one's name.
+            (transport,) = (how for end, how in found.transports.items() if (end == CLIENT) == (destination == CLIENT))
+            is_assumed = not machines.assumed.isdisjoint((source, destination))
+        else:
+            found = pairs.values[source, destination]
+            transport = found.transport
+            is_assumed = (source, destination) in pairs.assumed
+        line = _line(cluster, (source, destination), machines.values, pairs.values)
+        through = {chains.get(end) for end in (source, destination) if end != CLIENT}
+        chain = through.pop() if len(through) == 1 else None
+        if chain is not None:
+            hops = pairwise((CLIENT, *chain.machines, CLIENT))
+            along = [_line(cluster, hop, machines.values, pairs.values) for hop in hops]
+            line = in_chain(line, along, chain.cost)
+        else:
+            slept = statistics.fmean(waking[end] for end in (source, destination) if end in waking)
+            line = replace(line, latency_seconds=line.latency_seconds + slept)
+        yield LinkProfile(
+            source,
+            destination,
+            line.bytes_per_second,
+            line.latency_seconds,
+            "estimated" if is_assumed else "measured",
+            found.measured_at,
+            transport,
+        )
+
+
+def _line(
+    cluster: Cluster,
+    ends: tuple[str, str],
+    machines: Mapping[str, MachineProbe],
+    pairs: Mapping[tuple[str, str], PairProbe],
+) -> LinkLine:
+    """As given, or as measured while nothing else was under way."""
+    source, destination = ends
+    given = cluster.link(source, destination)
+    if given is not None and given.bytes_per_second is not None:
+        return LinkLine(given.latency_seconds, given.bytes_per_second)
+    if source == CLIENT:
+        return fitted_line(machines[destination].to_machine)
+    return fitted_line(machines[source].from_machine if destination == CLIENT else pairs[ends].samples)

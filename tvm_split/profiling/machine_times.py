@@ -1,0 +1,179 @@
+"""What is known of kernels' times on one machine: measured now, found in the cache, or had from an equal machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime
+from rpc_runtime.program.program import BlobSpec
+from tvm_split.compiler.instruction_sets import target_text
+from tvm_split.profiling import timing_turns
+from tvm_split.profiling.kernels import TargetCode, symbol
+from tvm_split.profiling.machines import MachineFacts
+from tvm_split.profiling.peaks import CeilingCode
+from tvm_split.profiling.store import Store, entry_key
+
+MOST_OF_MEMORY = 0.5
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class CachedTime:
+    """Seconds of one call, and when (in seconds since 1970) that was measured."""
+
+    seconds: Seconds
+    best_seconds: Seconds
+    measured_at: float
+
+
+_CACHED_TIME = TypeAdapter(CachedTime)
+
+
+@dataclass(eq=False)
+class MachineTimes:
+    """What is known of one machine: times by digest, alone and in company, and why others are not known."""
+
+    machine: MachineFacts
+    code: TargetCode
+    ceilings: CeilingCode | None
+    cache: Store
+    companions: tuple[str, ...]
+    alone: dict[str, CachedTime] = field(default_factory=dict)
+    contended: dict[str, CachedTime] = field(default_factory=dict)
+    ceiling_times: dict[str, CachedTime] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    measured: set[str] = field(default_factory=set)
+    doubt: str = ""
+
+    def recall(self) -> None:
+        """Take what the cache has."""
+        for digest in self.code.distinct:
+            for times, companions in ((self.alone, ()), (self.contended, self.companions)):
+                found = self.cache.get(self._key(digest, companions), _CACHED_TIME)
+                if found is not None:
+                    times[digest] = found
+        for digest in self.ceilings.kernels if self.ceilings is not None else ():
+            found = self.cache.get(self._ceiling_key(digest), _CACHED_TIME)
+            if found is not None:
+                self.ceiling_times[digest] = found
+
+    @property
+    def checked_kernel(self) -> str | None:
+        """The digest of the kernel of which most time is known from the cache."""
+        return max(self.alone.keys() & self.timeable, key=lambda each: self.alone[each].seconds, default=None)
+
+    def believe_if(self, now: KernelTime) -> bool:
+        """Forget all that is known if a kernel's time now contradicts it.
+
+        Slower counts by its best round, so that a machine that is disturbed now does not make good times doubtful.
+        """
+        known = self.alone[self.checked_kernel or ""].seconds
+        slowest = timing_turns.DISAGREEMENT * min(now.seconds, timing_turns.DISAGREEMENT * now.best_seconds)
+        believed = bool(now.error) or now.best_seconds / timing_turns.DISAGREEMENT <= known <= slowest
+        if not believed:
+            self.forget()
+        return believed
+
+    def forget(self) -> None:
+        """All that is known of its kernels."""
+        self.alone.clear()
+        self.contended.clear()
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Digests of the kernels of which both times are known."""
+        return frozenset(self.alone.keys() & self.contended.keys())
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Digests of the kernels that can be timed and of which a time is lacking."""
+        return self.timeable - self.known
+
+    @property
+    def timeable(self) -> frozenset[str]:
+        room = self.machine.memory_free_bytes or float("inf")
+        return frozenset(
+            digest
+            for digest in self.code.distinct
+            if digest not in self.code.untimeable and self.code.timed(digest).size_bytes < MOST_OF_MEMORY * room
+        )
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """What machines have in common that run the same code on equal processors of one host."""
+        return id(self.code), json.dumps({**self.machine.identity, "machine": ""}, sort_keys=True)
+
+    @property
+    def lacks_ceilings(self) -> bool:
+        return self.ceilings is not None and len(self.ceiling_times) < len(self.ceilings.kernels)
+
+    def kernel_set(self, digests: frozenset[str], library: BlobSpec) -> KernelSet:
+        ordered = [digest for digest in self.code.distinct if digest in digests]
+        room = self.machine.memory_free_bytes
+        weight_bytes = min(self.code.weight_bytes, int(MOST_OF_MEMORY * room)) if room else self.code.weight_bytes
+        kernels = tuple(self.code.timed(digest) for digest in ordered)
+        target = target_text(self.code.target)
+        return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes, target)
+
+    def take(self, times: Sequence[KernelTime], companions: tuple[str, ...]) -> None:
+        """Remember what was measured, and keep it for later."""
+        by_symbol = {symbol(digest): digest for digest in self.code.distinct}
+        found: dict[str, CachedTime] = {}
+        for each in times:
+            digest = by_symbol[each.function]
+            if each.error:
+                self.problems[digest] = each.error
+            else:
+                found[digest] = CachedTime(each.seconds, each.best_seconds, time.time())
+        (self.contended if companions else self.alone).update(found)
+        if not self.companions:
+            self.contended.update(found)
+        self.measured |= found.keys()
+        if not self.doubt:
+            self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+
+    @property
+    def whole_seconds(self) -> float:
+        """Of all kernels once, as far as they are known."""
+        return sum(each.seconds for each in self.alone.values())
+
+    def take_from(self, equal: MachineTimes) -> None:
+        """Takes what was measured of an equal machine, and keeps it for later, unless it is doubtful."""
+        for own, others, companions in (
+            (self.alone, equal.alone, ()),
+            (self.contended, equal.contended, self.companions),
+        ):
+            found = {digest: others[digest] for digest in equal.measured & others.keys()}
+            own.update(found)
+            if not equal.doubt:
+                self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+        self.problems.update(equal.problems)
+        self.measured |= equal.measured
+        self.ceiling_times.update(equal.ceiling_times)
+        self.cache.put({self._ceiling_key(digest): each for digest, each in equal.ceiling_times.items()})
+
+    def take_ceilings(self, times: Sequence[KernelTime]) -> None:
+        kernels = self.ceilings.kernels if self.ceilings else {}
+        by_symbol = {kernel.function: digest for digest, kernel in kernels.items()}
+        found = {
+            by_symbol[each.function]: CachedTime(each.seconds, each.best_seconds, time.time())
+            for each in times
+            if not each.error
+        }
+        self.ceiling_times.update(found)
+        self.cache.put({self._ceiling_key(digest): each for digest, each in found.items()})
+
+    def _key(self, digest: str, companions: tuple[str, ...]) -> str:
+        # What else is in the caches counts only by its size: a power of two is near enough.
+        warmth = self.code.weight_bytes.bit_length() if self.code.distinct[digest].weights else 0
+        return entry_key(kernel=digest, target=dict(self.code.target), with_=list(companions), warmth=warmth)
+
+    def _ceiling_key(self, digest: str) -> str:
+        return entry_key(ceiling=digest, target=dict(self.code.target))

@@ -1,0 +1,134 @@
+"""What a processor can do at most, measured: multiply-adds a second and bytes read a second; and what a network takes
+for its weights besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.program import BlobSpec, TensorSpec
+from rpc_runtime.scratch import ScratchFolder
+from schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel, smallest_kernel
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build import build_scheduled
+from tvm_split.compiler.instruction_sets import target_text
+from tvm_split.compiler.placement import tvm_target
+from tvm_split.compiler.targets import host_target
+from tvm_split.errors import ProfileError
+from tvm_split.profiling.kernels import kernel_digest, symbol
+
+CALLS, WEIGHTS = 64, 2
+EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Of float32 operations (a multiplication and an addition are two) and of reading memory.
+
+    ``seconds_per_weight`` is what a network takes longer than its kernels do by themselves, by its weights: each is
+    given to it with every micro-batch, and looked at.
+    """
+
+    operations_per_second: float
+    bytes_per_second: float
+    seconds_per_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class CeilingCode:
+    """What is timed, by digest: the two kernels whose rates no other exceeds, multiply-adds and reading, of which a
+    call does ``amounts``; then a network of `CALLS` kernels that do next to nothing, and such a kernel by itself."""
+
+    target: Mapping[str, Any]
+    module: tvm.IRModule
+    kernels: Mapping[str, TimedKernel]
+    amounts: tuple[float, float]
+
+    def build(self, blobs: BlobFolder) -> BlobSpec:
+        with ScratchFolder("build") as folder:
+            path = folder.path / "ceilings.so"
+            build_scheduled(self.module, self.target, path, "the library of the machine's ceilings")
+            return blobs.add_file(path)
+
+    def kernel_set(self, machine: str, library: BlobSpec) -> KernelSet:
+        return KernelSet(machine, "cpu", library, tuple(self.kernels.values()), 0, target_text(self.target))
+
+    def ceilings(self, best_seconds: Mapping[str, float]) -> Ceilings:
+        """From the best time of each, by digest: whatever disturbs a run makes it slower."""
+        adding, reading, network, kernel = (best_seconds[digest] for digest in self.kernels)
+        operations, read = self.amounts
+        return Ceilings(operations / adding, read / reading, max(0.0, network / CALLS - kernel) / WEIGHTS)
+
+
+def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
+    """The kernels for a CPU's target; for GPUs there are none."""
+    built_for = tvm_target(target)
+    adding, reading = multiply_add_kernel(built_for, threads), memory_read_kernel(built_for, threads)
+    smallest = smallest_kernel(built_for)
+    digests = {kernel_digest(each.function): each for each in (adding, reading, smallest)}
+    module = _network(smallest)
+    for digest, kernel in digests.items():
+        module[symbol(digest)] = kernel.function.with_attr("global_symbol", symbol(digest))
+    vector = smallest.input_shape
+    kernels = {
+        digest: _timed(symbol(digest), (kernel.input_shape, kernel.output_shape), 1)
+        for digest, kernel in digests.items()
+        if kernel is not smallest
+    }
+    # The kernel by itself comes last: it finds its code and memory as in the network.
+    (*_, digest) = digests
+    kernels |= {
+        f"{CALLS} times {digest}": _timed(NETWORK, [vector] * (1 + CALLS * WEIGHTS), 0),
+        digest: _timed(symbol(digest), [vector] * (2 + WEIGHTS), 1),
+    }
+    return CeilingCode(target, module, kernels, (adding.amount, reading.amount))
+
+
+def _network(kernel: CeilingKernel) -> tvm.IRModule:
+    """`CALLS` of a kernel one after the other, each with weights of its own."""
+    builder = relax.BlockBuilder()
+    name = symbol(kernel_digest(kernel.function))
+    function = builder.add_func(kernel.function.with_attr("global_symbol", name), name)
+    vector = relax.TensorType(kernel.input_shape, "float32")
+    x, *weights = (relax.Var(f"vector_{place}", vector) for place in range(1 + CALLS * WEIGHTS))
+    with builder.function(NETWORK, [x, *weights]):
+        with builder.dataflow():
+            value = x
+            for place in range(0, len(weights), WEIGHTS):
+                own = weights[place : place + WEIGHTS]
+                value = builder.emit(relax.call_tir(function, (value, *own), vector))
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def measure_ceilings(threads: int) -> Ceilings:
+    """Those of this machine, with ``threads`` threads.
+
+    Raises:
+        ProfileError: the kernels do not run here.
+    """
+    code, blobs = ceiling_code(host_target(threads), threads), BlobFolder.temporary()
+    times = time_here(code.kernel_set("here", code.build(blobs)), blobs, threads, EFFORT)
+    return code.ceilings(dict(zip(code.kernels, (each.best_seconds for each in times), strict=True)))
+
+
+def time_here(kernels: KernelSet, blobs: BlobFolder, threads: int, effort: TimingEffort) -> tuple[KernelTime, ...]:
+    """Times of kernels in this process; raises a ProfileError if one of them has none."""
+    with InProcessKernels(threads) as session:
+        session.load(kernels, blobs.path)
+        times = session.measure(effort)
+    for each in times:
+        if each.error:
+            raise ProfileError(f"{each.function} cannot be timed on this machine: {each.error}")
+    return times
+
+
+def _timed(function: str, shapes: Sequence[tuple[int, ...]], results: int) -> TimedKernel:
+    return TimedKernel(function, tuple(TensorSpec("", shape, "float32") for shape in shapes), frozenset(), results)

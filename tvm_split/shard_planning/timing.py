@@ -1,0 +1,135 @@
+"""Times the parts of plans with splits inside layers in their own shapes, on the machines that would compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tvm import tirx
+
+import schedules
+from relay_passes.contract import main_function
+from relay_passes.partition import Computation, output_names
+from relay_passes.pipeline import cut
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.sharding import PlacedModel, placed_model
+from tvm_split.compiler.transfer_layouts import in_common_layouts
+from tvm_split.compiler.tuning_folder import open_database
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.step_graph import Step, StepGraph
+from tvm_split.profiling.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
+from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes
+from tvm_split.profiling.machines import MachineFacts
+from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
+from tvm_split.steps import StepProgress
+
+
+def profile_parts(
+    model: Model,
+    plans: Sequence[Plan],
+    cluster: Cluster,
+    estimates: PartEstimates,
+    *,
+    database: str | Path | None = None,
+    refresh: bool = False,
+    cache_folder: str | Path | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_progress: StepProgress | None = None,
+) -> tuple[StepGraph, ...]:
+    """The steps of each plan, timed: their kernels are compiled as they would run, and kept like those of pieces.
+
+    Whatever cannot be timed is estimated, as in a profile; ``estimates`` say what is computed in company. Other
+    arguments, and errors, are those of `ModelProfiler.measure`.
+    """
+    scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
+    times = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine)).measure(
+        cluster,
+        refresh=refresh,
+        cache_folder=cache_folder,
+        timeout_seconds=timeout_seconds,
+        on_progress=on_progress,
+    )
+    used = {machine for each in scheduled for machine in each.machines()}
+    seconds = {each.machine.name: CallSeconds(each) for each in times if each.machine.name in used}
+    return tuple(
+        StepGraph(
+            tuple(
+                _timed(each, step, seconds[step.machines[0]], estimates, origin)
+                for step, origin in zip(estimates.steps(each.placed, each.plan), each.placed.origins, strict=True)
+            ),
+            transfers_of(each.placed),
+        )
+        for each in scheduled
+    )
+
+
+@dataclass(frozen=True)
+class _Calls:
+    calls: tuple[KernelCall, ...]
+    functions: Mapping[str, tirx.PrimFunc]
+
+
+class _ScheduledPlan:
+    """A plan whose stages are cut; their kernels are scheduled for a machine when they are first asked for."""
+
+    def __init__(self, model: Model, plan: Plan, database: schedules.TunedKernels | None) -> None:
+        self.plan = plan
+        self.placed: PlacedModel = placed_model(model, plan)
+        self._database = database
+        module = self.placed.model.module
+        computations = in_common_layouts(
+            cut(module, self.placed.placement), self.placed.plan, output_names(main_function(module))
+        )
+        names = [stage.name for stage in self.placed.plan.stages]
+        self._computations: Mapping[str, Computation] = dict(zip(names, computations, strict=True))
+        self._scheduled: dict[str, _Calls] = {}
+
+    def machines(self) -> Iterable[str]:
+        return dict.fromkeys(stage.machine for stage in self.placed.plan.stages)
+
+    def calls_on(self, machine: str) -> list[_Calls]:
+        return [self.calls_of(stage.name) for stage in self.placed.plan.stages if stage.machine == machine]
+
+    def calls_of(self, stage: str) -> _Calls:
+        if stage not in self._scheduled:
+            computation = self._computations[stage]
+            machine = next(each.machine for each in self.placed.plan.stages if each.name == stage)
+            layers = self.placed.model.layers
+            forms = {form: layers[name] for form, name in computation.origins.items() if name in layers}
+            target = self.plan.machine(machine).target
+            self._scheduled[stage] = _Calls(
+                *scheduled_calls(computation.function, target, {**layers, **forms}, self._database)
+            )
+        return self._scheduled[stage]
+
+
+def _code(plans: Sequence[_ScheduledPlan], wanted: MachineFacts) -> TargetCode:
+    """The kernels of all parts on machines of one target: those of equal machines are timed on each of them."""
+    calls: list[KernelCall] = []
+    functions: dict[str, tirx.PrimFunc] = {}
+    weight_bytes = 0
+    for plan in plans:
+        for machine in plan.machines():
+            if plan.plan.machine(machine).target == wanted.target:
+                parts = plan.calls_on(machine)
+                calls += [call for part in parts for call in part.calls]
+                weight_bytes = max(weight_bytes, sum(shared_weight_bytes(part.calls) for part in parts))
+                for part in parts:
+                    functions.update(part.functions)
+    return TargetCode(wanted.target, tuple(calls), functions, weight_bytes)
+
+
+def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:
+    calls = scheduled.calls_of(step.name).calls
+    found, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
+    together = estimates.in_company(scheduled.plan, origin, step.machines[0])
+    return replace(
+        step,
+        seconds=(found.seconds * correction,),
+        contended_seconds=((found.contended_seconds if together else found.seconds) * correction,),
+        estimated_shares=(float(found.origin == "estimated"),),
+        weight_bytes=float(shared_weight_bytes(calls)),
+        activation_bytes=float(max((call.activation_bytes for call in calls), default=0)),
+    )
