@@ -9,7 +9,7 @@ FRAMEWORKS := .frameworks
 # Tests start hundreds of processes, each of which would compile this project's sources anew if nobody kept the result.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties test-install test-install-lowest fuzz lint format protocol clean
+.PHONY: setup demo test test-more test-extra test-install test-install-lowest fuzz lint format protocol bench prove-gpu clean
 
 setup: $(STAMP)
 
@@ -32,55 +32,62 @@ TESTS ?= tests
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long"
 
-# What is slow by nature: tuning, profiles that are made again and again, callers that stay silent, long streams.
-test-slow: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not long" $(TESTS)
+# What `make test` leaves out: "slow" takes seconds, "long" minutes, "hypothesis" are property tests with TIMES their
+# examples, new ones in each run unless SEED is given. TESTS is a folder or files.
+MARKS ?= slow and not long
+TIMES ?= 20
+PROPERTIES := $(if $(filter hypothesis,$(MARKS)),--examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)))
+test-more: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(MARKS)" $(if $(findstring slow and not long,$(MARKS)),,--timeout 0) $(PROPERTIES) $(TESTS)
 
-# What takes minutes and is checked in short above: networks in their published sizes, benchmarks to their end.
-test-long: setup
-	$(BIN)/python -m pytest -m long --timeout 0 $(TESTS)
+# What needs other packages or another machine: NAME is one of frameworks, tensorflow, aarch64, container.
+test-extra:
+	@case "$(NAME)" in frameworks|tensorflow|aarch64|container) ;; \
+	*) echo "make test-extra NAME=frameworks|tensorflow|aarch64|container: \"$(NAME)\" is none of these"; exit 2;; esac
+	$(MAKE) .extra-$(NAME)
+
+# Models of JAX, Flax and Keras, and TFLite files, with the real packages; Keras computes with one other in a process, so it runs twice.
+KERAS_TESTS := tests/frameworks/test_keras_models.py tests/frameworks/test_keras_layers.py
+.PHONY: .extra-frameworks .extra-tensorflow .extra-aarch64 .extra-container
+.extra-frameworks: $(FRAMEWORKS)/.installed
+	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks
+	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=torch $(BIN)/python -m pytest -n 2 --dist worksteal $(KERAS_TESTS)
 
 $(FRAMEWORKS)/.installed: requirements-frameworks.lock $(STAMP)
 	rm -rf $(FRAMEWORKS)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(FRAMEWORKS) --requirement requirements-frameworks.lock
 	touch $@
 
-# Models of JAX, Flax and Keras, and TFLite files, with the real packages; Keras computes with one other in a process, so it runs twice.
-KERAS_TESTS := tests/frameworks/test_keras_models.py tests/frameworks/test_keras_layers.py
-test-frameworks: $(FRAMEWORKS)/.installed
-	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks
-	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=torch $(BIN)/python -m pytest -n 2 --dist worksteal $(KERAS_TESTS)
-
-# TensorFlow takes another 1.4 GB, so that its SavedModels have a target of their own.
+# TensorFlow takes another 1.4 GB, so that its SavedModels are apart.
 TENSORFLOW := .tensorflow
+.extra-tensorflow: $(FRAMEWORKS)/.installed $(TENSORFLOW)/.installed
+	PYTHONPATH=$(CURDIR)/$(TENSORFLOW):$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=tensorflow \
+		$(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks/tensorflow
+
 $(TENSORFLOW)/.installed: requirements-tensorflow.lock $(STAMP)
 	rm -rf $(TENSORFLOW)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(TENSORFLOW) --requirement requirements-tensorflow.lock
 	touch $@
 
-test-tensorflow: $(FRAMEWORKS)/.installed $(TENSORFLOW)/.installed
-	PYTHONPATH=$(CURDIR)/$(TENSORFLOW):$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=tensorflow \
-		$(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks/tensorflow
-
 # An aarch64 machine that is emulated, of Debian's packages and a worker's wheels: on Debian, without root.
 AARCH64 := .aarch64
-$(AARCH64)/.installed: scripts/aarch64_machine.py requirements.lock $(STAMP)
-	rm -rf $(AARCH64)
-	$(BIN)/python -m scripts.aarch64_machine $(AARCH64)
-	touch $@
-
-test-aarch64: $(AARCH64)/.installed
+.extra-aarch64: $(AARCH64)/.installed
 	AARCH64_PYTHON=$(CURDIR)/$(AARCH64)/python $(BIN)/python -m pytest tests/aarch64
+
+$(AARCH64)/.installed: tests/aarch64/machine.py requirements.lock $(STAMP)
+	rm -rf $(AARCH64)
+	$(BIN)/python -m tests.aarch64.machine $(AARCH64)
+	touch $@
 
 # The worker's image and containers of it: as root on Debian, with podman, crun and debootstrap installed.
 CONTAINER := .container
-$(CONTAINER)/.installed: scripts/worker_image.py deploy/Containerfile requirements.lock $(STAMP)
-	rm -rf $(CONTAINER)
-	$(BIN)/python -m scripts.worker_image $(CONTAINER)
-	touch $@
-
-test-container: $(CONTAINER)/.installed
+.extra-container: $(CONTAINER)/.installed
 	CONTAINER_FOLDER=$(CURDIR)/$(CONTAINER) $(BIN)/python -m pytest tests/container
+
+$(CONTAINER)/.installed: tests/container/image.py deploy/Containerfile requirements.lock $(STAMP)
+	rm -rf $(CONTAINER)
+	$(BIN)/python -m tests.container.image $(CONTAINER)
+	touch $@
 
 # As a user installs: a wheel, without the lock, into a new environment outside of this checkout. Of torch alone it is the lock's
 # version, which pip has already: the newest may be a build for GPUs of several gigabytes.
@@ -91,11 +98,6 @@ test-install: setup
 PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null))
 test-install-lowest: setup
 	$(BIN)/python -m scripts.check_install --lowest $(PYTHONS)
-
-# Faults that `make test` has no example of: property tests below TESTS with TIMES their examples, new ones in each run unless SEED is given.
-TIMES ?= 20
-test-properties: setup
-	$(BIN)/python -m pytest -m hypothesis --examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)) --timeout 0 $(TESTS)
 
 # SECONDS for each of the fuzzers, which `make test` runs for a second each.
 fuzz: setup
@@ -123,35 +125,16 @@ protocol: $(PROTOCOL)/.installed
 	PYTHONPATH=$(CURDIR)/$(PROTOCOL) $(BIN)/python -m grpc_tools.protoc \
 		-I. --python_out=. --pyi_out=. --grpc_python_out=. rpc_runtime/wire/worker.proto
 
-# Without options here; check-shaped as root, since it shapes links between network namespaces.
-PLAIN := check-far check-models check-shaped check-simulation check-unequal check-unloading bench-kernels bench-overlap bench-pipelining bench-plans bench-shards
-.PHONY: $(PLAIN) check-cuda check-shards prove-gpu bench-links bench-planner bench-sources
-$(PLAIN): setup
-	$(BIN)/python -m scripts.$(subst -,_,$@)
+# Without NAME, the list of cases. ROUNDS of each measurement, ALSO="PYTHON …" for the interpreters of other checkouts,
+# JSON=FILE for the results; OPTIONS are those of `python -m scripts.bench --help`, such as --check and --set.
+BENCH = $(BIN)/python -m scripts.bench $(NAME) $(ONLY) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ALSO),--also $(ALSO)) \
+	$(if $(JSON),--json $(JSON)) $(OPTIONS)
+bench: setup $(if $(filter sources,$(NAME)),$(FRAMEWORKS)/.installed)
+	$(if $(filter sources,$(NAME)),PYTHONPATH=$(CURDIR)/$(FRAMEWORKS)) $(BENCH)
 
-# All takes hours; one network at a time: MODELS="vgg16 --axis rows --pixels 128".
-check-shards: setup
-	$(BIN)/python -m scripts.check_shards $(MODELS)
-
-check-cuda: setup
-	$(BIN)/python -m scripts.check_cuda --arch sm_90
-	$(BIN)/python -m scripts.check_cuda --arch sm_80
-
-# On a machine with a GPU, in eight minutes and without a network; OPTIONS="--target llvm" rehearses it on the CPU.
+# On a machine with a GPU, in eight minutes and without a network; OPTIONS="--set target=llvm" rehearses it on the CPU.
 prove-gpu: setup
-	$(BIN)/python -m scripts.prove_gpu --output prove-gpu.json $(OPTIONS)
-
-# Machines, links and networks are made up: figures of the planner alone. With PICTURE=FILE.png, drawn.
-bench-planner: setup
-	$(BIN)/python -m scripts.bench_planner $(if $(PICTURE),--picture $(PICTURE))
-
-# With TFLITE=FILE, a TFLite file of the same network as well.
-bench-sources: $(FRAMEWORKS)/.installed
-	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m scripts.bench_sources $(if $(TFLITE),--tflite $(TFLITE))
-
-# With ALSO="PYTHON …", the interpreters of other checkouts, in turns with them.
-bench-links: setup
-	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
+	$(BIN)/python -m scripts.bench gpu --check --time-limit 450 --json prove-gpu.json $(OPTIONS)
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(PROTOCOL) $(AARCH64) $(CONTAINER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

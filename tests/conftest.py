@@ -18,7 +18,7 @@ from rpc_runtime.files import CACHE_VARIABLE
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
 
 # Examples are equal in every run: otherwise an old fault fails the next change, whatever it is about.
-# `make test-properties` draws new ones. Without a deadline, since an example's time depends on the load of the machine.
+# `make test-more MARKS=hypothesis` draws new ones. Without a deadline, since an example's time depends on the load.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 

@@ -52,7 +52,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_line_is_run_once() -> None:
-    """In one of these files, each in the environment that it needs: `make test`, `test-frameworks` and others."""
+    """In one of these files, each in the environment that it needs: `make test`, `make test-extra`."""
     found = [what for name in RUN_IN for what in re.findall(r'\brun\("(.+?)"', (ROOT / name).read_text())]
     assert sorted(found) == sorted(lines())
 
@@ -86,7 +86,7 @@ def test_to_machines_of_a_file(bundle: Path, folder: Path) -> None:
 
 
 def test_to_containers_of_compose(folder: Path) -> None:
-    """By compose's cluster file, where it publishes them; `make test-container` has the containers."""
+    """By compose's cluster file, where it publishes them; `make test-extra NAME=container` has the containers."""
     model = tvm_split.load_model(small_model())
     split = {"worker-a": ["conv_1"], "worker-b": ["conv_2"]}
     text = (ROOT.parent / "deploy/compose/cluster.yaml").read_text()

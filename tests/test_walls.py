@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -40,10 +41,15 @@ NO_TVM = ("program", "wire", "transports", "client")
 """Of the runtime: a client needs no TVM at all."""
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path, nodes: Iterable[ast.AST] | None = None) -> set[str]:
     """Every module that a file names in an import, wherever the import stands (or in ``nodes``)."""
     found: set[str] = set()
-    for node in nodes if nodes is not None else ast.walk(ast.parse(path.read_text())):
+    for node in nodes if nodes is not None else ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -94,7 +100,7 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
     for path in files_of("tvm_split"):
         module_level = {
             name
-            for node in ast.parse(path.read_text()).body
+            for node in tree_of(path).body
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in (
                 [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
@@ -108,6 +114,12 @@ def test_what_tests_share_lies_in_no_test() -> None:
     """A helper in a test module or a conftest is found by nobody, and goes when its test does: ``tests/helpers``."""
     for path in (path for folder in ("tests", "scripts") for path in files_of(folder)):
         wrong = {name for name in imports_of(path) if re.search(r"\btests\.(.*\.)?(test_|conftest\b)", name)}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_benchmarks_share_models_and_emulators_with_tests_and_nothing_else() -> None:
+    for path in files_of("scripts"):
+        wrong = {name for name in imports_of(path) if re.match(r"tests\.(?!models|helpers)", name)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
@@ -133,7 +145,7 @@ def test_there_are_no_circles_between_modules() -> None:
         {
             name: {
                 each
-                for each in imports_of(path, ast.parse(path.read_text()).body) & set(ours)
+                for each in imports_of(path, tree_of(path).body) & set(ours)
                 if each not in (name, *ROOMS) and not name.startswith(f"{each}.") and not each.startswith(f"{name}.")
             }
             for name, path in ours.items()

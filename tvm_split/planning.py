@@ -42,8 +42,8 @@ from tvm_split.planner.step_graph import lower
 from tvm_split.planner.strategy import solve_by
 from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
+from tvm_split.shard_planning.candidates import ShardCandidates
 from tvm_split.shard_planning.choice import Choice, ShardChoice
-from tvm_split.shard_planning.shared_plans import SharedPlans
 from tvm_split.steps import StepProgress
 
 Names = Mapping[str, str | Sequence[str]]
@@ -219,7 +219,7 @@ def _considering(
 ) -> ShardChoice:
     """What times parts where pieces are measured now, else estimates them."""
     make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
-    looking = SharedPlans(model, with_host_averaged(posed.profile), posed.problem, request, make_plan)
+    looking = ShardCandidates(model, with_host_averaged(posed.profile), posed.problem, request, make_plan)
     measures = request.profile is None and posed.origin == "measured"
     return ShardChoice(looking, posed.profile, posed.problem, cluster, measures=measures, on_progress=on_progress)
 

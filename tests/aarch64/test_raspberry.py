@@ -1,4 +1,4 @@
-"""Stages compiled here for a Raspberry-class machine, run by the same worker there, emulated (`make test-aarch64`)."""
+"""Stages compiled here for a Raspberry-class machine, run by the same worker there, emulated."""
 
 from __future__ import annotations
 

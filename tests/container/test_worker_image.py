@@ -1,6 +1,6 @@
 """The image of ``deploy/Containerfile``, and the workers that compose starts of it, in real containers.
 
-``make test-container`` builds it. Networks of their own are compose's part: here the containers share the host's.
+``make test-extra NAME=container`` builds it. Their own networks are compose's part: here containers share the host's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tvm_split
 from rpc_runtime.client.worker_client import describe
-from scripts.worker_image import IMAGE, LIMITS, podman
+from tests.container.image import IMAGE, LIMITS, podman
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.waiting import wait_while_running
 

@@ -1,6 +1,6 @@
 """Networks of Keras, split over two workers by the names of their layers, against Keras itself.
 
-Keras computes with one backend in a process: `make test-frameworks` runs this file with JAX, and again with torch.
+Keras computes with one backend in a process: `make test-extra NAME=frameworks` runs this file with JAX and with torch.
 """
 
 from __future__ import annotations

@@ -69,7 +69,12 @@ def sent_for_each(deployment: tvm_split.Deployment) -> float:
     return stage.bytes_sent / stage.micro_batches
 
 
-@pytest.mark.parametrize("codec", Codec)
+IN_SHORT = (Codec.NONE, Codec.LZ4, Codec.INT8)
+
+
+@pytest.mark.parametrize(
+    "codec", [each if each in IN_SHORT else pytest.param(each, marks=pytest.mark.slow) for each in Codec]
+)
 def test_every_codec_gives_what_torch_gives(
     workers: LocalWorkers,
     network: torch.nn.Module,
@@ -126,6 +131,7 @@ def slow_cluster(workers: LocalWorkers, address: str, codec: str = "auto") -> Cl
     return joined_by(workers, Link(A, B, SLOW_BYTES_PER_SECOND, address=address, codec=codec))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_shape(), reason="namespaces need root, ip and tc")
 def test_workers_of_one_host_whose_namespaces_part_them_get_a_codec(model: tvm_split.Model, tmp_path: Path) -> None:
     with shaped_workers((A, B), SLOW_BYTES_PER_SECOND * 8, tmp_path) as (endpoints, _):
@@ -142,7 +148,7 @@ def test_a_link_that_is_no_limit_keeps_none(workers: LocalWorkers, model: tvm_sp
     assert tvm_split.plan(model, fast, split=SPLIT, allow_lossy=1.0).codecs == ()
 
 
-@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("shm", marks=pytest.mark.slow)])
 def test_where_memory_is_shared_codecs_are_passed_over_and_that_is_said(
     workers: LocalWorkers, model: tvm_split.Model, network: torch.nn.Module, x: torch.Tensor, transport: str
 ) -> None:

@@ -1,7 +1,4 @@
-"""Well-known networks at their real size, over one, two and three workers, against their source framework.
-
-``scripts/check_models.py`` has them all, cut in every way; these are enough to notice when something breaks.
-"""
+"""Well-known networks at their real size, over one, two and three workers, against their source framework."""
 
 from __future__ import annotations
 
@@ -26,9 +23,17 @@ LIMIT = 1e-4
             {"machine-a": ["conv1"], "machine-b": ["layer2"], "machine-c": ["layer4"]},
             marks=pytest.mark.long,
         ),
+        pytest.param("resnet50", 2, None, marks=pytest.mark.long),
         pytest.param("light_resnet50", 2, None, marks=pytest.mark.long),
+        pytest.param("light_vgg19", 2, {"machine-a": ["n0"], "machine-b": ["n14"]}, marks=pytest.mark.long),
+        pytest.param("light_vgg19", 3, None, marks=pytest.mark.long),
         pytest.param("light_squeezenet", 1, None, marks=pytest.mark.slow),
-        ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),
+        pytest.param(
+            "light_squeezenet",
+            3,
+            {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_answers_are_those_of_the_source(

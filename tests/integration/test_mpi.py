@@ -65,7 +65,7 @@ def segments() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("*mpich*")}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_outputs_are_those_of_torch(ranks: int, tmp_path: Path) -> None:
     expected, before = network(), segments()
     with (
@@ -103,6 +103,7 @@ def test_a_network_in_its_published_size(ranks: int, tmp_path: Path) -> None:
         assert np.abs(output - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rank_that_is_killed_is_named_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     """It, or one of those that `mpiexec` ends at once when it has gone: which is heard of first is chance."""

@@ -75,6 +75,7 @@ def test_latency_is_shared_where_that_is_faster(convolutions: tvm_split.Model) -
         np.testing.assert_allclose(y, wide_convolutions()(IMAGE).numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_is_shared_where_that_is_faster() -> None:
     network, mask = bert(depth=2).eval(), torch.ones(1, 12, dtype=torch.int64)
     model = tvm_split.load_model(network, (TOKENS, mask))
@@ -153,6 +154,7 @@ def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
     assert next(stage for stage in moved.stages if "0" in stage.layers).machines == (B,)
 
 
+@pytest.mark.slow
 def test_few_rows_that_machines_share() -> None:
     """Of the 4 rows in front of the pool the second machine's share is none, of the 3 behind it is one."""
     torch.manual_seed(0)

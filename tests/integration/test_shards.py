@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import tvm_split
 from tests.models.small_onnx_model import small_model
-from tests.models.torch_models import bert, vgg
+from tests.models.torch_models import bert, published_models, vgg
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
-from tvm_split.planner.problem import Axis
+from tvm_split.planner.problem import Axis, Exchange
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 IMAGE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -121,3 +122,39 @@ def test_more_heads_than_there_are_is_said_with_what_to_do(three_workers: tvm_sp
     shard = tvm_split.Shard("layers", "layers", "heads", {A: 0.4, B: 0.3, C: 0.3})
     with pytest.raises(tvm_split.PlanError, match=r"has 2 heads, .*too few for 3 machines .*: take fewer, or split by"):
         tvm_split.plan(model, three_workers, shards=[shard])
+
+
+EVERY_WAY: dict[str, Sequence[Axis]] = {
+    **dict.fromkeys(("vgg16", "resnet50", "mobilenet_v2"), ("rows", "columns", "channels")),
+    **dict.fromkeys(("bert_base", "gpt2_small"), ("channels", "heads")),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.6, 0.4), (0.5, 0.3, 0.2)], ids=str)
+@pytest.mark.parametrize("exchange", ["fused", "each"])
+@pytest.mark.parametrize(("name", "axis"), [(name, axis) for name, axes in EVERY_WAY.items() for axis in axes])
+def test_published_networks_in_every_way(
+    name: str, axis: Axis, exchange: Exchange, shares: Sequence[float], three_workers: tvm_split.Cluster
+) -> None:
+    """Against torch in float64; halves by channels or heads leave a worker about half of the weights."""
+    build, inputs = published_models()[name]
+    network, parts = build(), dict(zip((A, B, C), shares, strict=False))
+    model = tvm_split.load_model(network, inputs)
+    first, last = model.layer_names[0], model.layer_names[-1]
+    shards = [tvm_split.Shard(first, last, axis, parts, exchange)]
+    if name == "vgg16" and axis in ("rows", "columns"):  # its classifier reads all rows at once
+        behind = tvm_split.Shard("flatten", "classifier", "channels", parts, exchange)
+        shards = [tvm_split.Shard("features", "features", axis, parts, exchange), behind]
+    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, shards=shards), verify=False)
+    with tvm_split.deploy(bundle, three_workers) as deployment:
+        outputs, again = (deployment.run(*inputs) for _ in range(2))
+        held = deployment.stats().weight_bytes
+    exact = [each.double() if each.is_floating_point() else each for each in inputs]
+    with torch.no_grad():
+        expected = tree_leaves(network.double()(*exact))
+    for mine, second, right in zip(outputs, again, expected, strict=True):
+        assert np.array_equal(mine, second)
+        assert np.abs(mine - right.numpy()).max() < 1e-4 * np.ptp(right.numpy())
+    if axis in ("channels", "heads") and set(shares) == {0.5} and name not in ("resnet50", "mobilenet_v2"):
+        assert max(held.values()) < 0.6 * sum(held.values())

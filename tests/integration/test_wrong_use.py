@@ -193,7 +193,7 @@ def test_a_folder_without_a_bundle(tmp_path: Path) -> None:
     ("deployed", "blow", "stage"),
     [
         ("bundle", signal.SIGKILL, "stage_1"),
-        ("bundle", signal.SIGSTOP, "stage_1"),
+        pytest.param("bundle", signal.SIGSTOP, "stage_1", marks=pytest.mark.slow),
         ("shared_bundle", signal.SIGKILL, "stage_0_machine_b_0"),
     ],
 )
@@ -262,7 +262,9 @@ with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
 """
 
 
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "blow", [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_a_client_that_is_interrupted_leaves_no_worker(
     bundle: tvm_split.Bundle, tmp_path: Path, blow: signal.Signals
 ) -> None:

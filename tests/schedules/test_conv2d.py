@@ -1,12 +1,24 @@
-"""Convolutions of odd shapes against torch in float64."""
+"""Convolutions of every kind (dense, grouped, depthwise, over one axis), with what follows them, against float64."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
+from torch.nn import functional
 from tvm import relax, tirx
 
 from tests.helpers.schedules.convolutions import convolution, expected
+from tests.helpers.schedules.properties import (
+    TOLERANCE,
+    apply_epilogue,
+    channels,
+    epilogues,
+    exact,
+    expected_epilogue,
+    lengths,
+    weights,
+    windows,
+)
 from tests.helpers.schedules.schedule_harness import (
     HOST,
     assert_close,
@@ -19,52 +31,85 @@ from tests.helpers.schedules.schedule_harness import (
     run,
 )
 
+KINDS = {1: (relax.op.nn.conv1d, functional.conv1d), 2: (relax.op.nn.conv2d, functional.conv2d)}
+pads = st.sampled_from([0, 0, 1, 2, 3])
+steps = st.sampled_from([1, 1, 2, 3])
+
+
+@st.composite
+def shapes(draw, dimensions):
+    """Size, kernel, strides, dilation, and padding before and after, of each axis, such that there is a result."""
+    size, kernel, strides, dilation, before, after = (
+        tuple(draw(strategy) for _ in range(dimensions)) for strategy in (lengths, windows, steps, steps, pads, pads)
+    )
+    for axis in range(dimensions):
+        assume(dilation[axis] * (kernel[axis] - 1) < size[axis] + before[axis] + after[axis])
+    return size, kernel, strides, dilation, before, after
+
+
+def check(batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
+    size, kernel, strides, dilation, before, after = shape
+    operator, reference = KINDS[len(size)]
+    x, weight = normal(0, batch, inputs, *size), weights(1, outputs, inputs // groups, *kernel)
+    bias = normal(2, 1, outputs, *(1 for _ in size))
+    padding = [pad for axis in reversed(range(len(size))) for pad in (before[axis], after[axis])]
+    product = reference(
+        functional.pad(exact(x), padding), exact(weight), stride=strides, dilation=dilation, groups=groups
+    )
+    residual = normal(3, *product.shape)
+
+    def graph(builder, data, other):
+        y = builder.emit(
+            operator(
+                data,
+                relax.const(weight),
+                strides=list(strides),
+                padding=[*before, *after],
+                dilation=list(dilation),
+                groups=groups,
+            )
+        )
+        return apply_epilogue(builder, y, bias, other, epilogue)
+
+    actual, chosen = evaluate(graph, [x, residual])
+    assert_close(actual, expected_epilogue(product, bias, residual, epilogue), tolerance)
+    assert not chosen & {"fallback", "none"}
+
+
+@settings(max_examples=16)
+@given(batch=st.sampled_from([1, 3]), inputs=channels, outputs=channels, shape=shapes(2), epilogue=epilogues())
+def test_dense(batch, inputs, outputs, shape, epilogue):
+    check(batch, inputs, outputs, 1, shape, epilogue)
+
+
+@settings(max_examples=16)
+@given(
+    groups=st.sampled_from([2, 3, 8, 17]),
+    inputs=st.sampled_from([1, 2, 3, 4, 5, 8, 16]),
+    outputs=st.sampled_from([1, 2, 3, 4, 5, 8, 16]),
+    shape=shapes(2),
+    epilogue=epilogues(),
+)
+def test_grouped(groups, inputs, outputs, shape, epilogue):
+    check(1, groups * inputs, groups * outputs, groups, shape, epilogue)
+
 
 @settings(max_examples=12)
 @given(
-    inputs=st.sampled_from([1, 3, 16, 17, 24, 48]),
-    outputs=st.sampled_from([1, 8, 16, 17, 48, 130]),
-    size=st.tuples(st.sampled_from([3, 7, 13]), st.sampled_from([3, 7, 13, 30])),
-    kernel=st.sampled_from([1, 2, 3]),
-    stride=st.sampled_from([1, 2]),
-    padding=st.sampled_from([0, 1]),
-    dilation=st.sampled_from([1, 2]),
     batch=st.sampled_from([1, 3]),
+    inputs=channels,
+    multiplier=st.sampled_from([1, 1, 2, 3]),
+    shape=shapes(2),
+    epilogue=epilogues(),
 )
-def test_dense(inputs, outputs, size, kernel, stride, padding, dilation, batch):
-    kernel = kernel if dilation * (kernel - 1) < min(size) + 2 * padding else 1
-    x, weight = normal(0, batch, inputs, *size), normal(1, outputs, inputs, kernel, kernel)
-    bias = normal(2, outputs)
-    attributes = {"strides": (stride, stride), "padding": (padding, padding), "dilation": (dilation, dilation)}
-    actual, _ = evaluate(convolution(weight, bias, **attributes), [x])
-    assert_close(actual, expected(x, weight, bias, **attributes))
+def test_depthwise(batch, inputs, multiplier, shape, epilogue):
+    check(batch, inputs, inputs * multiplier, inputs, shape, epilogue)
 
 
-@settings(max_examples=6)
-@given(
-    channels=st.sampled_from([3, 16, 17, 24, 64]),
-    size=st.sampled_from([5, 7, 13]),
-    kernel=st.sampled_from([3, 5]),
-    stride=st.sampled_from([1, 2]),
-    batch=st.sampled_from([1, 3]),
-)
-def test_depthwise(channels, size, kernel, stride, batch):
-    x, weight, bias = (
-        normal(0, batch, channels, size, size),
-        normal(1, channels, 1, kernel, kernel),
-        normal(2, channels),
-    )
-    attributes = {"strides": (stride, stride), "padding": (kernel // 2, kernel // 2), "groups": channels}
-    actual, _ = evaluate(convolution(weight, bias, **attributes), [x])
-    assert_close(actual, expected(x, weight, bias, **attributes))
-
-
-@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(32, 64, 2), (48, 96, 3), (6, 12, 3), (16, 32, 16)])
-def test_grouped(inputs, outputs, groups):
-    x, weight, bias = normal(0, 1, inputs, 7, 7), normal(1, outputs, inputs // groups, 3, 3), normal(2, outputs)
-    attributes = {"padding": (1, 1), "groups": groups}
-    actual, _ = evaluate(convolution(weight, bias, **attributes), [x])
-    assert_close(actual, expected(x, weight, bias, **attributes))
+@settings(max_examples=16)
+@given(inputs=channels, outputs=channels, grouped=st.booleans(), shape=shapes(1), epilogue=epilogues())
+def test_one_axis(inputs, outputs, grouped, shape, epilogue):
+    check(2, inputs, inputs if grouped else outputs, inputs if grouped else 1, shape, epilogue)
 
 
 def test_deep_channels_come_in_chunks_of_weights():
@@ -86,13 +131,6 @@ def test_residual_is_added_in_the_same_kernel():
     actual, chosen = evaluate(convolution(weight, bias, padding=(1, 1)), [x, x])
     assert chosen == {"conv2d", "elementwise"}
     assert_close(actual, expected(x, weight, bias, residual=x, padding=(1, 1)))
-
-
-def test_uneven_padding():
-    x, weight, bias = normal(0, 1, 16, 9, 9), normal(1, 16, 16, 3, 3), normal(2, 16)
-    actual, _ = evaluate(convolution(weight, bias, padding=(0, 2, 1, 0), strides=(2, 1)), [x])
-    padded = np.pad(x, ((0, 0), (0, 0), (0, 1), (2, 0)))
-    assert_close(actual, expected(padded, weight, bias, strides=(2, 1)))
 
 
 def test_half_precision_accumulates_in_single():

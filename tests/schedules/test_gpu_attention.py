@@ -1,7 +1,5 @@
 """Attention as one kernel for CUDA: which graphs it is made of, and its values, from its source, against float64."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -27,6 +25,13 @@ from tests.helpers.schedules.schedule_harness import assert_close, graph_of, low
 HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
 """Tolerances where operands and weights are rounded, and sums are not."""
 halves = st.sampled_from(sorted(HALVES))
+
+
+def slow(*cases):
+    """Parameters that only `make test-more` runs."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 needs_headers = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
 
 
@@ -64,6 +69,7 @@ def however_small(monkeypatch):
     monkeypatch.setattr(attention_tile, "_cycles_of_three", lambda *_: float("inf"))
 
 
+@pytest.mark.slow
 @needs_headers
 @settings(max_examples=6, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -85,6 +91,7 @@ def on_tensor_cores(monkeypatch):
     monkeypatch.setattr(attention_tile, "TILES", ())
 
 
+@pytest.mark.slow
 @needs_headers
 @settings(max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -102,6 +109,7 @@ def test_attention_on_tensor_cores(on_tensor_cores, outer, rows, keys, width, va
     assert chosen == {"attention"}
 
 
+@pytest.mark.slow
 @needs_headers
 @pytest.mark.parametrize("tile", [tile for tile in attention_tile.TILES if tile.keys != 16], ids=str)
 def test_every_tile(tile, monkeypatch):
@@ -115,6 +123,7 @@ def test_every_tile(tile, monkeypatch):
 SMALL = Attention((2,), 50, 70, 24, 40)
 
 
+@pytest.mark.slow
 @needs_headers
 @pytest.mark.parametrize(
     "tile",
@@ -130,8 +139,13 @@ def test_every_tile_of_fragments(tile, on_tensor_cores, monkeypatch):
 
 
 @needs_headers
-@pytest.mark.parametrize("half", [None, "float16"])
-@pytest.mark.parametrize("shapes", [[(1, 1, 1, 40)], [(40, 40), (2, 1, 1, 40)]])
+@pytest.mark.parametrize(
+    ("shapes", "half"),
+    [
+        ([(40, 40), (2, 1, 1, 40)], None),
+        *slow(([(1, 1, 1, 40)], None), ([(1, 1, 1, 40)], "float16"), ([(40, 40), (2, 1, 1, 40)], "float16")),
+    ],
+)
 def test_masks(shapes, half):
     masks = [np.where(normal(5, *shape) < 0, -np.inf, normal(6, *shape)).astype("float32") for shape in shapes]
     for mask in masks:
@@ -143,7 +157,7 @@ def test_masks(shapes, half):
 
 
 @needs_headers
-@pytest.mark.parametrize("half", [None, "float16"])
+@pytest.mark.parametrize("half", ["float16", *slow((None,))])
 def test_scores_that_are_hidden_at_first_and_large_ones_later(half):
     mask = np.zeros((40, 100), "float32")
     mask[:, :70] = -np.inf
@@ -155,14 +169,25 @@ def test_scores_that_are_hidden_at_first_and_large_ones_later(half):
     assert_close(actual, exact, 1e-4 if half is None else HALVES[half])
 
 
+LOWEST = np.finfo("float32").min
+
+
 def causal(rows, keys, hidden=-np.inf, reach=0):
     return np.triu(np.full((rows, keys), hidden, "float32"), 1 + reach)
 
 
 @needs_headers
-@pytest.mark.parametrize("half", [None, "float16", "bfloat16"])
-@pytest.mark.parametrize("hidden", [-np.inf, np.finfo("float32").min], ids=["infinite", "lowest"])
-@pytest.mark.parametrize(("rows", "keys"), [(150, 150), (70, 150), (150, 70)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "hidden", "half"),
+    [
+        (150, 70, LOWEST, None),
+        (70, 150, -np.inf, "bfloat16"),
+        *slow(
+            (150, 150, -np.inf, None), (70, 150, LOWEST, None), (150, 70, LOWEST, "float16"),
+            (150, 70, -np.inf, "bfloat16"), (150, 150, LOWEST, "bfloat16"), (70, 150, LOWEST, "float16"),
+        ),
+    ],
+)  # fmt: skip
 def test_causal_masks(rows, keys, hidden, half, request):
     if half is not None:
         request.getfixturevalue("on_tensor_cores")
@@ -186,6 +211,7 @@ def replaced(condition, number, swapped=False):
     return graph
 
 
+@pytest.mark.slow
 @needs_headers
 @pytest.mark.parametrize("swapped", [False, True])
 def test_scores_that_a_condition_replaces(swapped):
@@ -212,6 +238,7 @@ def reads_past_the_diagonal(masks, half=None):
     return bool(np.isnan(actual[:64]).any())
 
 
+@pytest.mark.slow
 @needs_headers
 @pytest.mark.parametrize("half", [None, "float16"])
 def test_tiles_that_a_causal_mask_hides_are_not_computed(half):
@@ -220,6 +247,7 @@ def test_tiles_that_a_causal_mask_hides_are_not_computed(half):
     assert not reads_past_the_diagonal([causal(200, 200), np.zeros((1, 200), "float32")], half)
 
 
+@pytest.mark.slow
 @needs_headers
 def test_tiles_that_may_have_weight_are_computed():
     lowest = np.finfo("float32").min
@@ -233,8 +261,7 @@ def test_tiles_that_may_have_weight_are_computed():
 
 
 @needs_headers
-@pytest.mark.parametrize("half", [None, "float16"])
-@pytest.mark.parametrize("repeated", [True, False], ids=["repeat", "broadcast"])
+@pytest.mark.parametrize(("repeated", "half"), [(False, None), *slow((True, None), (True, "float16"))])
 def test_heads_of_several_queries_are_read_where_they_lie(repeated, half):
     def of_each_query(builder, heads):
         if repeated:
@@ -256,7 +283,7 @@ def test_heads_of_several_queries_are_read_where_they_lie(repeated, half):
 
 
 @needs_headers
-@pytest.mark.parametrize("half", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("half", ["float16", *slow((None,), "bfloat16")])
 def test_heads_are_read_where_they_lie(half):
     joined = normal(0, 1, 37, 3 * 2 * 16)
 
@@ -295,8 +322,9 @@ def test_networks_in_half_precision():
 
 
 @needs_headers
-@pytest.mark.parametrize("replaced", [False, True], ids=["added", "also replaced"])
-@pytest.mark.parametrize("half", sorted(HALVES))
+@pytest.mark.parametrize(
+    ("half", "replaced"), [("bfloat16", True), *slow(("float16", False), ("float16", True), ("bfloat16", False))]
+)
 def test_masks_of_networks_in_half_precision(half, replaced):
     inputs = [normal(number, 2, 20, 16).astype(half) for number in range(3)]
     mask = np.where(normal(3, 20, 20) > 1, -1e4, normal(4, 20, 20)).astype(half)
@@ -354,16 +382,21 @@ def test_one_kernel_where_it_is_estimated_to_take_less(monkeypatch):
     assert choose_attention_tile(wide, 132, half="float16", copies=0) is None
 
 
-def test_hidden_tiles_count_as_no_time():
-    sizes, tile = Attention((64,), 2048, 2048, 64, 64), attention_tile.FRAGMENT_TILES[4]
-    whole, part = (attention_tile._cycles(replace(sizes, reach=reach), tile, 132) for reach in (None, 0))
-    assert 0.5 * whole < part < 0.6 * whole
-
-
 @needs_headers
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
-@pytest.mark.parametrize(("rows", "width"), [(512, 64), (197, 80), (300, 128)])
-@pytest.mark.parametrize("half", sorted(HALVES))
+@pytest.mark.parametrize(
+    ("rows", "width", "half", "arch"),
+    [
+        (300, 128, "float16", "sm_90"),
+        *slow(
+            *(
+                (*sizes, half, arch)
+                for sizes in ((512, 64), (197, 80))
+                for half in HALVES
+                for arch in ("sm_80", "sm_90")
+            )
+        ),
+    ],
+)
 def test_machine_code_without_spills(rows, width, half, arch, on_tensor_cores, tmp_path):
     inputs = [np.zeros((12, rows, width), "float32")] * 3
     lowered = lower(graph_of(attention_of(masks=[causal(rows, rows)], half=half), inputs), cuda(arch))

@@ -1,6 +1,6 @@
 """Networks compiled for CUDA without a GPU: every kernel bound to threads, within a block's limits, by a fast rule.
 
-The networks have the published widths, and one layer of each kind; `scripts/check_cuda.py` compiles all of them whole.
+The networks have the published widths, and one layer of each kind; long tests compile all of them whole.
 """
 
 from __future__ import annotations
@@ -52,10 +52,16 @@ MODELS = {
 needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
 
 
-OTHERS = {"gpt2": pytest.mark.slow, "vit": pytest.mark.slow}  # bert has the same kinds of kernels
+MODELS |= {f"published {name}": model for name, model in torch_models.published_models().items()}
+FAST = ("bert", "mobilenet")
+"""With all kinds of kernels that the others have."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=OTHERS.get(name, ())) for name in sorted(MODELS)])
+def marks_of(name):
+    return pytest.mark.long if name.startswith("published") else () if name in FAST else pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=marks_of(name)) for name in sorted(MODELS)])
 def model(request):
     build, inputs = MODELS[request.param]
     return tvm_split.load_model(build(), inputs, name=request.param)
@@ -106,11 +112,7 @@ def test_every_kernel_of_a_network_is_bound_and_fits(scheduled, source):
 
 
 @needs_nvcc
-@pytest.mark.parametrize(
-    "model",
-    [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in sorted(MODELS)],
-    indirect=True,
-)
+@pytest.mark.parametrize("model", [pytest.param(name, marks=marks_of(name)) for name in sorted(MODELS)], indirect=True)
 def test_nvcc_compiles_every_kernel_of_a_network(source, arch, tmp_path):
     assembled = compile_with_nvcc(source, arch, tmp_path)
     assert {each.name for each in assembled} == {each.name for each in kernels_of(source)}
@@ -169,9 +171,18 @@ def half_convolution(dtype):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
-@pytest.mark.parametrize(("graph", "shape"), [(half_product, (1, 197, 768)), (half_convolution, (1, 96, 28, 28))])
+@pytest.mark.parametrize(
+    ("graph", "shape", "dtype", "arch"),
+    [
+        (half_product, (1, 197, 768), ml_dtypes.bfloat16, "sm_90"),
+        *(
+            pytest.param(*case, dtype, arch, marks=pytest.mark.slow)
+            for case in ((half_product, (1, 197, 768)), (half_convolution, (1, 96, 28, 28)))
+            for dtype in (np.float16, ml_dtypes.bfloat16)
+            for arch in ("sm_80", "sm_90")
+        ),
+    ],
+)
 def test_half_precision_uses_tensor_cores(graph, shape, dtype, arch, tmp_path):
     lowered = lower(graph_of(graph(dtype), [np.zeros(shape, dtype)]), cuda(arch))
     assert set(schedules.chosen_rules(lowered).values()) == {"tensor_core"}

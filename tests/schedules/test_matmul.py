@@ -1,45 +1,58 @@
-"""Matrix products of odd shapes against numpy in float64."""
-
-import math
+"""Matrix products of odd extents, broadcast batches and transposed operands against float64."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from tvm import relax
 
+from tests.helpers.schedules.properties import (
+    TOLERANCE,
+    apply_epilogue,
+    cheap_activations,
+    epilogues,
+    exact,
+    expected_epilogue,
+)
 from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
-extents = st.sampled_from([1, 3, 7, 13, 16, 17, 130])
+extents = st.sampled_from([1, 3, 7, 17, 130])
+batches = st.sampled_from(
+    [((), ()), ((3,), (3,)), ((2, 3), (2, 3)), ((2, 1), (3,)), ((1,), (3,)), ((), (3,)), ((3,), ())]
+)
 
 
-@settings(max_examples=12)
-@given(batch=st.sampled_from([(), (3,)]), rows=extents, depth=extents, columns=extents)
-def test_constant_weights(batch, rows, depth, columns):
-    x, weight, bias = normal(0, *batch, rows, depth), normal(1, depth, columns), normal(2, columns)
-
-    def graph(builder, left):
-        y = builder.emit(relax.op.matmul(left, relax.const(weight)))
-        y = builder.emit(relax.op.add(y, relax.const(bias)))
-        return builder.emit(relax.op.nn.gelu(y))
-
-    actual, chosen = evaluate(graph, [x])
-    product = np.matmul(x.astype("float64"), weight.astype("float64")) + bias
-    error_function = np.vectorize(math.erf)
-    assert chosen == {"matmul"}
-    assert_close(actual, product * 0.5 * (1 + error_function(product / np.sqrt(2))))
+def transposed(builder, x):
+    axes = list(range(len(x.ty.shape.values)))
+    return builder.emit(relax.op.permute_dims(x, [*axes[:-2], axes[-1], axes[-2]]))
 
 
-@settings(max_examples=8)
+@settings(max_examples=24)
 @given(
-    batch=st.sampled_from([((2, 3), (2, 3)), ((3,), (1,)), ((1,), (3,)), ((), (3,)), ((2, 1), (3,))]),
+    batch=batches,
     rows=extents,
     depth=extents,
     columns=extents,
+    turned=st.tuples(st.booleans(), st.booleans()),
+    constant=st.booleans(),
+    epilogue=epilogues(cheap_activations),
 )
-def test_two_activations(batch, rows, depth, columns):
-    left, right = normal(0, *batch[0], rows, depth), normal(1, *batch[1], depth, columns)
-    actual, _ = evaluate(lambda builder, a, b: builder.emit(relax.op.matmul(a, b)), [left, right])
-    assert_close(actual, np.matmul(left.astype("float64"), right.astype("float64")))
+def test_products(batch, rows, depth, columns, turned, constant, epilogue):
+    left = normal(0, *batch[0], rows, depth) / depth**0.5
+    right, bias = normal(1, *batch[1], depth, columns), normal(2, columns)
+    left = left.astype("float32")
+    product = exact(left) @ exact(right)
+    residual = normal(3, *product.shape)
+    stored = [each.swapaxes(-1, -2).copy() if turn else each for each, turn in zip((left, right), turned, strict=True)]
+
+    def graph(builder, a, other, *b):
+        second = relax.const(stored[1]) if constant else b[0]
+        a = transposed(builder, a) if turned[0] else a
+        second = transposed(builder, second) if turned[1] else second
+        return apply_epilogue(builder, builder.emit(relax.op.matmul(a, second)), bias, other, epilogue)
+
+    actual, chosen = evaluate(graph, [stored[0], residual, *([] if constant else [stored[1]])])
+    assert_close(actual, expected_epilogue(product, bias, residual, epilogue), TOLERANCE)
+    assert not chosen & {"fallback", "none"}
 
 
 def test_long_sums_come_in_chunks():

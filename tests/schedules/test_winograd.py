@@ -47,7 +47,7 @@ def test_products_of_transforms_are_the_convolution(outputs):
     assert np.allclose(output_matrix(outputs) @ products, np.correlate(signal, taps), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=14, derandomize=True)
 @given(
     blocks=st.tuples(st.integers(1, 3), st.integers(1, 4)),
     lanes=st.tuples(st.sampled_from([8, 16]), st.sampled_from([8, 16])),
@@ -106,7 +106,7 @@ def _blocked_kernel(kernel, input_lanes, output_lanes):
     return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
-@settings(max_examples=8, derandomize=True)
+@settings(max_examples=5, derandomize=True)
 @given(
     inputs=st.sampled_from([64, 72, 96]),
     outputs=st.sampled_from([64, 100, 136]),

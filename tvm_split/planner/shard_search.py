@@ -1,4 +1,4 @@
-"""Which blocks of a model machines should share, and how: the cheapest way through, by estimates. Numbers only.
+"""Which blocks of a model machines should share, and how: the cheapest sequence of stages, by estimates. Numbers only.
 
 Dynamic programming over (blocks done, who has what they made, whether any was shared). That is one machine, or the
 machines of a shared stage, each its part. From there either one more block is computed by one machine, which all send
@@ -28,7 +28,7 @@ STAGE_SECONDS = 1e-4
 """What one more stage has to gain: handing over and waking up take about this, and fewer stages are easier to read."""
 
 
-class Dealt(NamedTuple):
+class Layout(NamedTuple):
     """Who has which part of a value along an axis; all of it where there is but one machine."""
 
     axis: Axis | None
@@ -36,13 +36,13 @@ class Dealt(NamedTuple):
     shares: tuple[float, ...]
 
 
-def whole_on(machine: str) -> Dealt:
-    return Dealt(None, (machine,), (1.0,))
+def whole_on(machine: str) -> Layout:
+    return Layout(None, (machine,), (1.0,))
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to share blocks among machines, from any of its blocks to a later one.
+class ShardOption:
+    """How machines can compute blocks together, from any of its blocks to a later one.
 
     ``seconds`` has, by the number of the block behind the last, the seconds of each block from ``begin`` on, exchanges
     included, in a stage that ends there: with halos that are computed twice, these depend on the end.
@@ -70,24 +70,24 @@ class Way:
         return self.machines[self.shares.index(max(self.shares))]
 
     @property
-    def dealt(self) -> Dealt:
+    def layout(self) -> Layout:
         """How its results lie on its machines."""
-        return Dealt(self.sharding.axis, self.machines, self.shares)
+        return Layout(self.sharding.axis, self.machines, self.shares)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Blocks from ``first`` to before ``end``, on one machine, or shared in a way, ``machine`` having the most."""
+    """Blocks from ``first`` to before ``end``, on one machine or on those of an option; ``machine`` has the most."""
 
     first: int
     end: int
     machine: str
-    way: Way | None = None
+    option: ShardOption | None = None
 
 
 def cheapest(
     blocks: Sequence[Block],
-    ways: Sequence[Way],
+    options: Sequence[ShardOption],
     links: Links,
     input_bytes: float,
     output_bytes: float,
@@ -96,48 +96,52 @@ def cheapest(
 ) -> tuple[Segment, ...]:
     """The segments of least seconds of which one at least is shared; none where that cannot be.
 
-    With ``all_shared`` no machine has a block to itself that there is a way to share.
+    With ``all_shared`` no machine has a block to itself for which there is an option.
     """
-    shareable = {block for way in ways for end in way.seconds for block in range(way.begin, end) if all_shared}
+    shareable = {
+        block for option in options for end in option.seconds for block in range(option.begin, end) if all_shared
+    }
     start = _State(0, whole_on(CLIENT), False)
     best: dict[_State, float] = {start: 0.0}
-    came: dict[_State, tuple[_State, Segment]] = {}
+    reached_by: dict[_State, tuple[_State, Segment]] = {}
     at: list[list[_State]] = [[start], *([] for _ in blocks)]
 
     def reach(before: _State, segment: Segment, seconds: float) -> None:
-        held = whole_on(segment.machine) if segment.way is None else segment.way.dealt
-        state = _State(segment.end, held, before.shared or segment.way is not None)
-        if segment.way is not None or before.held != held:
+        held = whole_on(segment.machine) if segment.option is None else segment.option.layout
+        state = _State(segment.end, held, before.shared or segment.option is not None)
+        if segment.option is not None or before.held != held:
             seconds += STAGE_SECONDS
         if state not in best:
             at[state.place].append(state)
         if seconds < best.get(state, math.inf):
-            best[state], came[state] = seconds, (before, segment)
+            best[state], reached_by[state] = seconds, (before, segment)
 
     for place in range(len(blocks)):
         alive = blocks[place - 1].bytes_after if place else input_bytes
         for before in at[place]:
             known = best[before]
             for machine, seconds in ({} if place in shareable else blocks[place].seconds).items():
-                arrives = known + seconds_to_hand_over(links, before.held, whole_on(machine), alive)
+                arrives = known + relayout_seconds(links, before.held, whole_on(machine), alive)
                 if not math.isinf(arrives):
                     reach(before, Segment(place, place + 1, machine), arrives + seconds)
-            for way in ways:
-                arrives = known + seconds_to_hand_over(links, before.held, way.dealt, alive)
-                for end, seconds in way.ends(place) if not math.isinf(arrives) else ():
-                    reach(before, Segment(place, end, way.holder, way), arrives + seconds)
+            for option in options:
+                arrives = known + relayout_seconds(links, before.held, option.layout, alive)
+                for end, seconds in option.ends(place) if not math.isinf(arrives) else ():
+                    reach(before, Segment(place, end, option.holder, option), arrives + seconds)
 
     def at_client(state: _State) -> float:
         """Shared results are put together by one of their machines."""
         held = state.held
         holder = whole_on(held.machines[held.shares.index(max(held.shares))])
-        gathered = seconds_to_hand_over(links, held, holder, output_bytes)
-        return best[state] + gathered + seconds_to_hand_over(links, holder, whole_on(CLIENT), output_bytes)
+        gathered = relayout_seconds(links, held, holder, output_bytes)
+        return best[state] + gathered + relayout_seconds(links, holder, whole_on(CLIENT), output_bytes)
 
-    return _joined(_way_back(came, min((state for state in at[-1] if state.shared), key=at_client, default=start)))
+    return _joined(
+        _segments_to(reached_by, min((state for state in at[-1] if state.shared), key=at_client, default=start))
+    )
 
 
-def seconds_to_hand_over(links: Links, held: Dealt, wanted: Dealt, size: float) -> float:
+def relayout_seconds(links: Links, held: Layout, wanted: Layout, size: float) -> float:
     """Until each machine of ``wanted`` has what it needs of a value of so many bytes, all links at the same time.
 
     Along pixels and samples that is its part, which is not sent by who has it; beside its own, machines exchange at
@@ -160,8 +164,8 @@ def seconds_to_hand_over(links: Links, held: Dealt, wanted: Dealt, size: float) 
     return slowest
 
 
-def _ranges(dealt: Dealt) -> list[tuple[float, float]]:
-    ends = [0.0, *accumulate(dealt.shares)]
+def _ranges(layout: Layout) -> list[tuple[float, float]]:
+    ends = [0.0, *accumulate(layout.shares)]
     return list(pairwise(ends))
 
 
@@ -171,14 +175,14 @@ def _touch(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 class _State(NamedTuple):
     place: int
-    held: Dealt
+    held: Layout
     shared: bool
 
 
-def _way_back(came: Mapping[_State, tuple[_State, Segment]], state: _State) -> list[Segment]:
+def _segments_to(reached_by: Mapping[_State, tuple[_State, Segment]], state: _State) -> list[Segment]:
     found: list[Segment] = []
-    while state in came:
-        state, segment = came[state]
+    while state in reached_by:
+        state, segment = reached_by[state]
         found.append(segment)
     return found[::-1]
 
@@ -187,7 +191,7 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     found: list[Segment] = []
     for each in segments:
         last = found[-1] if found else None
-        if last is not None and last.way is each.way is None and last.machine == each.machine:
+        if last is not None and last.option is each.option is None and last.machine == each.machine:
             found[-1] = Segment(last.first, each.end, each.machine)
         else:
             found.append(each)

@@ -13,7 +13,7 @@ from tvm_split.planner.prediction import Certificate, ComparedPlan, Prediction, 
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.division_bound import division_bound
-from tvm_split.shard_planning.shared_plans import SharedPlan, SharedPlans, worth_timing
+from tvm_split.shard_planning.candidates import ShardCandidates, ShardPlan, worth_timing
 from tvm_split.steps import StepProgress
 from tvm_split.units import names_of, seconds_text
 
@@ -35,7 +35,7 @@ class ShardChoice:
 
     def __init__(
         self,
-        looking: SharedPlans,
+        candidates: ShardCandidates,
         profile: ClusterProfile,
         problem: Problem,
         cluster: Cluster,
@@ -43,7 +43,7 @@ class ShardChoice:
         measures: bool,
         on_progress: StepProgress | None,
     ) -> None:
-        self._looking = looking
+        self._candidates = candidates
         self._profile = profile
         self._problem = problem
         self._cluster = cluster
@@ -52,13 +52,13 @@ class ShardChoice:
 
     def given(self, stages: tuple[Stage, ...], best_bound_seconds: float) -> Choice:
         """The prediction of stages that were made by hand, ``best_bound_seconds`` being that of whole layers."""
-        found = self._timed((self._looking.estimated(stages),))[0]
+        found = self._timed((self._candidates.estimated(stages),))[0]
         bound = min(best_bound_seconds, division_bound(self._problem))
         return self._chosen(found, Certificate(bound, f"given; the bound is of {DIVIDED}"))
 
     def keeps_demands(self, stages: tuple[Stage, ...]) -> bool:
         """Whether stages, some of them shared, keep to what is demanded, as far as estimates say it."""
-        return self._looking.keeps_demands(self._looking.estimated(stages))
+        return self._candidates.keeps_demands(self._candidates.estimated(stages))
 
     def beside(self, whole: Choice | None, refusal: PlanError | None = None) -> Choice:
         """The better of the best plan of whole layers and the best found with shared ones.
@@ -70,10 +70,10 @@ class ShardChoice:
         if whole is not None and bound >= value * (1 - MARGIN):
             return self._stays(whole, bound, None)
         self._on_progress("considering splits inside layers", 0, 1)
-        candidates = self._looking.candidates()
+        candidates = self._candidates.candidates()
         near = worth_timing(candidates, self._problem, value)
         if near and self._measures:
-            near = self._looking.kept(self._timed(near))
+            near = self._candidates.kept(self._timed(near))
         best = min(near, key=lambda each: self._value(each.evaluation), default=None)
         self._on_progress("considering splits inside layers", 1, 1)
         if best is not None and self._value(best.evaluation) < value * (1 - MARGIN):
@@ -85,15 +85,15 @@ class ShardChoice:
     def _value(self, timed: Timed) -> float:
         return objective_seconds(self._problem.objective, timed)
 
-    def _timed(self, plans: tuple[SharedPlan, ...]) -> tuple[SharedPlan, ...]:
-        return self._looking.timed(plans, self._cluster, self._on_progress) if self._measures else plans
+    def _timed(self, plans: tuple[ShardPlan, ...]) -> tuple[ShardPlan, ...]:
+        return self._candidates.timed(plans, self._cluster, self._on_progress) if self._measures else plans
 
-    def _chosen(self, plan: SharedPlan, certificate: Certificate) -> Choice:
+    def _chosen(self, plan: ShardPlan, certificate: Certificate) -> Choice:
         predicted = partial(predict, self._problem, plan.graph, certificate, self._profile)
         return Choice(plan.stages, predicted(), predicted)
 
     def _certificate(
-        self, best: SharedPlan, others: tuple[SharedPlan, ...], whole: Choice | None, bound: float
+        self, best: ShardPlan, others: tuple[ShardPlan, ...], whole: Choice | None, bound: float
     ) -> Certificate:
         value = self._value(best.evaluation)
         lost = [each.compared(self._against(each, best)) for each in others if each is not best]
@@ -120,11 +120,11 @@ class ShardChoice:
             bound, f"splits inside layers considered, the best few {how}; the bound is of {DIVIDED}", "", tuple(lost)
         )
 
-    def _against(self, other: SharedPlan, best: SharedPlan) -> str:
+    def _against(self, other: ShardPlan, best: ShardPlan) -> str:
         ours, theirs = self._value(best.evaluation), self._value(other.evaluation)
         return f"takes {seconds_text(theirs)}, this one {seconds_text(ours)}"
 
-    def _stays(self, whole: Choice, bound: float, best: SharedPlan | None) -> Choice:
+    def _stays(self, whole: Choice, bound: float, best: ShardPlan | None) -> Choice:
         """The plan of whole layers, and why none with shared ones is better."""
         prediction, value = whole.prediction, self._value(whole.prediction)
         machines = list(dict.fromkeys(machine for stage in whole.stages for machine in stage.machines))

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import simpy
@@ -87,6 +88,22 @@ class Resting:
             roused.succeed()
 
 
+class End(Protocol):
+    """What sends over links and receives from them: a machine, or the client."""
+
+    def room(self) -> None:
+        """There may be room for something more."""
+
+    def sent(self, route: Route, sequence: int, start: float) -> None:
+        """A micro-batch has left, which began at ``start`` (seconds)."""
+
+    def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
+        """A micro-batch has arrived; ``release`` is called when its place is free again."""
+
+    def starves(self, route: Route, sequence: int) -> bool:
+        """Whether it had nothing else to do than to wait for this micro-batch."""
+
+
 class Link:
     """A one-way link: its two ends by the runtime's rules, between them a wire and a latency."""
 
@@ -96,10 +113,8 @@ class Link:
         routes: Sequence[Route],
         times: LinkTimes,
         scatter: float,
-        on_room: Callable[[], None],
-        on_sent: Callable[[Route, int, float], None],
-        on_received: Callable[[Route, int, float, Callable[[], None]], None],
-        starves: Callable[[Route, int], bool],
+        source: End,
+        target: End,
     ) -> None:
         self._clock = clock
         self._times = times
@@ -107,8 +122,7 @@ class Link:
         self._routes = {route.index: route for route in routes}
         self._outbox, self._grants = Outbox(routes), Grants(routes)
         self._resting = Resting(clock.environment)
-        self._on_room, self._on_sent, self._on_received = on_room, on_sent, on_received
-        self._starves = starves
+        self._source, self._target = source, target
         self._last_arrival = 0.0
         self.is_cut = False
         if times.shares_memory:
@@ -138,9 +152,9 @@ class Link:
             if wire > 0:
                 yield self._clock.environment.timeout(wire)
             self._outbox.left(departure.tensor_index)
-            self._on_sent(route, departure.sequence, start)
+            self._source.sent(route, departure.sequence, start)
             self._clock.later(latency, lambda d=departure, at=start + latency: self._complete(d, at))  # type: ignore[misc]
-            self._on_room()
+            self._source.room()
 
     def _complete(self, departure: Departure, start: float) -> None:
         if self.is_cut:
@@ -148,10 +162,10 @@ class Link:
         route = self._routes[departure.tensor_index]
         if not self._grants.window(departure.tensor_index).may_arrive:
             raise RuntimeError(f"a micro-batch of {route} came without a credit")
-        starves = departure.waited and self._starves(route, departure.sequence)
+        starves = departure.waited and self._target.starves(route, departure.sequence)
         if self._grants.arrive(departure.tensor_index, departure.waited, starves):
             self._tell()
-        self._on_received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
+        self._target.received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
 
     def _release(self, tensor_index: int) -> None:
         self._grants.consume(tensor_index)
@@ -255,21 +269,21 @@ class Worker:
                 self._does("for_inputs" if action.for_inputs else "for_room")
                 yield self._resting.rest()
                 continue
-            state = self.scheduler.at(action.stage)
+            station = self.scheduler.at(action.stage)
             if idle_since is not None:
-                self._trace.record(self._plan.machine, state.stage.name, state.sequence, WAIT, idle_since)
+                self._trace.record(self._plan.machine, station.stage.name, station.sequence, WAIT, idle_since)
                 idle_since = None
-            yield from self._compute(state)
+            yield from self._compute(station)
 
-    def _compute(self, state: StageState) -> Steps:
-        start, sequence = self._clock.seconds, state.sequence
+    def _compute(self, station: StageState) -> Steps:
+        start, sequence = self._clock.seconds, station.sequence
         self._does("computing")
-        seconds = self._seconds(state.stage.name, start)
+        seconds = self._seconds(station.stage.name, start)
         yield self._processors.work(self._plan.machine, self._clock.scattered(seconds, self._scatter))
         if self.is_lost:
             return
-        self._trace.record(self._plan.machine, state.stage.name, sequence, COMPUTE, start)
-        self.scheduler.finish(state.position, [NOTHING] * len(state.stage.outputs))
+        self._trace.record(self._plan.machine, station.stage.name, sequence, COMPUTE, start)
+        self.scheduler.finish(station.position, [NOTHING] * len(station.stage.outputs))
 
     def _does(self, what: str) -> None:
         if what != self._doing.what:

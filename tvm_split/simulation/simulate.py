@@ -203,10 +203,8 @@ class _Run:
                 [routes[number] for number in numbers],
                 scenario.links.get((source, end), NO_TIME),
                 what_if.link_scatter,
-                ends[source].room,
-                ends[source].sent,
-                ends[end].received,
-                ends[end].starves,
+                ends[source],
+                ends[end],
             )
             for (source, end), numbers in between.items()
         }

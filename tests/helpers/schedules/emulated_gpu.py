@@ -1,8 +1,8 @@
 """Runs CUDA kernels on this machine's CPU: the very source that nvcc would get, with `emulated_cuda.h`.
 
 The host's part of a module runs as it would on a machine with a GPU, and calls each kernel by its name; what it finds
-there is a function of a library that the C++ compiler made. Unlike `serial_threads`, this covers TVM's lowering,
-barriers, instructions of tensor cores, memory that shared buffers take in turns.
+there is a function of a library that the C++ compiler made. This covers TVM's lowering, barriers, instructions of
+tensor cores, and memory that shared buffers take in turns.
 """
 
 from __future__ import annotations

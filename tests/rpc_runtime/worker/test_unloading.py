@@ -15,7 +15,7 @@ from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.execution.in_process import InProcessRunner
-from tests.helpers.mappings import removed_libraries
+from tests.helpers.mappings import mappings, removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, double, one_stage
@@ -38,6 +38,31 @@ def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramM
             assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
     for process_id in two_workers.process_ids.values():
         eventually(lambda pid=process_id: not removed_libraries(pid), "no library is left mapped")
+
+
+@pytest.mark.long
+def test_two_thousand_deployments_leave_nothing(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Mappings, memory and files of the workers, beside what they held after the first tenth."""
+    first = maker.stage("one", A, [maker.input("x")], double)
+    program = maker.program([maker.stage("two", B, [first], double)])
+    processes = [psutil.Process(process_id) for process_id in two_workers.process_ids.values()]
+
+    def held() -> tuple[int, int, int]:
+        return (
+            sum(len(mappings(each.pid)) for each in processes),
+            sum(each.memory_info().rss for each in processes),
+            sum(each.num_fds() for each in processes),
+        )
+
+    for number in range(2000):
+        with open_on(two_workers, program, maker) as pipe:
+            pipe.run(batches_for(program, 1)[0])
+        if number == 200:
+            before = held()
+    for process in processes:
+        eventually(lambda pid=process.pid: not removed_libraries(pid), "no library is left mapped")
+    for after, early, noise in zip(held(), before, (50, 16 << 20, 20), strict=True):
+        assert after - early < noise
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its malloc alone is told to keep memory")

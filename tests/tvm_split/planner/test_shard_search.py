@@ -1,4 +1,4 @@
-"""The cheapest way through blocks, against every way there is."""
+"""The cheapest option through blocks, against every option there is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from hypothesis import given, strategies as st
 
 from tvm_split.planner.problem import ProblemLink, Sharding
 from tvm_split.planner.shard_blocks import Block
-from tvm_split.planner.shard_search import STAGE_SECONDS, Dealt, Segment, Way, cheapest, seconds_to_hand_over, whole_on
+from tvm_split.planner.shard_search import (
+    STAGE_SECONDS,
+    Layout,
+    Segment,
+    ShardOption,
+    cheapest,
+    relayout_seconds,
+    whole_on,
+)
 
 A, B, CLIENT = "a", "b", "client"
 FUSED = Sharding("rows", "fused")
@@ -27,32 +35,32 @@ def blocks(*seconds: float, size: float = 100.0) -> list[Block]:
     return [Block((f"layer_{n}",), {A: each, B: each}, size) for n, each in enumerate(seconds)]
 
 
-def halves(count: int, seconds: float, begin: int = 0) -> Way:
+def halves(count: int, seconds: float, begin: int = 0) -> ShardOption:
     """Half of the work for both, whatever the end."""
     ends = range(begin + 1, begin + count + 1)
-    return Way(FUSED, (A, B), (0.5, 0.5), begin, {end: [seconds] * (end - begin) for end in ends})
+    return ShardOption(FUSED, (A, B), (0.5, 0.5), begin, {end: [seconds] * (end - begin) for end in ends})
 
 
 def test_what_is_worth_it_is_shared_to_the_end() -> None:
-    way = halves(3, 5.0)
-    found = cheapest(blocks(10.0, 10.0, 10.0), [way], links(1e6), 100.0, 10.0)
-    assert found == (Segment(0, 3, A, way),)
+    option = halves(3, 5.0)
+    found = cheapest(blocks(10.0, 10.0, 10.0), [option], links(1e6), 100.0, 10.0)
+    assert found == (Segment(0, 3, A, option),)
 
 
 def test_a_slow_link_leaves_as_much_as_can_be_on_one_machine() -> None:
     narrow = [*blocks(1.0), Block(("narrow",), {A: 1.0, B: 1.0}, 1.0), *blocks(1.0)]
-    way = halves(2, 0.5, begin=1)
-    found = cheapest(narrow, [way], links(1.0), 100.0, 1.0)
-    assert found == (Segment(0, 2, A), Segment(2, 3, A, way))
+    option = halves(2, 0.5, begin=1)
+    found = cheapest(narrow, [option], links(1.0), 100.0, 1.0)
+    assert found == (Segment(0, 2, A), Segment(2, 3, A, option))
 
 
 def test_the_stage_ends_where_halos_would_cost_more() -> None:
     """To share four blocks costs twice the last two's work; to share two and two, an exchange between."""
     seconds = {1: [5.0], 2: [5.0, 5.0], 3: [8.0, 5.0, 5.0], 4: [9.0, 8.0, 5.0, 5.0]}
     from_two = {3: [0.0, 0.0, 5.0], 4: [0.0, 0.0, 5.0, 5.0]}
-    way = Way(FUSED, (A, B), (0.5, 0.5), 0, {end: [*each] for end, each in seconds.items()})
-    later = Way(FUSED, (A, B), (0.5, 0.5), 2, {end: each[2:] for end, each in from_two.items()})
-    found = cheapest(blocks(10.0, 10.0, 10.0, 10.0), [way, later], links(100.0), 0.0, 0.0)
+    option = ShardOption(FUSED, (A, B), (0.5, 0.5), 0, {end: [*each] for end, each in seconds.items()})
+    later = ShardOption(FUSED, (A, B), (0.5, 0.5), 2, {end: each[2:] for end, each in from_two.items()})
+    found = cheapest(blocks(10.0, 10.0, 10.0, 10.0), [option, later], links(100.0), 0.0, 0.0)
     assert [(each.first, each.end) for each in found] == [(0, 2), (2, 4)]
 
 
@@ -60,35 +68,35 @@ def test_what_comes_from_the_client_is_cut_along_pixels_only() -> None:
     """By rows each computes for longer, and gets half as much."""
     by_rows, by_channels = halves(1, 7.0), replace(halves(1, 5.1), sharding=Sharding("channels", "fused"))
     found = cheapest(blocks(10.0), [by_rows, by_channels], links(20.0), 100.0, 0.0)
-    assert [segment.way for segment in found] == [by_rows]
+    assert [segment.option for segment in found] == [by_rows]
 
 
 def test_between_shared_stages_each_gets_what_it_lacks_from_who_has_it() -> None:
     """Of 100 bytes: halos alone, what lies between shares, a quarter of each other's columns, or all parts."""
-    ways = links(10.0, 1.0)
-    held = Dealt("rows", (A, B), (0.5, 0.5))
+    network = links(10.0, 1.0)
+    held = Layout("rows", (A, B), (0.5, 0.5))
     wanted = {
-        Dealt("rows", (A, B), (0.5, 0.5)): 1.0,
-        Dealt("rows", (A, B), (0.8, 0.2)): 1.0 + 3.0,
-        Dealt("columns", (A, B), (0.5, 0.5)): 1.0 + 2.5,
-        Dealt("channels", (A, B), (0.5, 0.5)): 1.0 + 5.0,
-        Dealt("batch", (A, B), (0.8, 0.2)): 1.0 + 4.0,
+        Layout("rows", (A, B), (0.5, 0.5)): 1.0,
+        Layout("rows", (A, B), (0.8, 0.2)): 1.0 + 3.0,
+        Layout("columns", (A, B), (0.5, 0.5)): 1.0 + 2.5,
+        Layout("channels", (A, B), (0.5, 0.5)): 1.0 + 5.0,
+        Layout("batch", (A, B), (0.8, 0.2)): 1.0 + 4.0,
         whole_on(A): 1.0 + 5.0,
         whole_on(CLIENT): 1.0 + 5.0,
     }
-    assert {each: seconds_to_hand_over(ways, held, each, 100.0) for each in wanted} == {
+    assert {each: relayout_seconds(network, held, each, 100.0) for each in wanted} == {
         each: pytest.approx(seconds) for each, seconds in wanted.items()
     }
-    samples = Dealt("batch", (A, B), (0.5, 0.5))
-    assert seconds_to_hand_over(ways, samples, samples, 100.0) == 0.0
-    assert seconds_to_hand_over({}, held, held, 100.0) == math.inf
+    samples = Layout("batch", (A, B), (0.5, 0.5))
+    assert relayout_seconds(network, samples, samples, 100.0) == 0.0
+    assert relayout_seconds({}, held, held, 100.0) == math.inf
 
 
 def test_pipelines_stand_around_what_is_shared() -> None:
     only = [Block(("in",), {A: 1.0}, 100.0), Block(("all",), {A: 10.0, B: 10.0}, 100.0), Block(("out",), {B: 1.0}, 0.0)]
-    way = halves(1, 5.0, begin=1)
-    found = cheapest(only, [way], links(1e6), 100.0, 10.0)
-    assert found == (Segment(0, 1, A), Segment(1, 2, A, way), Segment(2, 3, B))
+    option = halves(1, 5.0, begin=1)
+    found = cheapest(only, [option], links(1e6), 100.0, 10.0)
+    assert found == (Segment(0, 1, A), Segment(1, 2, A, option), Segment(2, 3, B))
 
 
 def test_blocks_that_no_machine_may_have() -> None:
@@ -103,14 +111,14 @@ def owners(segment: Segment | None) -> str | list[str]:
     """Who has which tenth of a value; a name, where one has all."""
     if segment is None:
         return CLIENT
-    if segment.way is None:
+    if segment.option is None:
         return segment.machine
-    tenths = zip(segment.way.machines, segment.way.shares, strict=True)
+    tenths = zip(segment.option.machines, segment.option.shares, strict=True)
     return [machine for machine, share in tenths for _ in range(round(UNITS * share))]
 
 
 def cost(
-    segments: list[Segment], each: list[Block], ways: dict[tuple[str, str], ProblemLink], size: float, out: float
+    segments: list[Segment], each: list[Block], network: dict[tuple[str, str], ProblemLink], size: float, out: float
 ) -> float:
     """Of segments in a row, which share by rows, added up anew."""
 
@@ -126,19 +134,22 @@ def cost(
                 if end != source:
                     moved[source, end] = moved.get((source, end), 0) + units
         return max(
-            (ways[ends].latency_seconds + alive * n / UNITS / ways[ends].bytes_per_second for ends, n in moved.items()),
+            (
+                network[ends].latency_seconds + alive * n / UNITS / network[ends].bytes_per_second
+                for ends, n in moved.items()
+            ),
             default=0.0,
         )
 
     total, last = 0.0, None
     for segment in segments:
         alive = each[segment.first - 1].bytes_after if last else size
-        total += STAGE_SECONDS if segment.way is not None or owners(segment) != owners(last) else 0.0
+        total += STAGE_SECONDS if segment.option is not None or owners(segment) != owners(last) else 0.0
         total += wire(owners(last), owners(segment), alive)
-        if segment.way is None:
+        if segment.option is None:
             total += math.fsum(block.seconds[segment.machine] for block in each[segment.first : segment.end])
         else:
-            total += math.fsum(segment.way.seconds[segment.end][segment.first - segment.way.begin :])
+            total += math.fsum(segment.option.seconds[segment.end][segment.first - segment.option.begin :])
         last = segment
     holder = segments[-1].machine
     return total + wire(owners(last), holder, out) + wire(holder, CLIENT, out)
@@ -156,17 +167,17 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
     shared = []
     for pair in shares:
         seconds = {end: [generator.uniform(0.5, 5) for _ in range(end)] for end in range(1, count + 1)}
-        shared.append(Way(FUSED, (A, B), pair, 0, seconds))
-    ways = links(generator.choice((50.0, 1000.0)), generator.choice((0.0, 0.5)))
-    found = cheapest(each, shared, ways, 100.0, 50.0)
+        shared.append(ShardOption(FUSED, (A, B), pair, 0, seconds))
+    network = links(generator.choice((50.0, 1000.0)), generator.choice((0.0, 0.5)))
+    found = cheapest(each, shared, network, 100.0, 50.0)
     least = math.inf
     for cuts in itertools.product((False, True), repeat=count - 1):
         bounds = [0, *(n + 1 for n, cut in enumerate(cuts) if cut), count]
         options = [
-            [Segment(*span, A), Segment(*span, B), *(Segment(*span, way.holder, way) for way in shared)]
+            [Segment(*span, A), Segment(*span, B), *(Segment(*span, option.holder, option) for option in shared)]
             for span in itertools.pairwise(bounds)
         ]
         for chosen in itertools.product(*options):
-            if any(segment.way for segment in chosen):
-                least = min(least, cost(list(chosen), each, ways, 100.0, 50.0))
-    assert cost(list(found), each, ways, 100.0, 50.0) == pytest.approx(least)
+            if any(segment.option for segment in chosen):
+                least = min(least, cost(list(chosen), each, network, 100.0, 50.0))
+    assert cost(list(found), each, network, 100.0, 50.0) == pytest.approx(least)

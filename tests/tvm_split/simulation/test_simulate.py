@@ -13,9 +13,6 @@ import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from rpc_runtime.program.measurements import COMPUTE
-from rpc_runtime.transports.credit_window import SendWindow
-from rpc_runtime.transports.credits import Outbox
-from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tests.helpers.scenarios import busiest, chain, scenario_of_problem
@@ -98,12 +95,6 @@ def test_replicas_that_are_too_rare_for_a_turn_are_left_out() -> None:
     assert scenario_of_problem(problem, stages).program.machines == names[:1]
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_replicas_take_turns(replicas: int) -> None:
-    found = simulate(chain([0.03], [1e-4, 1e-4], replicas=replicas), micro_batches=100)
-    assert found.period_seconds == pytest.approx(0.03 / replicas, rel=1e-9)
-
-
 def test_workers_share_cores() -> None:
     crowded, roomy = on_one_host(8, 8, 2), on_one_host(8, 8, 8)
     slow, fast = (simulate(scenario_of_problem(each, one_each(each))) for each in (crowded, roomy))
@@ -156,41 +147,6 @@ def test_windows_of_far_links_widen_and_those_in_memory_do_not() -> None:
     assert fixed.period_seconds is not None
     # Two or three a round trip: a credit that nobody may wait for is told with the next one.
     assert 0.21 / 3 <= fixed.period_seconds <= 0.22 / 2
-
-
-@settings(max_examples=25)
-@given(DURATIONS, SEEDS, st.sampled_from([0.0, 0.05, 0.2]), st.booleans())
-def test_no_more_is_under_way_than_credits_allow(
-    computing: Sequence[float], seed: int, latency: float, shares_memory: bool
-) -> None:
-    scenario = chain(
-        computing,
-        [0.001] * (len(computing) + 1),
-        [latency] * (len(computing) + 1),
-        replicas=2,
-        shares_memory=shares_memory,
-    )
-    most: list[int] = []
-    original = Outbox.next
-
-    def watched(self: Outbox, now: int) -> object:
-        found = original(self, now)
-        if found is not None:
-            window = self.window(found.tensor_index)
-            most.append(window.started - window.credited - window.depth)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Outbox, "next", watched)
-        simulate(scenario, WhatIf(compute_scatter=0.4, link_scatter=0.4, seed=seed), micro_batches=80)
-    assert most
-    assert max(most) <= 0
-
-
-def test_a_sender_that_ignored_credits_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SendWindow, "may_start", True)
-    with pytest.raises(RuntimeError, match="without a credit"):
-        simulate(chain([0.1], [0.001, 0.001]), micro_batches=20)
 
 
 def test_so_many_are_under_way_as_was_asked_for() -> None:
@@ -310,12 +266,6 @@ def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(asked: int) ->
     assert found.samples_per_second is None
 
 
-def test_results_of_one_moment_say_what_machines_did_before() -> None:
-    found = simulate(replicas(0.01, 0.01), micro_batches=2)
-    assert found.first_seconds == found.seconds
-    assert [each.computing for each in found.machines] == pytest.approx([1.0, 1.0])
-
-
 def test_who_waits_is_told_how_many_results_there_are() -> None:
     told: list[tuple[str, int, int]] = []
     simulate(chain([0.01], [0.001] * 2), micro_batches=3, on_progress=lambda *step: told.append(step))
@@ -336,38 +286,12 @@ def test_no_more_results_than_turns_can_need() -> None:
         simulate(chain([0.01], [0.001] * 2), micro_batches=100_001)
 
 
-def one_piece_each(machines: int) -> tuple[Problem, list[Stage]]:
-    problem = many_machines_problem(machines, machines)
-    return problem, one_each(problem)
-
-
-@pytest.mark.parametrize("machines", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_machines(machines: int) -> None:
-    problem, stages = one_piece_each(machines)
-    expected = evaluate_stages(problem, stages)
-    found = simulate(scenario_of_problem(problem, stages), micro_batches=100)
-    assert found.period_seconds == pytest.approx(expected.period_seconds, rel=1e-6)
-    assert found.single is not None
-    assert found.single.mean_seconds == pytest.approx(expected.latency_seconds, rel=1e-9)
-    assert len(found.machines) == machines
-
-
 def test_cores_in_two_sets_are_as_scarce_as_the_scarcer() -> None:
     scenario = chain([0.01] * 4, [0.0] * 5)
     names = tuple(scenario.machines)
     shared = (SharedCores(names, 2), SharedCores(names[:2], 1))
     found = simulate(dataclasses.replace(scenario, shared_cores=shared), micro_batches=400)
     assert found.period_seconds == pytest.approx(0.02, rel=0.02)
-
-
-def test_it_needs_neither_the_compiler_nor_a_network() -> None:
-    """The rules are those of the runtime, and not what carries them out."""
-    script = (
-        "import sys, tvm_split.simulation.simulate, tvm_split.simulation.of_prediction\n"
-        "print(*{'tvm', 'tvm_ffi', 'torch', 'onnx', 'grpc'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
 
 
 def test_a_worker_starts_without_what_simulates() -> None:

@@ -1,0 +1,28 @@
+"""The benchmarks by name. A case's module has it as ``CASE``, and is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from scripts.harness import Case
+
+CASES = (
+    "kernels",
+    "sources",
+    "first",
+    "streams",
+    "shards",
+    "links",
+    "plans",
+    "planner",
+    "far",
+    "unequal",
+    "shaped",
+    "simulation",
+    "gpu",
+)
+
+
+def case_named(name: str) -> Case:
+    case: Case = import_module(f"scripts.cases.{name}").CASE
+    return case

@@ -1,0 +1,66 @@
+"""What the cases share that emulate unequal machines and slow links on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.wire.channels import WorkerEndpoint
+from scripts.harness import Side, median_seconds
+from scripts.processes import Figures
+from scripts.sides import RUNS
+from tests.helpers.relay import Relay
+
+
+def local_workers(names: Sequence[str], until_end: ExitStack) -> LocalWorkers:
+    """Worker processes of one core each, with a cache of their own."""
+    cache = until_end.enter_context(ScratchFolder("bench"))
+    return until_end.enter_context(LocalWorkers(names, threads=1, cache=cache.path))
+
+
+def cluster_of(endpoints: Mapping[str, WorkerEndpoint], links: Sequence[tvm_split.Link] = ()) -> tvm_split.Cluster:
+    machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoint) for name, endpoint in endpoints.items())
+    return tvm_split.Cluster("remote", machines, tuple(links))
+
+
+def links_with_relays(
+    endpoints: Mapping[str, WorkerEndpoint], until_end: ExitStack, **wire: float
+) -> tuple[tvm_split.Link, ...]:
+    """A link between every two machines, through a relay before each of them that delays in both directions."""
+    far = {
+        name: until_end.enter_context(Relay(endpoint.address, **wire)).address for name, endpoint in endpoints.items()
+    }
+    return tuple(tvm_split.Link(source, end, address=far[end]) for source, end in permutations(endpoints, 2))
+
+
+def deployed(
+    model: tvm_split.Model, plan: tvm_split.Plan, cluster: tvm_split.Cluster, until_end: ExitStack
+) -> tvm_split.Deployment:
+    bundle = tvm_split.compile(model, plan, verify=False)
+    return until_end.enter_context(tvm_split.deploy(bundle, cluster))
+
+
+def latency_side(
+    name: str, deployment: tvm_split.Deployment, inputs: Sequence[np.ndarray], facts: Mapping[str, Any]
+) -> Side:
+    return Side(name, partial(_latency, deployment, inputs), facts)
+
+
+def _latency(deployment: tvm_split.Deployment, inputs: Sequence[np.ndarray]) -> Figures:
+    return {"seconds": median_seconds(lambda: deployment.run(*inputs), RUNS)}
+
+
+def stages_text(plan: tvm_split.Plan) -> str:
+    return " | ".join(f"{', '.join(stage.machines)}: {stage.layers[0]} to {stage.layers[-1]}" for stage in plan.stages)
+
+
+def predicted_latency(plan: tvm_split.Plan) -> float | None:
+    return None if plan.prediction is None else plan.prediction.latency_seconds

@@ -1,0 +1,106 @@
+"""Links of high latency must not hold a stream up: chains of workers with relays between them that delay.
+
+One stage computes for long, the others hardly. Tensors are small, or so large that the relay carries them in nearly
+that time. Each stream should be as fast as its slowest stage or link or, where these share cores, as the same chain
+without a latency.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+import tvm_split
+from scripts.cases.emulated import cluster_of, deployed, links_with_relays, local_workers
+from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side
+from scripts.processes import Figures
+
+FAR, NEAR = "with latency", "without"
+LATENCIES_SECONDS = (0.001, 0.005, 0.02)
+STAGES = (2, 6)
+PIXELS = {"small": 4, "large": 64}
+"""The side of 8 channels in float32: 512 bytes, and 128 KiB."""
+WIRE_SECONDS = 0.007
+"""What a large tensor takes of a relay's bandwidth."""
+PRODUCTS, WIDTH = 4, 768
+"""Matrix products of the slow stage."""
+MOST_OVER = 1 / 0.95
+
+
+class Slow(nn.Module):
+    """Passes an image on, after some milliseconds of products that the result depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(WIDTH, WIDTH) / WIDTH**0.5 for _ in range(PRODUCTS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.reshape(-1)[:WIDTH].repeat(-(-WIDTH // x[0].numel()))[:WIDTH].reshape(1, WIDTH).repeat(16, 1)
+        for weight in self.weights:
+            y = y @ weight
+        return x + y.mean() * 1e-3
+
+
+class Quick(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.99
+
+
+def streamed(deployment: tvm_split.Deployment, x: torch.Tensor, wire_seconds: float, seconds: float) -> Figures:
+    """The period of the second half of a stream, and how many times that of its slowest stage or link it is."""
+    end = time.perf_counter() + seconds
+
+    def fed() -> Iterator[tuple[torch.Tensor]]:
+        while time.perf_counter() < end:
+            yield (x,)
+
+    before = {stage.name: stage.compute_seconds for stage in deployment.stats().stages}
+    arrivals = [time.perf_counter() for _ in deployment.stream(fed())]
+    computing = max(stage.compute_seconds - before[stage.name] for stage in deployment.stats().stages) / len(arrivals)
+    half = len(arrivals) // 2
+    period = (arrivals[-1] - arrivals[half]) / (len(arrivals) - 1 - half)
+    return {"period_seconds": period, "over_slowest": period / max(computing, wire_seconds)}
+
+
+def sides(stages: int, tensors: str, latency_seconds: float, setup: Setup) -> Sequence[Side]:
+    seconds = float(setup.options.values.get("seconds", 3.0))
+    torch.manual_seed(0)
+    wire_seconds = WIRE_SECONDS if tensors == "large" else 0.0
+    bandwidth = 8 * 4 * PIXELS[tensors] ** 2 / WIRE_SECONDS if wire_seconds else 0.0
+    x = torch.randn(1, 8, PIXELS[tensors], PIXELS[tensors])
+    network = nn.Sequential(*(Slow() if index == stages // 2 else Quick() for index in range(stages))).eval()
+    model = tvm_split.load_model(network, (x,))
+    workers = local_workers([f"worker-{number}" for number in range(stages)], setup.until_end)
+    split = {name: [str(index)] for index, name in enumerate(workers.endpoints)}
+    made = []
+    for name, latency in ((FAR, latency_seconds), (NEAR, 0.0)):
+        wire = {"bytes_per_second": bandwidth, "latency_seconds": latency}
+        links = links_with_relays(workers.endpoints, setup.until_end, **wire)
+        cluster = cluster_of(workers.endpoints, links)
+        deployment = deployed(model, tvm_split.plan(model, cluster, split=split), cluster, setup.until_end)
+        measure = partial(streamed, deployment, x, wire_seconds, seconds)
+        measure()  # windows widen
+        made.append(Side(name, measure))
+    return made
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    return {
+        f"{stages} stages, {tensors} tensors, {latency * 1e3:g} ms": partial(sides, stages, tensors, latency)
+        for stages in STAGES
+        for tensors in PIXELS
+        for latency in LATENCIES_SECONDS
+    }
+
+
+CASE = Case(
+    doc="Streams over chains of workers with relays that delay, beside the slowest stage and the same without delay.",
+    subjects=subjects,
+    ratios=(Ratio("period_seconds", FAR, NEAR),),
+    limits=(Limit("period_seconds", MOST_OVER, FAR, NEAR),),
+    rounds=3,
+)

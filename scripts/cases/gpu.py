@@ -1,0 +1,290 @@
+"""Networks on a GPU: whether they are right, how fast beside torch and the device's limits, and in pipelines.
+
+``--set target=llvm`` has a CPU worker in the place of the GPU's: a rehearsal, which says nothing about GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.client.worker_client import describe
+from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
+from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side, median_seconds
+from scripts.processes import Figures, Prepared
+from scripts.sides import RUNS, difference, torch_outputs
+from tests.helpers.relay import Relay
+from tests.models import torch_models
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.profiling.kernels import target_code
+
+OURS, TORCH = "tvm-split", "torch"
+WAYS = ("eager", "channels_last", "graphs", "compile")
+"""Of torch. ``graphs`` are CUDA graphs of the eager network."""
+NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
+"""The quickest to compile first."""
+PIPELINED = "resnet50"
+LARGEST_DIFFERENCE = {"float32": 1e-3, "float16": 1e-2}
+HOST, DEVICE, GPUS = "host", "device", ("gpu-0", "gpu-1")
+CPU = "llvm"
+LINK = {"bytes_per_second": 125e6, "latency_seconds": 0.001}
+TIMEOUT_SECONDS = 120.0
+SIDE, COPIED_BYTES = 8192, 1 << 30
+"""Of the matrices and the copies that measure what the device can do."""
+SHOWN_KERNELS = 12
+
+
+def network(name: str, pixels: int, tokens: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    build, inputs = torch_models.published_models(tokens, pixels)[name]
+    return build(), inputs
+
+
+def target_of(target: str, workers: LocalWorkers, machine: str) -> dict[str, Any] | None:
+    """The machine's target: as asked for, or the architecture of its first GPU; None for a CPU."""
+    if target == CPU:
+        return None
+    found = describe(workers.endpoints[machine], TIMEOUT_SECONDS)
+    if not found.cuda_devices:
+        raise RuntimeError(f"there is no GPU: {found.cuda.problem}; --set target={CPU} rehearses this on the CPU")
+    return {"kind": "cuda", "arch": target or found.cuda_devices[0].arch}
+
+
+@contextmanager
+def workers_of(names: Sequence[str], target: str, threads: int) -> Iterator[tuple[tvm_split.Machine, ...]]:
+    """Workers of this host. Those named in `GPUS` see one GPU each."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    with ExitStack() as until_end:
+        machines = []
+        for name in names:
+            if name in GPUS:
+                os.environ["CUDA_VISIBLE_DEVICES"] = visible[min(GPUS.index(name), len(visible) - 1)]
+            workers = LocalWorkers([name], threads=threads, start_timeout_seconds=TIMEOUT_SECONDS)
+            until_end.enter_context(workers)
+            described = None if name == HOST else target_of(target, workers, name)
+            machines.append(tvm_split.Machine(name, threads, described, endpoint=workers.endpoints[name]))
+        yield tuple(machines)
+
+
+@contextmanager
+def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **sizes: int) -> Iterator[Prepared]:
+    """One network as one stage on the device. The difference is that from torch in float32 on the CPU."""
+    module, inputs = network(name, **sizes)
+    inputs = tuple(torch.cat([each] * batch) for each in inputs)
+    expected = torch_outputs(module, inputs)
+    kind = getattr(torch, dtype)
+    inputs = tuple(each.to(kind) if each.is_floating_point() else each for each in inputs)
+    model = tvm_split.load_model(module.to(kind), inputs, name=name)
+    arrays = [each.numpy() for each in inputs]
+    with workers_of([DEVICE], target, threads) as machines:
+        cluster = tvm_split.Cluster("remote", machines)
+        plan = tvm_split.plan(model, cluster, split={DEVICE: [model.layer_names[0]]})
+        start = time.perf_counter()
+        # Not verified: what is compiled for a GPU would be compiled again for the CPU.
+        bundle = tvm_split.compile(model, plan, verify=False)
+        compile_seconds = time.perf_counter() - start
+        with tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment:
+            off = difference(deployment.run(*arrays)[:1], expected[:1]) / LARGEST_DIFFERENCE[dtype]
+
+            def measure() -> Figures:
+                seconds = median_seconds(lambda: deployment.run(*arrays), RUNS)
+                report = tvm_split.bench(deployment, [arrays], rounds=1, micro_batches=max(8, int(1 / seconds)))
+                return {
+                    "seconds": seconds,
+                    "compute_seconds": report.machines[0].compute.measured or 0.0,
+                    "per_second": batch / (report.period.measured or float("nan")),
+                    "difference_over_limit": off,
+                }
+
+            yield Prepared(measure, {"target": plan.machines[-1].target, "compile_seconds": round(compile_seconds, 1)})
+
+
+@contextmanager
+def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: int) -> Iterator[Prepared]:
+    """The network in one of torch's ways, on ``cpu`` or ``cuda``."""
+    module, inputs = network(name, **sizes)
+    kind = getattr(torch, dtype)
+    module = module.to(device, kind)
+    inputs = tuple(torch.cat([each] * batch).to(device) for each in inputs)
+    inputs = tuple(each.to(kind) if each.is_floating_point() else each for each in inputs)
+    if way == "channels_last":
+        module = module.to(memory_format=torch.channels_last)
+        inputs = tuple(each.to(memory_format=torch.channels_last) for each in inputs)
+    elif way == "compile":
+        module = torch.compile(module)
+
+    def run() -> None:
+        with torch.inference_mode():
+            module(*inputs)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    yield Prepared(lambda: {"seconds": median_seconds(recorded(run, module, inputs) if way == "graphs" else run, RUNS)})
+
+
+def recorded(run: Callable[[], None], module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """The network as a CUDA graph, as torch's documents have it: warmed up on another stream, then recorded."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        module(*inputs)
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return replay
+
+
+@contextmanager
+def pipeline(
+    names: Sequence[str], transport: str, is_far: bool, target: str, threads: int, **sizes: int
+) -> Iterator[Prepared]:
+    """A network over two workers. The share is that of 1 / (its slowest machine or link)."""
+    module, inputs = network(PIPELINED, **sizes)
+    expected, arrays = torch_outputs(module, inputs), [each.numpy() for each in inputs]
+    model = tvm_split.load_model(module, inputs, name=PIPELINED)
+    with ExitStack() as until_end:
+        machines = until_end.enter_context(workers_of(names, target, threads))
+        links = [] if is_far else [tvm_split.Link(*names, transport=transport)]
+        for source, end in (machines, machines[::-1]) if is_far else ():
+            relay = until_end.enter_context(Relay(str(end.address), **LINK))
+            links.append(tvm_split.Link(source.name, end.name, **LINK, address=relay.address))
+        cluster = tvm_split.Cluster("remote", machines, tuple(links))
+        # By hand, since to measure the pieces takes minutes: as much as keeps a CPU and a GPU both busy, or halves.
+        share = 0.1 if names[0] == HOST and target != CPU else 0.5
+        cut = model.layer_names[int(len(model.layer_names) * share)]
+        plan = tvm_split.plan(model, cluster, split={names[0]: [model.layer_names[0]], names[1]: [cut]})
+        bundle = tvm_split.compile(model, plan, verify=False)
+        deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS))
+        off = difference(deployment.run(*arrays), expected) / LARGEST_DIFFERENCE["float32"]
+
+        def measure() -> Figures:
+            count = max(20, int(2 / median_seconds(lambda: deployment.run(*arrays), RUNS)))
+            report = tvm_split.bench(deployment, [arrays], rounds=1, micro_batches=count)
+            busy = [each.compute.measured or 0.0 for each in report.machines]
+            busy += [each.seconds.measured or 0.0 for each in report.links]
+            per_second = 1 / (report.period.measured or float("nan"))
+            return {
+                "per_second": per_second,
+                "share_of_slowest": per_second * max(busy),
+                "difference_over_limit": off,
+            }
+
+        yield Prepared(measure, {"layers": {stage.machine: len(stage.layers) for stage in plan.stages}})
+
+
+def device_limits(device: str) -> Figures:
+    """Operations a second (a multiplication and an addition are two) and bytes, by torch's products and copies."""
+
+    def seconds(run: Callable[[], object]) -> float:
+        def synchronized() -> None:
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return median_seconds(synchronized, 7)
+
+    side = SIDE if device == "cuda" else SIDE // 8
+    figures = {}
+    for dtype in ("float32", "float16") if device == "cuda" else ("float32",):
+        x = torch.randn(side, side, device=device, dtype=getattr(torch, dtype))
+        figures[f"{dtype}_operations_per_second"] = 2.0 * side**3 / seconds(lambda x=x: torch.mm(x, x))
+    source = torch.zeros(COPIED_BYTES if device == "cuda" else COPIED_BYTES // 8, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    return {**figures, "bytes_per_second": 2.0 * source.numel() / seconds(lambda: copy.copy_(source))}
+
+
+@contextmanager
+def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prepared]:
+    """Every kernel of a network by itself on the device, beside the roofline that is measured here."""
+    module, inputs = network(name, **sizes)
+    model = tvm_split.load_model(module, inputs, name=name)
+    limits = device_limits("cpu" if target == CPU else "cuda")
+    peak, bandwidth = limits["float32_operations_per_second"], limits["bytes_per_second"]
+    blobs = BlobFolder.temporary()
+    with workers_of([DEVICE], target, threads) as machines:
+        plan = tvm_split.plan(model, tvm_split.Cluster("remote", machines), split={DEVICE: [model.layer_names[0]]})
+        code = target_code(model, plan.machine(DEVICE).target, None)
+        digests = [digest for digest in code.distinct if digest not in code.untimeable]
+        timed = tuple(map(code.timed, digests))
+        wanted = KernelSet(DEVICE, code.device, code.build(digests, blobs), timed, code.weight_bytes)
+        with RemoteKernels(machines[0].endpoint, TIMEOUT_SECONDS) as session:
+            session.load(wanted, blobs.path)
+            times = dict(zip(digests, session.measure(TimingEffort(7, 0.5, 60.0)), strict=True))
+    spent, ideal, failed = {}, {}, {}
+    for digest, call in code.distinct.items():
+        if digest in times and times[digest].error:
+            failed[call.kernel.function] = times[digest].error
+        elif digest in times:
+            calls = sum(each.digest == digest for each in code.calls)
+            least = max(call.kernel.operations / peak, call.kernel.moved_bytes / bandwidth)
+            key = f"{call.kernel.function} ({call.kernel.rule}, {calls} calls)"
+            spent[key], ideal[key] = times[digest].seconds * calls, least * calls
+    longest = sorted(spent, key=lambda key: -spent[key])[:SHOWN_KERNELS]
+    shown = {key: f"{spent[key] * 1e6:.0f} µs, {ideal[key] / spent[key]:.0%} of its roofline" for key in longest}
+    whole = sum(spent.values())
+    figures = {"kernel_seconds": whole, "share_of_roofline": sum(ideal.values()) / whole, "failed": len(failed)}
+    yield Prepared(lambda: figures, {**shown, **failed})
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    target = options.values.get("target", "")
+    device = "cpu" if target == CPU else "cuda"
+    pixels, tokens = (64, 32) if target == CPU else (224, 128)
+    sizes = {
+        "pixels": int(options.values.get("pixels", pixels)),
+        "tokens": int(options.values.get("tokens", tokens)),
+    }
+    proven = {"target": target, "threads": max(1, len(os.sched_getaffinity(0)) // 2), **sizes}
+
+    def beside_torch(name: str, dtype: str, batch: int, setup: Setup) -> Sequence[Side]:
+        computed = {"name": name, "dtype": dtype, "batch": batch}
+        ways = ("eager", *(("channels_last",) if name not in ("bert_base", "gpt2_small") else ()))
+        if device == "cuda":
+            ways += ("graphs", *(("compile",) if (dtype, batch) == ("float32", 1) else ()))
+        made = [setup.side(OURS, on_device, **computed, **proven)]
+        return [
+            *made,
+            *(setup.side(f"{TORCH}, {way}", by_torch, way=way, device=device, **computed, **sizes) for way in ways),
+        ]
+
+    def piped(names: Sequence[str], transport: str, is_far: bool, setup: Setup) -> Sequence[Side]:
+        return [setup.side(OURS, pipeline, names=names, transport=transport, is_far=is_far, **proven)]
+
+    found: dict[str, MakeSides] = {
+        f"{name}, {dtype}, batch {batch}": partial(beside_torch, name, dtype, batch)
+        for dtype in LARGEST_DIFFERENCE
+        for batch in ((1,) if target == CPU else (1, 32))
+        for name in NETWORKS
+    }
+    found["limits"] = lambda setup: [Side(TORCH, partial(device_limits, device))]
+    found[f"{PIPELINED} over two machines"] = partial(piped, (HOST, DEVICE), "auto", False)
+    found[f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms"] = partial(piped, (HOST, DEVICE), "auto", True)
+    for transport in ("auto",) if target == CPU else ("grpc", "shm", "nccl"):
+        if target == CPU or torch.cuda.device_count() >= len(GPUS):
+            found[f"{PIPELINED} between two GPUs by {transport}"] = partial(piped, GPUS, transport, False)
+    found[f"kernels of {PIPELINED}"] = lambda setup: [setup.side(OURS, kernels, name=PIPELINED, **proven)]
+    return found
+
+
+CASE = Case(
+    doc="Networks on a GPU: differences from torch, speed beside torch and the device's limits, pipelines and kernels. "
+    "--set target=llvm rehearses it on the CPU.",
+    subjects=subjects,
+    ratios=tuple(Ratio("seconds", OURS, f"{TORCH}, {way}") for way in WAYS),
+    limits=(Limit("difference_over_limit", 1.0), Limit("failed", 0.0)),
+    rounds=3,
+)

@@ -1,0 +1,66 @@
+"""One machine, one input at a time: this project's kernels beside onnxruntime, torch and what TVM builds by default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import tvm
+from tvm import relax
+
+import tvm_split
+from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
+from scripts.processes import Prepared
+from scripts.sides import by_onnxruntime, by_torch, in_process, network, timed
+from tests.models import torch_models
+
+OURS, TUNED, ONNXRUNTIME, TORCH, TVM = "tvm-split", "tvm-split, tuned", "onnxruntime", "torch", "TVM by default"
+SMALLEST = "mobilenet_v2"
+"""The only network that TVM's default kernels run in seconds."""
+
+
+@contextmanager
+def by_tvm(name: str, threads: int) -> Iterator[Prepared]:
+    """The imported module through ``relax.build`` alone."""
+    module, inputs = network(name)
+    model = tvm_split.load_model(module, inputs, name=name)
+    target = tvm_split.plan(model, tvm_split.Cluster.in_process(1, threads=threads)).machines[0].target
+    executable = relax.build(model.module, tvm.target.Target(dict(target)))
+    tensors = [tvm.runtime.tensor(each.numpy()) for each in inputs]
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+    with ThreadPoolExecutor(1) as pool:  # TVM keeps threads per caller, and counts them when the first ones start
+        yield Prepared(timed(lambda: pool.submit(machine["main"], *tensors).result(), runs=1))
+
+
+def sides(name: str, threads: int, setup: Setup) -> Sequence[Side]:
+    arguments = {"name": name, "threads": threads}
+    made = [setup.side(OURS, in_process, checkout, **arguments) for checkout in setup.checkouts]
+    if database := setup.options.values.get("database"):
+        made.append(setup.side(TUNED, in_process, database=database, **arguments))
+    made += [setup.side(ONNXRUNTIME, by_onnxruntime, **arguments), setup.side(TORCH, by_torch, **arguments)]
+    return [*made, setup.side(TVM, by_tvm, **arguments)] if name == SMALLEST else made
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    return {
+        f"{name}, {threads} threads": partial(sides, name, threads)
+        for threads in (2, 1)
+        for name in torch_models.published_models()
+    }
+
+
+CASE = Case(
+    doc="Kernels of networks on one machine, one input at a time, beside onnxruntime, torch and TVM's own. "
+    "--set database=FOLDER: tuned kernels as well.",
+    subjects=subjects,
+    ratios=(
+        Ratio("seconds", OURS, ONNXRUNTIME),
+        Ratio("seconds", OURS, TORCH),
+        Ratio("seconds", TUNED, OURS),
+    ),
+    rounds=8,
+)

@@ -1,0 +1,272 @@
+"""One hop, one way, between two workers, by each transport; beside what copying and a socket need for it.
+
+Latency is from the end of the sender's stage to the begin of the receiver's, by the trace of both, while the sender
+computes the next tensor. Throughput is that of a stream whose stages only fill the tensor and read a little of it.
+Processor time is that of both workers for one tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
+from scripts.processes import Figures, Prepared
+
+SIZES = {1_000: 8, 100_000: 8, 800_000: 8, 16_000_000: 64}
+"""Bytes of a tensor, and matrix products that the sender computes for each: longer than the transfer takes."""
+TRANSPORTS = ("shm", "grpc")
+ROWS, FEATURES = 64, 512
+FILL = 6
+"""First results of a stream that do not count."""
+IDLE_SECONDS = 10.0
+
+
+@contextmanager
+def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
+    """Two workers, and two deployments: one that computes for each tensor, and one that only hands it on."""
+    import torch
+
+    import tvm_split
+
+    class Sender(torch.nn.Module):
+        def __init__(self, products: int) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(products))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.mean().reshape(1, 1).expand(1, size_bytes // 4) + 1.0
+
+    class Receiver(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :16] + 1.0
+
+    x = np.zeros((ROWS, FEATURES), np.float32)
+    split = {"machine-a": ["0"], "machine-b": ["1"]}
+    with contextlib.ExitStack() as until_end:
+        workers = until_end.enter_context(tvm_split.Cluster.local(2))
+        # The same workers, as a cluster whose links have a transport.
+        endpoints = workers.endpoints()
+        machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoints[name]) for name in workers.machine_names)
+        link = tvm_split.Link(*workers.machine_names, transport=transport)
+        cluster = tvm_split.Cluster("remote", machines, (link,))
+
+        def deployed(products: int) -> tvm_split.Deployment:
+            module = torch.nn.Sequential(Sender(products), Receiver()).eval()
+            model = tvm_split.load_model(module, (torch.from_numpy(x),))
+            bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split), verify=False)
+            return until_end.enter_context(tvm_split.deploy(bundle, cluster))
+
+        computing, quick = deployed(SIZES[size_bytes]), deployed(0)
+
+        def measure(what: str, seconds: float) -> Figures:
+            if what == "idle":
+                return {"cores_used": processor_seconds(lambda: time.sleep(seconds)) / seconds}
+            stream(computing, x, seconds)
+            latency = latency_seconds(computing)
+            arrivals: list[float] = []
+            used = processor_seconds(lambda: arrivals.extend(stream(quick, x, seconds)))
+            per_second = (len(arrivals) - FILL) / (arrivals[-1] - arrivals[FILL - 1])
+            return {
+                "latency_seconds": latency,
+                "bytes_per_second": size_bytes * per_second,
+                "processor_seconds": used / len(arrivals),
+            }
+
+        yield Prepared(measure)
+
+
+def stream(deployment: Any, x: np.ndarray, seconds: float) -> list[float]:
+    """When the results of a stream came that was fed for so long."""
+    end = time.perf_counter() + seconds
+
+    def fed() -> Iterator[tuple[np.ndarray]]:
+        count = 0
+        while count < 3 * FILL or time.perf_counter() < end:
+            yield (x,)
+            count += 1
+
+    return [time.perf_counter() for _ in deployment.stream(fed())]
+
+
+def latency_seconds(deployment: Any) -> float:
+    """From the end of the first stage's computing to the begin of the second's: the median of the latest ones."""
+    first, second = (stage.name for stage in deployment.stages)
+    begins, ends = {}, {}
+    for event in deployment.trace():
+        if event.kind == "compute" and event.stage == first:
+            begins[event.sequence] = event.end_nanoseconds
+        elif event.kind == "compute" and event.stage == second:
+            ends[event.sequence] = event.start_nanoseconds
+    return statistics.median((ends[each] - begins[each]) * 1e-9 for each in begins.keys() & ends.keys())
+
+
+def processor_seconds(run: Any) -> float:
+    """What this process's children use of the processor while ``run`` runs."""
+    before = _children_seconds()
+    run()
+    return _children_seconds() - before
+
+
+def _children_seconds() -> float:
+    """By the scheduler's own count in nanoseconds, of all threads."""
+    import psutil
+
+    used = 0
+    for child in psutil.Process().children(recursive=True):
+        for thread in Path(f"/proc/{child.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end at any time
+                used += int((thread / "schedstat").read_text().split()[0])
+    return used * 1e-9
+
+
+# What a hop could cost at best, without the project: two processes on the cores of two workers.
+
+MEMCPY, UNIX = RAW = ("memcpy", "unix socket")
+WARM_UP, FEWEST = 10, 40
+"""Messages that do not count, and how many there are at least."""
+WORD = struct.Struct("<q")
+"""When a message left, in nanoseconds of the host's clock; 0 is the end."""
+MATRIX = np.ones((256, 256), np.float32)
+COMPUTING_SECONDS = 0.002
+"""For each message of the stream whose latency counts, so that the receiver waits for it."""
+
+
+def messages(seconds: float, computing_seconds: float) -> Iterator[None]:
+    """One message after another for so long; computes before each."""
+    end, number = time.perf_counter() + seconds, 0
+    while number < FEWEST or time.perf_counter() < end:
+        begin = time.process_time()
+        while time.process_time() - begin < computing_seconds:
+            MATRIX @ MATRIX
+        yield
+        number += 1
+
+
+def copied(payload: np.ndarray, seconds: float, computing_seconds: float) -> dict[str, float]:
+    """Copying in one process."""
+    target, times = np.empty_like(payload), []
+    for _ in messages(seconds, computing_seconds):
+        start = time.process_time()
+        target[:] = payload
+        times.append(time.process_time() - start)
+    each = statistics.median(times[WARM_UP:])
+    return {"latency_seconds": each, "per_second": 1 / each, "processor_seconds": each}
+
+
+def sent(payload: np.ndarray, seconds: float, computing_seconds: float, core: int) -> dict[str, float]:
+    """Through a unix socket to a process on another core; processor time is that of both."""
+    here, there = socket.socketpair()
+    results, answers = multiprocessing.Pipe(duplex=False)
+    arguments = (here, there, payload.nbytes, core, answers)
+    process = multiprocessing.get_context("fork").Process(target=_receive, args=arguments, daemon=True)
+    process.start()
+    there.close()
+    used, count = 0.0, 0
+    with here:
+        for _ in messages(seconds, computing_seconds):
+            begin = time.process_time()
+            done = here.sendmsg([WORD.pack(time.monotonic_ns()), payload.data])
+            here.sendall(payload.data[done - WORD.size :])
+            used += time.process_time() - begin
+            count += 1
+        here.sendall(WORD.pack(0))
+        figures: dict[str, float] = results.recv()
+    process.join()
+    return {**figures, "processor_seconds": figures["processor_seconds"] + used / count}
+
+
+def _receive(sender: socket.socket, connection: socket.socket, size: int, core: int, answers: Connection) -> None:
+    sender.close()
+    os.sched_setaffinity(0, {core})
+    word, target, latencies, arrivals = bytearray(WORD.size), bytearray(size), [], []
+    while connection.recv_into(word, 0, socket.MSG_WAITALL) and (start := WORD.unpack(word)[0]):
+        connection.recv_into(target, 0, socket.MSG_WAITALL)
+        arrivals.append(time.monotonic_ns())
+        latencies.append(arrivals[-1] - start)
+    counted = arrivals[WARM_UP:]
+    figures = {
+        "latency_seconds": statistics.median(latencies[WARM_UP:]) * 1e-9,
+        "per_second": (len(counted) - 1) / (counted[-1] - counted[0]) * 1e9,
+        "processor_seconds": time.process_time() / len(latencies),
+    }
+    answers.send(figures)
+
+
+@contextmanager
+def raw(kind: str, size_bytes: int, cores: Sequence[int]) -> Iterator[Prepared]:
+    os.sched_setaffinity(0, {cores[0]})
+    payload = np.arange(size_bytes, dtype=np.uint32).astype(np.uint8)
+
+    def measure(what: str, seconds: float) -> Figures:
+        beside, streamed = (
+            copied(payload, seconds, computing) if kind == MEMCPY else sent(payload, seconds, computing, cores[1])
+            for computing in (COMPUTING_SECONDS, 0.0)
+        )
+        return {
+            "latency_seconds": beside["latency_seconds"],
+            "bytes_per_second": streamed["per_second"] * size_bytes,
+            "processor_seconds": beside["processor_seconds"],
+        }
+
+    yield Prepared(measure)
+
+
+def hops(size_bytes: int, setup: Setup) -> Sequence[Side]:
+    cores, seconds = sorted(os.sched_getaffinity(0))[:2], float(setup.options.values.get("seconds", 0.5))
+    made = [
+        setup.side(transport, hop, checkout, transport=transport, size_bytes=size_bytes)
+        for transport in TRANSPORTS
+        for checkout in setup.checkouts
+    ]
+    made += [
+        setup.side(kind, raw, environment={"OPENBLAS_NUM_THREADS": "1"}, kind=kind, size_bytes=size_bytes, cores=cores)
+        for kind in RAW
+    ]
+    return [
+        Side(side.name, partial(side.measure, what="hop", seconds=seconds), checkout=side.checkout) for side in made
+    ]
+
+
+def idle(setup: Setup) -> Sequence[Side]:
+    """The cores that two deployments use while nothing is asked of them."""
+    made = []
+    for transport in TRANSPORTS:
+        for checkout in setup.checkouts:
+            process = setup.begin(hop, checkout, transport=transport, size_bytes=1_000)
+            process.ready()
+            process.measure(what="hop", seconds=0.2)
+            measure = partial(process.measure, what="idle", seconds=IDLE_SECONDS)
+            made.append(Side(transport, measure, checkout=checkout.label))
+    return made
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    return {**{f"{size:,} bytes": partial(hops, size) for size in SIZES}, "idle": idle}
+
+
+CASE = Case(
+    doc="One hop between two workers by each transport, beside copying and a unix socket; what idle deployments use. "
+    "--set seconds=0.5: of each stream.",
+    subjects=subjects,
+    ratios=tuple(
+        Ratio(key, transport, over)
+        for transport in TRANSPORTS
+        for key, over in (("latency_seconds", UNIX), ("bytes_per_second", MEMCPY), ("processor_seconds", UNIX))
+    ),
+)

@@ -1,0 +1,109 @@
+"""Plans beside what they promised, and beside how people split networks without a planner.
+
+Every round measures the machines anew, so that a prediction and what it is compared with meet the same machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from torch import nn
+
+import tvm_split
+from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
+from scripts.processes import Figures, Prepared
+from scripts.sides import network
+
+PLANNED, ALL_WORKERS, ONE = "planned", "planned, all workers", "one worker"
+LAYERS, PARAMETERS = "equal layers", "equal parameters"
+NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
+STREAM_SECONDS = 1.5
+
+
+def cut_evenly(weights: Sequence[float], parts: int) -> list[int]:
+    """Where to cut a sequence so that the sums of its parts are most nearly equal: the first index of each part."""
+    sums = [0.0, *itertools.accumulate(weights)]
+    starts = [0]
+    for part in range(1, parts):
+        last = len(weights) - (parts - part)
+        wanted = sums[-1] * part / parts
+        starts.append(min(range(starts[-1] + 1, last + 1), key=lambda cut: abs(sums[cut] - wanted)))
+    return starts
+
+
+def parameters_of(module: nn.Module, layer: str) -> float:
+    """The number of parameters of a layer, by its path in the module; 0 for what is no module, such as an addition."""
+    try:
+        return float(sum(each.numel() for each in module.get_submodule(layer).parameters(recurse=False)))
+    except AttributeError:
+        return 0.0
+
+
+@contextmanager
+def all_plans(name: str, workers: int) -> Iterator[Prepared]:
+    module, inputs = network(name)
+    model = tvm_split.load_model(module, inputs, name=name)
+    layers = model.layer_names
+    with tvm_split.Cluster.local(workers) as cluster:
+
+        def split_by(weights: Sequence[float]) -> dict[str, list[str]]:
+            starts = cut_evenly(weights, workers)
+            return {machine: [layers[start]] for machine, start in zip(cluster.machine_names, starts, strict=True)}
+
+        splits = {
+            ONE: {cluster.machine_names[0]: [layers[0]]},
+            LAYERS: split_by([1.0] * len(layers)),
+            PARAMETERS: split_by([parameters_of(module, layer) for layer in layers]),
+        }
+        plans = {
+            PLANNED: tvm_split.plan(model, cluster, refresh=True),
+            ALL_WORKERS: tvm_split.plan(model, cluster, stages=workers),
+            **{title: tvm_split.plan(model, cluster, split=split) for title, split in splits.items()},
+        }
+        bundles = {title: tvm_split.compile(model, plan, verify=False) for title, plan in plans.items()}
+
+        def measure(title: str) -> Figures:
+            split = {stage.machine: stage.layers for stage in plans[title].stages}
+            predicted = tvm_split.plan(model, cluster, split=split, predict=True, refresh=True).prediction
+            assert predicted is not None
+            count = max(20, int(STREAM_SECONDS / predicted.period_seconds))
+            with tvm_split.deploy(bundles[title], cluster) as deployment:
+                report = tvm_split.bench(deployment, [inputs], rounds=1, micro_batches=count)
+            period, latency = report.period.measured or 0.0, report.latency.measured or 0.0
+            return {
+                "period_seconds": period,
+                "period_over_predicted": period / predicted.period_seconds,
+                "latency_seconds": latency,
+                "latency_over_predicted": latency / predicted.latency_seconds,
+            }
+
+        yield Prepared(
+            measure,
+            {title: {each.machine: len(each.layers) for each in plan.stages} for title, plan in plans.items()},
+        )
+
+
+def sides(name: str, setup: Setup) -> Sequence[Side]:
+    workers = int(setup.options.values.get("workers", 2))
+    made = []
+    for checkout in setup.checkouts:
+        process = setup.begin(all_plans, checkout, name=name, workers=workers)
+        facts = process.ready()
+        for title, layers in facts.items():
+            made.append(Side(title, partial(process.measure, title=title), {"layers": layers}, checkout.label))
+    return made
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    return {name: partial(sides, name) for name in NETWORKS}
+
+
+CASE = Case(
+    doc="Plans of networks on local workers beside their predictions, one worker, equal layers and equal parameters. "
+    "--set workers=2.",
+    subjects=subjects,
+    ratios=tuple(Ratio("period_seconds", other, PLANNED) for other in (ALL_WORKERS, ONE, LAYERS, PARAMETERS)),
+)

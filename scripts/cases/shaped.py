@@ -1,0 +1,118 @@
+"""Links that the kernel shapes, between network namespaces: is the plan's choice of codec, or of a split, the fastest?
+
+Two workers of one core, each in a namespace of its own. Needs root, `ip` and `tc`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import tvm_split
+from rpc_runtime.program.codec import Codec, fits
+from rpc_runtime.program.program import RouteCodec
+from rpc_runtime.scratch import ScratchFolder
+from scripts.cases.emulated import cluster_of, deployed, latency_side, predicted_latency, stages_text
+from scripts.cases.shards import HALVES
+from scripts.harness import BEST, Case, Limit, MakeSides, Options, Setup, Side
+from scripts.processes import Figures
+from scripts.sides import network
+from tests.helpers.shaped_network import shaped_workers
+from tests.helpers.smooth_network import CUT, smooth_network
+from tvm_split import Shard
+
+NAMES = tuple(HALVES)
+MEGABIT = 1e6
+ALLOWED_LOSS = 0.05
+CHOSEN, PLANNED = "chosen: ", "the plan for least latency"
+FILL, MICRO_BATCHES = 4, 16
+MOST_OVER_BEST = 1.1
+SHARED = {
+    "fused tiles": [Shard("features.0", "features.9", "rows", HALVES, "fused")],
+    "exchange after each layer": [
+        Shard("features.0", "features.30", "rows", HALVES, "each"),
+        Shard("flatten", "classifier", "channels", HALVES),
+    ],
+}
+
+
+def machines(bits_per_second: float, until_end: ExitStack, **link: Any) -> tvm_split.Cluster:
+    cache = until_end.enter_context(ScratchFolder("shaped"))
+    endpoints, _ = until_end.enter_context(shaped_workers(NAMES, bits_per_second, cache.path))
+    return cluster_of(endpoints, [tvm_split.Link(*NAMES, **link)] if link else [])
+
+
+def _period(deployment: tvm_split.Deployment, inputs: Sequence[Any]) -> Figures:
+    times = [time.perf_counter() for _ in deployment.stream([inputs] * MICRO_BATCHES)]
+    return {"period_seconds": (times[-1] - times[FILL]) / (len(times) - 1 - FILL)}
+
+
+def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
+    """Every codec that is allowed over 100 Mbit/s; the name of the chosen one says so."""
+    module, image = smooth_network()
+    model = tvm_split.load_model(module, (image,))
+    cluster = machines(100 * MEGABIT, setup.until_end, codec="auto")
+    plan = tvm_split.plan(model, cluster, split=dict(zip(NAMES, CUT, strict=True)), allow_lossy=allow_lossy)
+    between = [each.codec for each in plan.codecs if (each.source, each.destination) == NAMES]
+    bundle = tvm_split.compile(model, plan)
+    (route,) = [each for each in bundle.program.routes if (each.source, each.destination) == NAMES]
+    made = []
+    for codec in Codec:
+        if fits(codec, route.tensor) and (allow_lossy or not codec.is_lossy):
+            program = replace(bundle.program, codecs=(RouteCodec(route.tensor.name, *NAMES, codec),))
+            deployment = setup.until_end.enter_context(tvm_split.deploy(replace(bundle, program=program), cluster))
+            is_chosen = codec == (between[0] if between else Codec.NONE)
+            made.append(
+                Side(
+                    CHOSEN if is_chosen else codec.value, partial(_period, deployment, (image,)), {"codec": codec.value}
+                )
+            )
+    return made
+
+
+def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
+    """One input of VGG-16: on one machine, as a pipeline, shared in two ways, and as planned for least latency."""
+    module, inputs = network("vgg16")
+    model = tvm_split.load_model(module, inputs)
+    cluster = machines(bits_per_second, setup.until_end)
+    plans = {
+        "one machine": tvm_split.plan(model, cluster, split={NAMES[0]: [model.layer_names[0]]}),
+        "pipeline": tvm_split.plan(model, cluster, stages=2),
+        **{name: tvm_split.plan(model, cluster, shards=shards) for name, shards in SHARED.items()},
+        PLANNED: tvm_split.plan(model, cluster, objective="latency"),
+    }
+    arrays = [each.numpy() for each in inputs]
+    return [
+        latency_side(
+            name,
+            deployed(model, plan, cluster, setup.until_end),
+            arrays,
+            {"stages": stages_text(plan), "predicted_seconds": predicted_latency(plan)} if name == PLANNED else {},
+        )
+        for name, plan in plans.items()
+    ]
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    return {
+        "codecs, lossless": partial(codecs, 0.0),
+        f"codecs, {ALLOWED_LOSS:.0%} lost": partial(codecs, ALLOWED_LOSS),
+        "splits, 1 Gbit/s": partial(splits, 1000 * MEGABIT),
+        "splits, 100 Mbit/s": partial(splits, 100 * MEGABIT),
+    }
+
+
+CASE = Case(
+    doc="As root, over links that the kernel shapes: are the plan's codec and its way for a single input the fastest?",
+    subjects=subjects,
+    limits=(
+        Limit("period_seconds", MOST_OVER_BEST, CHOSEN, BEST),
+        Limit("seconds", MOST_OVER_BEST, PLANNED, BEST),
+    ),
+    rounds=3,
+    needs=("root",),
+)

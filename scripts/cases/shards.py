@@ -1,0 +1,97 @@
+"""What splits inside layers gain for a single input: networks that two workers of one core each share.
+
+Beside them: one worker of one core, which they should beat, and one worker of two threads, whose kernels share memory
+and which is the practical limit on two cores; and the plan for least latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import tvm_split
+from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side, median_seconds
+from scripts.processes import Figures, Prepared
+from scripts.sides import difference, network
+from tvm_split import Shard
+
+ONE_CORE, TWO_THREADS = "one worker of one core", "one worker of two threads"
+SHARED, PLANNED = "shared by two workers", "as planned"
+RUNS = 7
+HALVES = {"machine-a": 0.5, "machine-b": 0.5}
+SHARDS: dict[str, Sequence[Shard]] = {
+    # By channels where each worker then reads half of the weights, which are larger than the images from there on.
+    "vgg16": [
+        Shard("features.0", "features.9", "rows", HALVES, "fused"),
+        Shard("features.10", "features.16", "rows", HALVES, "each"),
+        Shard("features.17", "classifier", "channels", HALVES),
+    ],
+    # The last images have seven rows, which are no two halves.
+    "resnet50": [
+        Shard("conv1", "layer1", "rows", HALVES, "fused"),
+        Shard("layer2", "layer3", "rows", HALVES, "each"),
+        Shard("layer4", "fc", "channels", HALVES),
+    ],
+    "bert_base": [Shard("layers.0", "layers.11", "heads", HALVES)],
+}
+
+
+@contextmanager
+def all_ways(name: str, ways: Sequence[str]) -> Iterator[Prepared]:
+    module, inputs = network(name)
+    arrays = [each.numpy() for each in inputs]
+    model = tvm_split.load_model(module, inputs, name=name)
+    whole = {"machine-a": [model.layer_names[0]]}
+    with ExitStack() as until_end:
+        two = until_end.enter_context(tvm_split.Cluster.local(2))
+        one = until_end.enter_context(tvm_split.Cluster.local(1, threads=2))
+        plans = {
+            ONE_CORE: lambda: (two, tvm_split.plan(model, two, split=whole)),
+            TWO_THREADS: lambda: (one, tvm_split.plan(model, one, split=whole)),
+            SHARED: lambda: (two, tvm_split.plan(model, two, shards=SHARDS[name])),
+            PLANNED: lambda: (two, tvm_split.plan(model, two, objective="latency")),
+        }
+        deployments, facts = {}, {}
+        for way in ways:
+            cluster, plan = plans[way]()
+            bundle = tvm_split.compile(model, plan, verify=False)
+            deployments[way] = until_end.enter_context(tvm_split.deploy(bundle, cluster))
+            off = difference(deployments[way].run(*arrays), deployments[ONE_CORE].run(*arrays))
+            facts[way] = {
+                "stages": [
+                    f"{each.layers[0]} to {each.layers[-1]}: {', '.join(each.machines)}" for each in plan.stages
+                ],
+                "predicted_seconds": plan.prediction.latency_seconds if plan.prediction else None,
+                "difference": f"{off:.1e}",
+            }
+
+        def measure(way: str) -> Figures:
+            return {"seconds": median_seconds(lambda: deployments[way].run(*arrays), RUNS)}
+
+        yield Prepared(measure, facts)
+
+
+def sides(name: str, ways: Sequence[str], setup: Setup) -> Sequence[Side]:
+    made = []
+    for checkout in setup.checkouts:
+        process = setup.begin(all_ways, checkout, name=name, ways=ways)
+        facts = process.ready()
+        made += [Side(way, partial(process.measure, way=way), facts[way], checkout.label) for way in ways]
+    return made
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    """Planned for least latency apart from the others: to measure the shared pieces takes minutes."""
+    ways = {"": (ONE_CORE, TWO_THREADS, SHARED), ", planned": (ONE_CORE, PLANNED)}
+    return {f"{name}{text}": partial(sides, name, each) for text, each in ways.items() for name in SHARDS}
+
+
+CASE = Case(
+    doc="Latency of networks whose layers two workers share, beside one worker of one core and of two threads.",
+    subjects=subjects,
+    ratios=(
+        *(Ratio("seconds", ONE_CORE, side) for side in (TWO_THREADS, SHARED, PLANNED)),
+        *(Ratio("seconds", side, TWO_THREADS) for side in (SHARED, PLANNED)),
+    ),
+)

@@ -1,0 +1,105 @@
+"""Simulated beside measured: throughput and latency of deployments on 2 to 16 local workers.
+
+A chain of equal convolutions, linear layers so small that there is more passing on than computing, ResNet-50, and the
+demonstration's network. A plan is simulated before it is measured. Where there are fewer cores than workers, these
+share them, in both.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import tvm_split
+from rpc_runtime.scratch import ScratchFolder
+from scripts.harness import Case, Limit, MakeSides, Options, Setup, Side
+from scripts.processes import Figures
+from scripts.sides import network
+from tvm_split.demo.demonstration import MICRO_BATCH
+from tvm_split.demo.network import CHANNELS as IMAGE_CHANNELS, IMAGE_SIZE, DigitNetwork
+
+MOST_OFF = 0.10
+BLOCKS, CHANNELS, PIXELS = 24, 64, 28
+LAYERS, FEATURES = 64, 64
+CONVOLUTIONS, LINEAR, RESNET, DEMO = "convolutions", "linear layers", "resnet50", "demo"
+CASES = (
+    *((workers, CONVOLUTIONS, False) for workers in (2, 4, 8, 16)),
+    (2, CONVOLUTIONS, True),
+    (2, LINEAR, False),
+    (8, LINEAR, False),
+    (2, RESNET, False),
+    (3, DEMO, False),
+)
+"""Workers, network, and whether the workers are replicas of one stage."""
+
+
+def module_of(name: str, blocks: int) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    if name == LINEAR:
+        return nn.Sequential(*[nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]).eval(), torch.randn(1, FEATURES)
+    if name == RESNET:
+        module, (x,) = network(name)
+        return module, x
+    if name == DEMO:
+        return DigitNetwork().eval(), torch.randn(MICRO_BATCH, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    layers = [nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()) for _ in range(blocks)]
+    return nn.Sequential(*layers).eval(), torch.randn(1, CHANNELS, PIXELS, PIXELS)
+
+
+def simulated(plan: tvm_split.Plan, folder: Path) -> tuple[float, float]:
+    """The period and the latency, in seconds, as `tvm-split simulate` has them."""
+    plan.save(folder / "plan.json")
+    command = [sys.executable, "-m", "tvm_split", "simulate", str(folder / "plan.json"), "--json"]
+    answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return answer["period_seconds"], answer["single"]["percentiles_seconds"]["50"]
+
+
+def measure(
+    deployment: tvm_split.Deployment, x: torch.Tensor, micro_batches: int, period: float, latency: float
+) -> Figures:
+    report = tvm_split.bench(deployment, [(x,)], rounds=3, micro_batches=micro_batches)
+    measured_period, measured_latency = report.period.measured or 0.0, report.latency.measured or 0.0
+    return {
+        "period_seconds": measured_period,
+        "period_off": abs(period / measured_period - 1),
+        "latency_seconds": measured_latency,
+        "latency_off": abs(latency / measured_latency - 1),
+    }
+
+
+def sides(workers: int, name: str, are_replicas: bool, setup: Setup) -> Sequence[Side]:
+    module, x = module_of(name, int(setup.options.values.get("blocks", BLOCKS)))
+    model = tvm_split.load_model(module, (x,))
+    cluster = setup.until_end.enter_context(tvm_split.Cluster.local(workers))
+    stages = 1 if are_replicas else workers
+    plan = tvm_split.plan(model, cluster, stages=stages, replicas=are_replicas, refresh=True)
+    folder = setup.until_end.enter_context(ScratchFolder("simulation"))
+    period, latency = simulated(plan, folder.path)
+    bundle = tvm_split.compile(model, plan, verify=False)
+    deployment = setup.until_end.enter_context(tvm_split.deploy(bundle, cluster))
+    count = int(setup.options.values.get("micro-batches", 200))
+    facts = {"simulated_period_seconds": period, "simulated_latency_seconds": latency}
+    return [Side("measured", partial(measure, deployment, x, count, period, latency), facts)]
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    return {
+        f"{workers} {'replicas' if are_replicas else 'workers'}, {name}": partial(sides, workers, name, are_replicas)
+        for workers, name, are_replicas in CASES
+    }
+
+
+CASE = Case(
+    doc="Simulated beside measured: throughput and latency of deployments on 2 to 16 local workers. "
+    "--set blocks=24 micro-batches=200.",
+    subjects=subjects,
+    limits=(Limit("period_off", MOST_OFF), Limit("latency_off", MOST_OFF)),
+    rounds=3,
+)

@@ -1,0 +1,62 @@
+"""MobileNetV2 from torch, from Keras and from a TFLite file: does the source cost anything?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+import tvm_split
+from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side
+from scripts.processes import Prepared
+from scripts.sides import network, timed
+
+TORCH, KERAS, TFLITE = "torch", "keras", "tflite"
+PIXELS = 224
+MOST_OVER_TORCH = 1.15
+
+
+@contextmanager
+def from_source(source: str, path: str = "") -> Iterator[Prepared]:
+    """The network by one thread of this process; ``path`` is the TFLite file."""
+    if source == TORCH:
+        model = tvm_split.load_model(*network("mobilenet_v2"))
+    elif source == KERAS:
+        os.environ.setdefault("KERAS_BACKEND", "jax")
+        import keras
+
+        keras.utils.set_random_seed(0)
+        layers = keras.applications.MobileNetV2(weights=None, input_shape=(PIXELS, PIXELS, 3))
+        model = tvm_split.load_model(layers, batch=1)
+    else:
+        model = tvm_split.load_model(path, batch=1)
+    cluster = tvm_split.Cluster.in_process(1, threads=1)
+    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False)
+    (spec,) = model.inputs
+    x = np.random.default_rng(0).standard_normal(spec.shape).astype(spec.dtype)
+    with tvm_split.deploy(bundle, cluster) as deployment:
+        yield Prepared(timed(lambda: deployment.run(x), runs=8))
+
+
+def sides(setup: Setup) -> Sequence[Side]:
+    made = [setup.side(source, from_source, source=source) for source in (TORCH, KERAS)]
+    if path := setup.options.values.get("tflite"):
+        made.append(setup.side(TFLITE, from_source, source=TFLITE, path=str(Path(path).resolve())))
+    return made
+
+
+def subjects(options: Options) -> Mapping[str, MakeSides]:
+    return {"mobilenet_v2": sides}
+
+
+CASE = Case(
+    doc="MobileNetV2 from Keras beside the same from torch. --set tflite=FILE: a TFLite file of it as well.",
+    subjects=subjects,
+    ratios=(Ratio("seconds", KERAS, TORCH), Ratio("seconds", TFLITE, TORCH)),
+    limits=(Limit("seconds", MOST_OVER_TORCH, KERAS, TORCH),),
+    rounds=20,
+    needs=("keras", "jax"),
+)

@@ -1,0 +1,246 @@
+"""Sides measured in turns: rounds, medians, ratios within rounds, limits, and a report as table and JSON.
+
+A disturbance of the machine meets all sides of a round alike. Ratios are therefore taken within a round, and the median
+over rounds counts. In each round another side is the first.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.processes import Checkout, Facts, Figures, SideFactory, SideProcess, checkouts
+
+PAUSE_SECONDS = 0.1
+"""Before each measurement: threads of some libraries spin for a while after their work."""
+BEST = "the best"
+"""As the other side of a ratio: the side with the smallest median."""
+
+Item = TypeVar("Item")
+Rounds = Mapping[str, Sequence[Figures]]
+"""By side: its figures, one entry per round."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line. ``time_limit_seconds``: no subject is begun later. ``values`` are for one case."""
+
+    rounds: int | None = None
+    only: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    time_limit_seconds: float = math.inf
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Side:
+    """``checkout`` is the label of another checkout that runs the same side; ``facts`` go into the report."""
+
+    name: str
+    measure: Callable[[], Figures]
+    facts: Facts = field(default_factory=dict)
+    checkout: str = ""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}, {self.checkout}" if self.checkout else self.name
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure of one side over that of another. Sides that a subject does not have are left out."""
+
+    key: str
+    side: str
+    over: str
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest allowed figure, or ratio where ``over`` is given. Without ``side``: of every side."""
+
+    key: str
+    most: float
+    side: str = ""
+    over: str = ""
+
+
+class Setup:
+    """What a subject's sides are made with: the checkouts, and processes that end with the subject."""
+
+    def __init__(self, options: Options, all_checkouts: Sequence[Checkout], until_end: ExitStack, end: float) -> None:
+        self.options, self.checkouts, self.until_end, self._end = options, all_checkouts, until_end, end
+
+    def begin(
+        self,
+        make: SideFactory,
+        checkout: Checkout | None = None,
+        /,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> SideProcess:
+        """A process that is not waited for; see `SideProcess.ready`."""
+        process = SideProcess(checkout or self.checkouts[0], make, arguments, environment or {}, self._seconds_left)
+        self.until_end.callback(process.close)
+        return process
+
+    def side(
+        self,
+        title: str,
+        make: SideFactory,
+        checkout: Checkout | None = None,
+        /,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> Side:
+        """A side with a process of its own, which is ready."""
+        process = self.begin(make, checkout, environment, **arguments)
+        return Side(title, process.measure, process.ready(), "" if checkout is None else checkout.label)
+
+    def _seconds_left(self) -> float | None:
+        return None if math.isinf(self._end) else self._end - time.monotonic()
+
+
+MakeSides = Callable[[Setup], Sequence[Side]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A benchmark: subjects by name, each with sides of its own. ``needs``: "root", or modules that must be there."""
+
+    doc: str
+    subjects: Callable[[Options], Mapping[str, MakeSides]]
+    ratios: tuple[Ratio, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    rounds: int = 5
+    needs: tuple[str, ...] = ()
+
+
+@dataclass
+class Report:
+    """``subjects`` has what was measured; ``failed`` why others were not, ``not_reached`` those without time left."""
+
+    case: str
+    subjects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    not_reached: list[str] = field(default_factory=list)
+    over_limit: list[str] = field(default_factory=list)
+
+
+def rotated(items: Sequence[Item], number: int) -> list[Item]:
+    """The items in their order, beginning with another one in each round."""
+    first = number % len(items) if items else 0
+    return [*items[first:], *items[:first]]
+
+
+def interleaved(sides: Sequence[Side], rounds: int) -> dict[str, list[Figures]]:
+    """The figures of every side, each measured once per round."""
+    measured: dict[str, list[Figures]] = {side.full_name: [] for side in sides}
+    for number in range(rounds):
+        for side in rotated(sides, number):
+            time.sleep(PAUSE_SECONDS)
+            measured[side.full_name].append(side.measure())
+    return measured
+
+
+def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
+    return {
+        side: {key: statistics.median(each[key] for each in all_) for key in all_[0]} for side, all_ in rounds.items()
+    }
+
+
+def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
+    """The median of the ratios within rounds; not a number where a figure is zero."""
+    pairs = zip(rounds[side], rounds[over], strict=True)
+    return statistics.median(one[key] / other[key] if other[key] else math.nan for one, other in pairs)
+
+
+def median_seconds(run: Callable[[], object], runs: int) -> float:
+    """The seconds of a call: the median of ``runs`` calls after one that does not count."""
+    run()
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def run(name: str, case: Case, options: Options, console: Console) -> Report:
+    """Measure the subjects one after the other. A subject that fails does not stop the others."""
+    report, begin = Report(name), time.monotonic()
+    all_checkouts = checkouts(options.also)
+    for subject, make in case.subjects(options).items():
+        if options.only and not any(text in subject for text in options.only):
+            continue
+        if time.monotonic() - begin >= options.time_limit_seconds:
+            report.not_reached.append(subject)
+            continue
+        console.print(f"{time.monotonic() - begin:5.0f} s  {subject}", markup=False, highlight=False)
+        try:
+            with ExitStack() as until_end:
+                sides = make(Setup(options, all_checkouts, until_end, begin + options.time_limit_seconds))
+                rounds = interleaved(sides, options.rounds or case.rounds)
+        except Exception as error:
+            report.failed[subject] = f"{type(error).__name__}: {error}"
+            console.print(f"         failed: {report.failed[subject]}", markup=False, highlight=False)
+            continue
+        report.subjects[subject] = described(case, sides, rounds)
+        report.over_limit += [f"{subject}: {text}" for text in over_limit(case.limits, rounds)]
+        print_subject(console, subject, report.subjects[subject])
+    return report
+
+
+def described(case: Case, sides: Sequence[Side], rounds: Rounds) -> dict[str, Any]:
+    """What the report has of one subject."""
+    wanted = [each for each in case.ratios if each.side in rounds and each.over in rounds]
+    wanted += [
+        Ratio(key, side.name, side.full_name) for side in sides if side.checkout for key in rounds[side.full_name][0]
+    ]
+    return {
+        "medians": medians(rounds),
+        "ratios": {
+            f"{each.key}: {each.side} / {each.over}": ratio(rounds, each.key, each.side, each.over)
+            for each in wanted
+            if each.key in rounds[each.side][0] and each.key in rounds[each.over][0]
+        },
+        "facts": {side.full_name: dict(side.facts) for side in sides if side.facts},
+        "rounds": rounds,
+        "load_average": os.getloadavg(),
+    }
+
+
+def over_limit(limits: Sequence[Limit], rounds: Rounds) -> Iterator[str]:
+    """What passes its limit, in words."""
+    middle = medians(rounds)
+    for limit in limits:
+        having = [side for side in rounds if limit.key in middle[side]]
+        for side in having if not limit.side else [side for side in having if side == limit.side]:
+            over = min(having, key=lambda other: middle[other][limit.key]) if limit.over == BEST else limit.over
+            if over and over not in having:
+                continue
+            value = ratio(rounds, limit.key, side, over) if over else middle[side][limit.key]
+            if not value <= limit.most:
+                yield f"{limit.key} of {side}{f' / {over}' if over else ''} is {value:.4g}, over {limit.most:g}"
+
+
+def print_subject(console: Console, subject: str, content: Mapping[str, Any]) -> None:
+    keys = dict.fromkeys(key for figures in content["medians"].values() for key in figures)
+    table = Table("", *keys, title=subject)
+    for side, figures in content["medians"].items():
+        table.add_row(side, *(f"{figures[key]:.4g}" if key in figures else "" for key in keys))
+    console.print(table)
+    for side, facts in content["facts"].items():
+        for key, value in facts.items():
+            console.print(f"{side}: {key}: {value}", markup=False, highlight=False)
+    for text, value in content["ratios"].items():
+        console.print(f"{text}: {value:.3f}", markup=False, highlight=False)

@@ -1,0 +1,192 @@
+"""Processes in which the sides of a benchmark run, with the packages of this checkout or of another one.
+
+A side is a context manager that yields what to measure. It runs in a process of its own, which answers requests: a line
+of JSON in, a line of JSON out. ``tests`` and ``scripts`` are always those of this checkout, so that a side that uses
+only the public names of `tvm_split` can run in an older checkout as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+CLOSE_SECONDS = 20.0
+
+Facts = Mapping[str, Any]
+"""What a side says of itself once, such as its plan; JSON."""
+Figures = Mapping[str, float]
+"""Measured numbers; the names end in their unit."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A side that is ready: what measures it, called with the request's values, and what it says of itself."""
+
+    measure: Callable[..., Figures]
+    facts: Facts = field(default_factory=dict)
+
+
+SideFactory = Callable[..., contextlib.AbstractContextManager[Prepared]]
+
+
+class SideError(Exception):
+    """A side's process has ended, failed, or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout of this project by the interpreter of its environment; ``label`` is empty for this one."""
+
+    label: str
+    python: str
+
+    @property
+    def is_this(self) -> bool:
+        return not self.label
+
+
+def checkouts(also: Sequence[str]) -> tuple[Checkout, ...]:
+    """This checkout, then those whose interpreters are given, named after the folders that their packages lie in."""
+    others = []
+    for python in also:
+        code = "import pathlib, tvm_split; print(pathlib.Path(tvm_split.__file__).resolve().parents[1].name)"
+        with tempfile.TemporaryDirectory() as folder:  # where no package is found by chance
+            found = subprocess.run([python, "-P", "-c", code], cwd=folder, env=_environment(""), **_CAPTURED)
+        others.append(Checkout(found.stdout.strip(), python))
+    return (Checkout("", sys.executable), *others)
+
+
+_CAPTURED: dict[str, Any] = {"check": True, "stdout": subprocess.PIPE, "text": True}
+
+
+def _environment(python_path: str) -> dict[str, str]:
+    # A folder of tuned kernels in the user's cache must not be taken for the default.
+    return {**os.environ, "PYTHONPATH": python_path, "TVM_SPLIT_DATABASE": os.devnull}
+
+
+class SideProcess:
+    """The process of one side. `ready` waits until it is prepared, `measure` asks it for figures, `close` ends it.
+
+    ``seconds`` is how long it may take for one answer; None: without limit.
+    """
+
+    def __init__(
+        self,
+        checkout: Checkout,
+        make: SideFactory,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        seconds: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._name = f"{make.__module__}.{make.__name__}"
+        self._seconds = seconds
+        self._folder = tempfile.TemporaryDirectory()
+        own_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        command = [checkout.python, "-P", __file__, make.__module__, make.__name__, json.dumps(arguments)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT if checkout.is_this else self._folder.name,
+            env={**_environment(own_path if checkout.is_this else ""), **environment},
+        )
+
+    def ready(self) -> Facts:
+        return self._answer()
+
+    def measure(self, **request: Any) -> Figures:
+        self.ask(**request)
+        return self._answer()
+
+    def ask(self, **request: Any) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its missing answer says so
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+
+    def answer(self) -> Figures:
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        seconds = self._seconds()
+        timer = threading.Timer(max(0.0, seconds or 0.0), self._process.kill)
+        timer.daemon = True
+        if seconds is not None:
+            timer.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            code = self._process.wait()
+            raise SideError(f"{self._name} ended with exit code {code} and no answer; see its errors above")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SideError(f"{self._name}: {answer['error']}")
+        return answer["answer"]
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+
+def measure_together(processes: Sequence[SideProcess], **request: Any) -> Figures:
+    """Ask all processes at the same time; the figures are the sums."""
+    for process in processes:
+        process.ask(**request)
+    answers = [process.answer() for process in processes]
+    keys = dict.fromkeys(key for answer in answers for key in answer)
+    return {key: sum(answer.get(key, 0.0) for answer in answers) for key in keys}
+
+
+def _serve(module: str, factory: str, arguments: str) -> None:
+    """Prepare the side, then answer the requests on standard input until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+
+    def send(content: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(content) + "\n")
+        answers.flush()
+
+    try:
+        with getattr(import_module(module), factory)(**json.loads(arguments)) as prepared:
+            send({"answer": prepared.facts})
+            for line in sys.stdin:
+                send({"answer": prepared.measure(**json.loads(line))})
+    except Exception as error:
+        send({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def _packages_of_this_checkout() -> Iterator[types.ModuleType]:
+    for name in ("scripts", "tests"):
+        package = types.ModuleType(name)
+        package.__path__ = [str(ROOT / name)]
+        yield package
+
+
+if __name__ == "__main__":
+    sys.modules.update({package.__name__: package for package in _packages_of_this_checkout()})
+    _serve(*sys.argv[1:])

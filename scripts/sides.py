@@ -1,0 +1,107 @@
+"""Sides that several cases share: one network, run in its process in some way. Only public names of `tvm_split`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import tvm_split
+from scripts.harness import median_seconds
+from scripts.processes import Figures, Prepared
+from tests.models import torch_models
+
+RUNS = 5
+"""Single runs for one figure; their median counts."""
+
+
+def network(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A published network, and example inputs."""
+    build, inputs = torch_models.published_models()[name]
+    return build(), inputs
+
+
+def timed(run: Callable[[], object], runs: int = RUNS) -> Callable[..., Figures]:
+    """A measurement of `run`: the seconds of one call, or how many follow one another in so many ``seconds``."""
+
+    def measure(seconds: float = 0.0) -> Figures:
+        if not seconds:
+            return {"seconds": median_seconds(run, runs)}
+        start, count = time.perf_counter(), 0
+        while not count or time.perf_counter() - start < seconds:
+            run()
+            count += 1
+        return {"per_second": count / (time.perf_counter() - start)}
+
+    return measure
+
+
+def difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The largest difference of outputs, as a share of the range of what is expected."""
+    pairs = zip(outputs, expected, strict=True)
+    return max(float(np.abs(mine.astype(np.float32) - right).max() / np.ptp(right)) for mine, right in pairs)
+
+
+def torch_outputs(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """The outputs of a torch module in float32, in the order of a `tvm_split.Model`."""
+    with torch.inference_mode():
+        leaves = torch.utils._pytree.tree_leaves(module(*inputs))
+    return [leaf.float().numpy() for leaf in leaves]
+
+
+@contextmanager
+def in_process(name: str, threads: int, database: str | None = None) -> Iterator[Prepared]:
+    """The network by this project's kernels, without workers. ``database``: kernels that `tvm-split tune` found."""
+    module, inputs = network(name)
+    arrays = [each.numpy() for each in inputs]
+    model = tvm_split.load_model(module, inputs, name=name)
+    cluster = tvm_split.Cluster.in_process(1, threads=threads)
+    start = time.perf_counter()
+    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False, database=database)
+    compile_seconds = time.perf_counter() - start
+    with tvm_split.deploy(bundle, cluster) as deployment:
+        off = difference(deployment.run(*arrays), torch_outputs(module, inputs))
+        facts = {"compile_seconds": round(compile_seconds, 1), "difference_from_torch": f"{off:.1e}"}
+        yield Prepared(timed(lambda: deployment.run(*arrays)), facts)
+
+
+@contextmanager
+def by_onnxruntime(name: str, threads: int, cores: Sequence[int] = ()) -> Iterator[Prepared]:
+    """The network exported as ONNX, in one session; pinned to ``cores`` if there are any."""
+    import onnxruntime
+
+    if cores:
+        os.sched_setaffinity(0, set(cores))
+    module, inputs = network(name)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        torch.onnx.export(module, inputs, str(path), dynamo=False)
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feed = {each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), inputs, strict=True)}
+    yield Prepared(timed(lambda: session.run(None, feed)))
+
+
+@contextmanager
+def by_torch(name: str, threads: int) -> Iterator[Prepared]:
+    """The network by torch; images in torch's faster layout."""
+    module, inputs = network(name)
+    if inputs[0].ndim == 4:
+        module = module.to(memory_format=torch.channels_last)
+        inputs = tuple(each.to(memory_format=torch.channels_last) for each in inputs)
+    torch.set_num_threads(threads)
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return module(*inputs)
+
+    yield Prepared(timed(run))

@@ -1,0 +1,90 @@
+"""The emulator of GPUs notices missing barriers, races of threads, and threads that wait for different things."""
+
+import numpy as np
+import pytest
+from tvm.script import ir as I, relax as R, tirx as T
+
+from tests.helpers.schedules.emulated_gpu import SM_90, kernels, run_emulated
+from tests.helpers.schedules.gpu_kernels import nvcc
+
+pytestmark = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
+
+TURNED = """
+extern "C" __global__ void __launch_bounds__(64) turned(float* __restrict__ values) {
+  __shared__ alignas(64) float shared[64];
+  shared[threadIdx.x] = values[threadIdx.x];
+  BARRIER
+  values[threadIdx.x] = shared[63 - threadIdx.x];
+}
+"""
+
+
+def turned(barrier, folder, backwards):
+    values = np.arange(64, dtype="float32")
+    launch = kernels(TURNED.replace("BARRIER", barrier), {"turned": ("threadIdx.x",)}, folder)["turned"]
+    launch(backwards, values.ctypes.data, 64)
+    return values
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_barrier_that_is_missing_shows(backwards, tmp_path):
+    for name, barrier in {"ordered": "__syncthreads();", "loose": ""}.items():
+        (tmp_path / name).mkdir()
+        values = turned(barrier, tmp_path / name, backwards)
+        assert np.array_equal(values, np.arange(64)[::-1]) == bool(barrier)
+        assert np.isnan(values).any() != bool(barrier)
+
+
+@I.ir_module
+class LastWins:
+    """All threads write one number: a race, of which the order decides the end."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def last(x: T.Buffer((64,), "float32"), y: T.Buffer((1,), "float32")):
+        T.func_attr({"tirx.is_scheduled": True})
+        for block in T.thread_binding(1, thread="blockIdx.x"):
+            for thread in T.thread_binding(64, thread="threadIdx.x"):
+                with T.sblock("last"):
+                    number = T.axis.spatial(64, block * 64 + thread)
+                    y[0] = x[number]
+
+    @R.function
+    def main(x: R.Tensor((64,), "float32")) -> R.Tensor((1,), "float32"):
+        with R.dataflow():
+            y = R.call_tir(LastWins.last, (x,), out_ty=R.Tensor((1,), "float32"))
+            R.output(y)
+        return y
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_a_result_that_depends_on_the_order_of_threads_is_an_error(even):
+    x = np.zeros(64, "float32") if even else np.arange(64, dtype="float32")
+    if even:
+        assert run_emulated(LastWins, [x], SM_90) == [0]
+    else:
+        with pytest.raises(RuntimeError, match="the result depends on which threads"):
+            run_emulated(LastWins, [x], SM_90)
+
+
+TWO_TYPES = """
+extern "C" __global__ void __launch_bounds__(32) shuffled(float* __restrict__ values, int* __restrict__ numbers) {
+  float value = __shfl_sync(~0u, values[threadIdx.x], SOURCE);
+  int number = __shfl_sync(~0u, numbers[threadIdx.x], SOURCE);
+  values[threadIdx.x] = value;
+  numbers[threadIdx.x] = number;
+}
+"""
+
+
+@pytest.mark.parametrize(("backwards", "source"), [(False, 0), (True, 31)])
+def test_lanes_exchange_values_of_several_types(backwards, source, tmp_path):
+    values, numbers = np.arange(1, 33, dtype="float32"), np.arange(101, 133, dtype="int32")
+    launch = kernels(TWO_TYPES.replace("SOURCE", str(source)), {"shuffled": ("threadIdx.x",)}, tmp_path)["shuffled"]
+    launch(backwards, values.ctypes.data, numbers.ctypes.data, 32)
+    assert set(values) == {source + 1}
+    assert set(numbers) == {source + 101}
+
+
+def test_threads_that_wait_for_different_things_are_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="turned: threads of a block wait for different things: 0 __syncwarp"):
+        turned("if (threadIdx.x < 8) { __syncwarp(); } else { __syncthreads(); }", tmp_path, False)

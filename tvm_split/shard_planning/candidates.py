@@ -1,0 +1,384 @@
+"""Plans in which machines compute layers together on each input: what is considered, estimated, and timed.
+
+Ways to share a run of blocks are asked of the rewrites, estimated from the pieces' times, and put together by dynamic
+programming (`planner.shard_search`). What that finds is simulated, its shares are balanced, and the best few are timed
+in their own shapes where the cluster is measured at all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from relay_passes.contract import main_function, operations_of
+from relay_passes.rewrite import operator_name
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.describe import shape_of, tensors_in
+from tvm_split.compiler.sharding import PlacedModel, placed_model
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.by_hand import named, with_independent_layers
+from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.prediction import ComparedPlan
+from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, objective_seconds
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.shard_blocks import blocks_of
+from tvm_split.planner.shard_search import Segment, ShardOption, cheapest
+from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
+from tvm_split.planner.step_graph import StepGraph
+from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
+from tvm_split.shard_planning.timing import profile_parts
+from tvm_split.steps import StepProgress
+from tvm_split.units import names_of
+
+MOST_TIMED = 3
+WORTH_TIMING = 1.25
+"""An estimate may be so many times what is to be beaten: parts often take less than their share of a piece's work."""
+MOST_TRIES = 40
+"""How often a rewrite is asked how far a stage can reach, for one option of sharing."""
+SIZES = (2, 3, 4)
+"""Of the sets of machines that share, besides all of them: each size the fastest."""
+BALANCING = 3
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Stages of layers, some of them shared, and what they do; ``is_timed`` if parts were timed in their own shapes."""
+
+    stages: tuple[Stage, ...]
+    graph: StepGraph
+    evaluation: Evaluation
+    is_timed: bool = False
+
+    @property
+    def words(self) -> str:
+        """What is shared by whom."""
+        shared = [stage for stage in self.stages if stage.sharding]
+        how = dict.fromkeys(f"{each.sharding.axis} ({each.sharding.exchange})" for each in shared if each.sharding)
+        machines = dict.fromkeys(machine for stage in shared for machine in stage.machines)
+        return f"{names_of(list(how))} shared by {names_of(list(machines))}"
+
+    def compared(self, why: str) -> ComparedPlan:
+        counted = tuple(("+".join(stage.machines), len(stage.layers)) for stage in self.stages)
+        evaluation = self.evaluation
+        return ComparedPlan(self.words, counted, evaluation.period_seconds, evaluation.latency_seconds, why)
+
+
+class ShardCandidates:
+    """Looks for plans with shared stages, for the machines of a problem.
+
+    ``make_plan`` makes a plan of stages, with the machines' targets; to estimate, no target is needed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        profile: ClusterProfile,
+        problem: Problem,
+        request: PlanRequest,
+        make_plan: Callable[[tuple[Stage, ...]], Plan],
+    ) -> None:
+        self._model = model
+        self._profile = profile
+        self._problem = problem
+        self._request = request
+        self._make_plan = make_plan
+        self._links = {(link.source, link.destination): link for link in problem.links}
+        self._estimates = PartEstimates(model, profile)
+        forbidden = _forbidden(problem)
+        self._forbidden = {layer: forbidden[piece.name] for piece in profile.pieces for layer in piece.layers}
+        self._blocks = blocks_of(model.graph, profile, forbidden)
+        self._block_of = {layer: number for number, block in enumerate(self._blocks) for layer in block.layers}
+
+    def estimated(self, stages: tuple[Stage, ...]) -> ShardPlan:
+        """Raises a `PlanError` where the stages cannot be shared so, or have no links."""
+        graph = self._estimates.steps_of(self._plan(stages))
+        return ShardPlan(stages, graph, evaluate(self._problem, graph))
+
+    def timed(
+        self, plans: Sequence[ShardPlan], cluster: Cluster, on_progress: StepProgress | None
+    ) -> tuple[ShardPlan, ...]:
+        """The same with their parts timed in their own shapes; errors as of `profile_parts`."""
+        found = profile_parts(
+            self._model,
+            [self._make_plan(each.stages) for each in plans],
+            cluster,
+            self._estimates,
+            database=self._request.database,
+            refresh=self._request.refresh,
+            on_progress=on_progress,
+        )
+        return tuple(
+            ShardPlan(each.stages, graph, evaluate(self._problem, graph), True)
+            for each, graph in zip(plans, found, strict=True)
+        )
+
+    def candidates(self) -> tuple[ShardPlan, ...]:
+        """Plans that keep to what is demanded, the best by their estimates first."""
+        groups = self._options()
+        # Where memory is short, machines should have nothing to themselves that they could share.
+        return self._found_with(groups, all_shared=False) or self._found_with(groups, all_shared=True)
+
+    def _found_with(self, groups: Sequence[Sequence[ShardOption]], *, all_shared: bool) -> tuple[ShardPlan, ...]:
+        found: dict[tuple[Stage, ...], ShardPlan] = {}
+        for options in [[option for each in groups for option in each], *groups]:
+            segments = cheapest(self._blocks, options, self._links, *self._client_bytes(), all_shared=all_shared)
+            stages = self._stages(segments)
+            if not stages or stages in found:
+                continue
+            try:
+                found[stages] = self.estimated(stages)
+            except PlanError:
+                continue  # together, runs of blocks may be impossible that are possible apart
+        best = sorted(found.values(), key=self._rank)
+        balanced = [*map(self._balanced, best[:MOST_TIMED]), *best[MOST_TIMED:]]
+        return tuple(sorted(self.kept(balanced), key=self._value))
+
+    def kept(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
+        """Those that keep to what is demanded."""
+        return tuple(each for each in plans if self.keeps_demands(each))
+
+    def _value(self, plan: ShardPlan) -> float:
+        return objective_seconds(self._problem.objective, plan.evaluation)
+
+    def keeps_demands(self, plan: ShardPlan) -> bool:
+        """Whether a plan fits the memory, and keeps to pins, numbers of stages and machines, and limits."""
+        problem, evaluation = self._problem, plan.evaluation
+        pairs = {(layer, machine) for stage in plan.stages for layer in stage.layers for machine in stage.machines}
+        return (
+            memory_shortage(problem, evaluation) == 0
+            and not any(limit_violations(problem, plan.stages, evaluation))
+            and not any(machine in self._forbidden.get(layer, ()) for layer, machine in pairs)
+        )
+
+    def _client_bytes(self) -> tuple[float, float]:
+        inputs = sum(each.size_bytes for each in self._model.inputs)
+        return float(inputs), float(sum(each.size_bytes for each in self._model.outputs))
+
+    def _options(self) -> list[list[ShardOption]]:
+        """Options by sharding and machines; when time is up, no more than the first are looked for."""
+        deadline = time.monotonic() + self._request.time_limit_seconds
+        found: list[list[ShardOption]] = []
+        for machines in self._teams():
+            shares = rounded(in_proportion([self._seconds_on(machine) for machine in machines]))
+            for sharding in _shardings(self._model):
+                if found and time.monotonic() > deadline:
+                    return found
+                options = list(self._options_of(sharding, machines, shares))
+                if options:
+                    found.append(options)
+        return found
+
+    def _teams(self) -> Iterator[tuple[str, ...]]:
+        """Sets of machines, each of the fastest, in the order of the problem."""
+        order = [machine.name for machine in self._problem.machines]
+        able = [name for name in order if any(name in block.seconds for block in self._blocks)]
+        fastest = sorted(able, key=self._seconds_on)
+        most = min(len(able), self._problem.maximum_machines or len(able))
+        for size in sorted({*SIZES, most}):
+            if 2 <= size <= most:
+                yield tuple(sorted(fastest[:size], key=order.index))
+
+    def _seconds_on(self, machine: str) -> float:
+        times = next(each for each in self._profile.machines if each.machine == machine)
+        return sum(each.seconds for each in times.pieces.values())
+
+    def _options_of(
+        self, sharding: Sharding, machines: tuple[str, ...], shares: tuple[float, ...]
+    ) -> Iterator[ShardOption]:
+        tries = MOST_TRIES
+        first, last = 0, len(self._blocks)
+        while first < last and tries:
+            for end in range(last, first, -1):
+                option = ShardOption(sharding, machines, shares, first, {})
+                if not tries or self._looked_ahead(option, end) is None:
+                    tries = max(0, tries - 1)
+                    continue
+                seconds = self._by_end(option, end)
+                if seconds:
+                    yield replace(option, seconds=seconds)
+                first = end - 1
+                break
+            first += 1
+
+    def _by_end(self, option: ShardOption, last: int) -> dict[int, Sequence[float]]:
+        """The seconds of each block by where the stage ends: only halos that are computed twice depend on that.
+
+        As rewritten for the last end; for others of fused tiles what is computed there is looked at only.
+        """
+        whole = self._costs(option, last)
+        if whole is None:
+            return {}
+        found: dict[int, Sequence[float]] = {last: whole}
+        fused = option.sharding.axis in ("rows", "columns") and option.sharding.exchange == "fused"
+        for end in range(option.begin + 1, last):
+            seconds = self._looked_ahead(option, end) if fused else whole[: end - option.begin]
+            if seconds is not None:
+                found[end] = seconds
+        return found
+
+    def _plan_around(self, option: ShardOption, end: int) -> tuple[Plan, int]:
+        """A plan whose machines share a option's blocks up to ``end``, and the position of that stage."""
+        ends = ((0, option.begin), (end, len(self._blocks)))
+        around = [Segment(*span, option.holder) for span in ends if span[0] < span[1]]
+        segments = sorted([*around, Segment(option.begin, end, option.holder, option)], key=lambda each: each.first)
+        return self._plan(self._stages(segments)), int(option.begin > 0)
+
+    def _may_share(self, option: ShardOption, end: int) -> bool:
+        return all(
+            machine in block.seconds for block in self._blocks[option.begin : end] for machine in option.machines
+        )
+
+    def _looked_ahead(self, option: ShardOption, end: int) -> list[float] | None:
+        """The seconds of each block without exchanges, as far as they are seen ahead; None if it cannot be shared."""
+        if not self._may_share(option, end):
+            return None
+        try:
+            found = self._estimates.looked_ahead(*self._plan_around(option, end))
+        except PlanError:
+            return None
+        seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
+        for (layer, machine), each in found.items():
+            if layer in self._block_of:
+                seconds[self._block_of[layer], machine] += each
+        return [max(seconds[block, machine] for machine in option.machines) for block in range(option.begin, end)]
+
+    def _costs(self, option: ShardOption, end: int) -> list[float] | None:
+        """The seconds of each block with what is exchanged in it, of the rewritten model; None if it cannot be."""
+        plan, shared = self._plan_around(option, end)
+        try:
+            placed = placed_model(self._model, plan)
+        except PlanError:
+            return None
+        computing = self._computing(placed, plan, shared)
+        exchanging = self._exchanging(placed, shared)
+        return [
+            max((computing[block, machine] for machine in option.machines), default=0.0) + exchanging[block]
+            for block in range(option.begin, end)
+        ]
+
+    def _computing(self, placed: PlacedModel, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
+        """Seconds of the parts of a shared stage, by block and machine."""
+        found: defaultdict[tuple[int, str], float] = defaultdict(float)
+        for cost in self._estimates.costs(placed, plan):
+            if placed.origins[cost.stage] == shared and cost.layer in self._block_of:
+                machine = placed.plan.stages[cost.stage].machine
+                found[self._block_of[cost.layer], machine] += cost.contended_seconds
+        return found
+
+    def _exchanging(self, placed: PlacedModel, shared: int) -> Mapping[int, float]:
+        """Seconds that machines of a shared stage wait for each other, by block: all links at the same time."""
+        own = {
+            stage.name: stage.machine
+            for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
+            if origin == shared
+        }
+        sizes: defaultdict[tuple[int, str], defaultdict[tuple[str, str], float]]
+        sizes = defaultdict(lambda: defaultdict(float))
+        for each in transfers_of(placed):
+            taker = each.targets[0] if each.targets else ""
+            if each.source in own and taker in own and own[each.source] != own[taker]:
+                level = each.source.rpartition("_")[2]
+                block = self._block_of.get(placed.model.layers[each.tensor], 0)
+                sizes[block, level][own[each.source], own[taker]] += each.bytes
+        found: defaultdict[int, float] = defaultdict(float)
+        for (block, _), crossing in sizes.items():
+            found[block] += max(self._link_seconds(*ends, size) for ends, size in crossing.items())
+        return found
+
+    def _link_seconds(self, source: str, end: str, size: float) -> float:
+        link = self._links.get((source, end))
+        return float("inf") if link is None else link.latency_seconds + size / link.bytes_per_second
+
+    def _stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
+        if not segments:
+            return ()
+        groups = [
+            [layer for block in self._blocks[segment.first : segment.end] for layer in block.layers]
+            for segment in segments
+        ]
+        whole = with_independent_layers(self._model.graph, groups)
+        return named(
+            Stage((segment.machine,), tuple(layers))
+            if segment.option is None
+            else Stage(segment.option.machines, tuple(layers), segment.option.shares, sharding=segment.option.sharding)
+            for segment, layers in zip(segments, whole, strict=True)
+        )
+
+    def _plan(self, stages: tuple[Stage, ...]) -> Plan:
+        """A plan to be rewritten by, whose machines have no targets of their own."""
+        machines = tuple(PlannedMachine(machine.name, {"kind": "llvm"}, 1) for machine in self._problem.machines)
+        return Plan(self._model.name, self._problem.objective, "", machines, stages)
+
+    def _balanced(self, plan: ShardPlan) -> ShardPlan:
+        """The plan with shares by which the machines of each stage are done at the same time, if that is better.
+
+        Machines whose memory is too small get as much less as they are over it.
+        """
+        best = plan
+        limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
+        for _ in range(BALANCING):
+            crowded = memory_shortage(self._problem, plan.evaluation) > 0
+            stages = tuple(
+                lightened(stage, plan.evaluation, limits) if crowded else rebalanced(stage, plan.graph)
+                for stage in plan.stages
+            )
+            if stages == plan.stages:
+                break
+            try:
+                plan = self.estimated(stages)
+            except PlanError:
+                break  # a share of nothing
+            if self._rank(plan) < self._rank(best):
+                best = plan
+        return best
+
+    def _rank(self, plan: ShardPlan) -> tuple[float, float]:
+        return memory_shortage(self._problem, plan.evaluation), self._value(plan)
+
+
+def worth_timing(plans: Sequence[ShardPlan], problem: Problem, beat_seconds: float) -> tuple[ShardPlan, ...]:
+    """The few whose estimates are not too far from what is to be beaten."""
+    near = [
+        each for each in plans if objective_seconds(problem.objective, each.evaluation) <= WORTH_TIMING * beat_seconds
+    ]
+    return tuple(near[:MOST_TIMED])
+
+
+def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
+    """By piece, the machines that may not have it."""
+    instance = instance_of(problem)
+    return {
+        piece: frozenset(name for name, each in zip(instance.machines, seconds, strict=True) if math.isinf(each))
+        for piece, seconds in zip(instance.pieces, instance.seconds, strict=True)
+    }
+
+
+def _shardings(model: Model) -> tuple[Sharding, ...]:
+    """The options that a model's operators suggest, the likeliest first: there may be no time for all."""
+    operations = operations_of(main_function(model.module))
+    operators = {operator_name(each.value) for each in operations}
+    images = [
+        shape
+        for each in operations
+        if operator_name(each.value) in ("relax.nn.conv2d", "relax.nn.max_pool2d", "relax.nn.avg_pool2d")
+        for tensor in tensors_in(each.value.args[0].ty)
+        if len(shape := shape_of(tensor)) == 4
+    ]
+    found: list[Sharding] = []
+    if images:
+        axis: Axis = "rows" if images[0][2] >= images[0][3] else "columns"
+        found += [Sharding(axis, "fused"), Sharding(axis, "each")]
+    if any(str(name).startswith(("relax.nn.softmax", "relax.nn.attention")) for name in operators):
+        found.append(Sharding("heads", "fused"))
+    if any(str(name).startswith(("relax.nn.conv", "relax.matmul")) for name in operators):
+        found += [Sharding("channels", "fused"), Sharding("channels", "each")]
+    if model.inputs and model.inputs[0].shape[:1] > (1,):
+        found.append(Sharding("batch", "fused"))
+    return tuple(found)
