@@ -11,9 +11,9 @@ from pathlib import Path
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
-from rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.codecs import is_available
+from rpc_runtime.transports.transport import AUTO, DEFAULT, Host, uses_codecs
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC, Link
 from tvm_split.compiler.targets import host_target, reached_workers, runs_here
@@ -71,7 +71,7 @@ def with_codecs(
     Raises:
         PlanError: a choice is left, and there are no inputs to try codecs on, or no speed of a link.
     """
-    if cluster.kind == "in_process" or all(link.codec == Codec.NONE for link in cluster.links):
+    if cluster.launcher.in_process or all(link.codec == Codec.NONE for link in cluster.links):
         return plan
     shared = _Uncoded(cluster, profile, workers)
     report = on_progress or (lambda what, done, steps: None)
@@ -122,16 +122,16 @@ class _Uncoded:
 
     def joins(self, source: str, destination: str) -> bool:
         setting = self._settings.get((source, destination), DEFAULT)
-        if setting.wanted is not Transport.AUTO:
-            return setting.wanted in UNCODED
-        if (source, destination) in self._measured:
-            return self._measured[source, destination] in UNCODED
-        domains = self._domains.get(source, ""), self._domains.get(destination, "")
-        return setting.expected(*domains) in UNCODED
+        if setting.wanted == AUTO and (source, destination) in self._measured:
+            return not uses_codecs(self._measured[source, destination])
+        if setting.wanted != AUTO:
+            return not uses_codecs(setting.wanted)
+        ends = (Host(self._domains.get(end, "")) for end in (source, destination))
+        return not uses_codecs(setting.expected(*ends))
 
     @cached_property
     def _domains(self) -> dict[str, str]:
-        if self._cluster.kind == "local":
+        if self._cluster.launcher.on_this_host:
             return dict.fromkeys((CLIENT, *self._cluster.machine_names), memory_domain())
         workers = self._workers if self._workers is not None else reached_workers(self._cluster)
         return {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in workers.items()}

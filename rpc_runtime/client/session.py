@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rpc_runtime.client.dispatcher import Dispatcher
-from rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
+from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import DESCRIBE_SECONDS, MEASUREMENT_SECONDS, WorkerClient
 from rpc_runtime.errors import (
     InputError,
@@ -22,13 +22,14 @@ from rpc_runtime.errors import (
     TvmSplitError,
     WorkerUnavailableError,
 )
-from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.runner import Array, Runner
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.opening import LinkCall
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.framing import CHUNK_BYTES
@@ -64,6 +65,7 @@ class Session(Runner):
         timeout_seconds: float,
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         """Connects to nothing yet: use `open`."""
         missing = [machine for machine in program.machines if machine not in endpoints]
@@ -75,7 +77,7 @@ class Session(Runner):
         self.deployment = secrets.token_hex(16)
         self._endpoints = {machine: endpoints[machine] for machine in program.machines}
         self._clients = {machine: WorkerClient(endpoint) for machine, endpoint in self._endpoints.items()}
-        self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for)
+        self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         parts = {machine: program.on(machine) for machine in program.machines}
         # Each end of a link gets its secret, and no worker gets another's token.
         ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
@@ -90,7 +92,7 @@ class Session(Runner):
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         self._is_open = False
         stages = {machine: [stage.name for stage in part.stages] for machine, part in parts.items()}
-        self._watch = WorkerWatch(self.deployment, self._clients, stages, self._fail, self._worker_moved)
+        self._watch = WorkerWatch(self.deployment, self._clients, stages, self._fail, self._worker_moved, timeouts)
 
     @classmethod
     def open(
@@ -103,6 +105,7 @@ class Session(Runner):
         on_transfer: TransferProgress | None = None,
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> Session:
         """Send what the workers lack, load the stages and connect the machines.
 
@@ -110,11 +113,12 @@ class Session(Runner):
         any one result, may show no sign of life. ``on_transfer`` is called from one thread at a time.
         ``links`` says how links are to be opened, where not as usual.
         ``in_flight`` limits the micro-batches between being fed and being taken; by default the queues alone do.
+        ``timeouts`` say after how long a worker or a link that is silent is taken for dead.
 
         Raises:
             TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
         """
-        session = cls(program, endpoints, timeout_seconds, links, in_flight)
+        session = cls(program, endpoints, timeout_seconds, links, in_flight, timeouts)
         try:
             session._open(blob_path, on_transfer)
         except BaseException:
@@ -204,7 +208,7 @@ class Session(Runner):
         """Why opening failed: often because something else broke, which the watch hears of at the same time."""
         if not self._watch.wait_report(CAUSE_SECONDS):
             return error
-        return self._dispatcher.wait_failure(LONGEST_VERDICT_SECONDS) or error
+        return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
 
     @property
     def program(self) -> Program:

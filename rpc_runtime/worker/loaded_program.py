@@ -35,11 +35,11 @@ from rpc_runtime.program.measurements import LinkStatistics, Recorder
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.runner import Bytes
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from rpc_runtime.transports.mpi import World
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.slots import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -62,11 +62,17 @@ class LoadedProgram:
     Between `load` and `connect` it is a standby: its stages are loaded, and nothing comes in or goes out.
     """
 
-    def __init__(self, identifier: str, store: BlobStore, trials: LibraryTrials, world: World | None) -> None:
+    def __init__(
+        self,
+        identifier: str,
+        store: BlobStore,
+        trials: LibraryTrials,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+    ) -> None:
+        self._timeouts = timeouts
         self.identifier = identifier
         self._store = store
         self._trials = trials
-        self._world = world
         self._lock = threading.Lock()
         # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
         self._events = threading.Condition()
@@ -263,9 +269,9 @@ class LoadedProgram:
             station = UploadingStation(executor, self._transfers)
             as_bytes, make_slot = self._transfers.bytes_of, self._transfers.slot
         for machine, routes in program.by_destination.items():
-            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl)
+            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
         for machine, routes in program.by_source.items():
-            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, reuse=True)
+            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program
@@ -274,7 +280,7 @@ class LoadedProgram:
         ends = (machine, peer.machine)
         self._attach(ends)
         hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
-        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken, self._world)
+        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken)
 
     def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
         """Whether this is the secret of that link."""

@@ -61,7 +61,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     Its one line that says where it listens is written to ``results``.
 
     Raises:
-        InputError: the configuration is contradictory or unsafe, or MPI is wanted and not there.
+        InputError: the configuration is contradictory or unsafe, or a transport cannot be used.
         WorkerError: the address cannot be used.
         BlobError: the cache cannot.
     """
@@ -156,15 +156,17 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     load_runtime()
 
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.transports import mpi
+    from rpc_runtime.transports.transport import transport_named
     from rpc_runtime.worker import health
     from rpc_runtime.worker.service import Programs
 
     keep_heap()
     name = config.name or socket.gethostname()
     blobs = BlobStore(config.cache or cache_folder("blobs"), config.cache_limit_bytes)
-    world = mpi.join() if config.mpi else None
-    programs = Programs(blobs, world)
+    transports = [transport_named(each) for each in config.transports]
+    for transport in transports:
+        transport.start()
+    programs = Programs(blobs, config.timeouts)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     servicer = health.servicer()
@@ -191,8 +193,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
         stopped = server.stop(STOP_SECONDS)
         programs.close()
         stopped.wait(STOP_SECONDS + 1)
-        if world is not None:
-            world.close()
+        for transport in transports:
+            transport.stop()
         blobs.close()
 
 

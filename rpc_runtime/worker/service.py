@@ -15,10 +15,9 @@ from google.protobuf.message import DecodeError
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.kernel_times import TimingEffort
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import BlobSpec
-from rpc_runtime.transports.link_answer import LinkAnswer
-from rpc_runtime.transports.mpi import World
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
@@ -33,7 +32,6 @@ from rpc_runtime.worker.loaded_program import LoadedProgram
 logger = logging.getLogger(__name__)
 
 CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
-HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
 """A deployment needs one or two data streams per neighbour."""
@@ -43,11 +41,11 @@ MAXIMUM_CONNECT_SECONDS = 600.0
 class Programs:
     """What a worker holds of each deployment, by their random names. Thread-safe.
 
-    ``world`` is the worker's, where it is a rank of one. ``on_change`` is called when one came or went.
+    ``on_change`` is called when one came or went.
     """
 
-    def __init__(self, blobs: BlobStore, world: World | None) -> None:
-        self.world = world
+    def __init__(self, blobs: BlobStore, timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
+        self.timeouts = timeouts
         self.on_change: Callable[[], None] = lambda: None
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
@@ -64,7 +62,7 @@ class Programs:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            program = self._held[identifier] = LoadedProgram(identifier, self._blobs, self._trials, self.world)
+            program = self._held[identifier] = LoadedProgram(identifier, self._blobs, self._trials, self.timeouts)
         self.on_change()
         return program
 
@@ -134,7 +132,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
                 return
             yield pb.WatchEvent()
             while context.is_active():
-                event = program.wait_event(HEARTBEAT_SECONDS)
+                event = program.wait_event(self._programs.timeouts.beat_seconds)
                 if event is None:
                     return
                 if not context.is_active():
@@ -145,7 +143,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             # It can do nothing more, so its memory is freed at once, whether its client lives or not.
             threading.Thread(target=program.free, name="free", daemon=True).start()
             while context.is_active() and not program.closed:
-                program.wait_closed(HEARTBEAT_SECONDS)
+                program.wait_closed(self._programs.timeouts.beat_seconds)
                 yield pb.WatchEvent()
         finally:
             self._programs.drop(request.deployment)
@@ -178,7 +176,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
         peers = {
             peer.machine: WorkerEndpoint(
-                peer.machine, peer.address, tls=caller if peer.tls else None, transport=_transport(peer)
+                peer.machine, peer.address, tls=caller if peer.tls else None, transport=peer.transport
             )
             for peer in request.peers
         }
@@ -268,7 +266,7 @@ class DataService:
                 program.internal_failed(error)
 
         try:
-            yield from LinkAnswer(link, hello, peer, on_end, self._programs.world).frames(requests)
+            yield from LinkAnswer(link, hello, peer, on_end).frames(requests)
         except TvmSplitError:
             raise
         except Exception as error:
@@ -295,13 +293,6 @@ def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutB
         return named
 
     return (messages for _, messages in groupby(requests, number))
-
-
-def _transport(peer: pb.Peer) -> Transport:
-    try:
-        return Transport(peer.transport)
-    except ValueError:
-        raise ProtocolError(f"this worker knows no transport {peer.transport!r}: upgrade one side") from None
 
 
 def _patience(context: Any) -> float:

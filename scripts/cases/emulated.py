@@ -28,7 +28,7 @@ def local_workers(names: Sequence[str], until_end: ExitStack) -> LocalWorkers:
 
 def cluster_of(endpoints: Mapping[str, WorkerEndpoint], links: Sequence[tvm_split.Link] = ()) -> tvm_split.Cluster:
     machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoint) for name, endpoint in endpoints.items())
-    return tvm_split.Cluster("remote", machines, tuple(links))
+    return tvm_split.Cluster(machines, tuple(links))
 
 
 def links_with_relays(

@@ -85,7 +85,7 @@ def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **si
     model = tvm_split.load_model(module.to(kind), inputs, name=name)
     arrays = [each.numpy() for each in inputs]
     with workers_of([DEVICE], target, threads) as machines:
-        cluster = tvm_split.Cluster("remote", machines)
+        cluster = tvm_split.Cluster(machines)
         plan = tvm_split.plan(model, cluster, split={DEVICE: [model.layer_names[0]]})
         start = time.perf_counter()
         # Not verified: what is compiled for a GPU would be compiled again for the CPU.
@@ -162,7 +162,7 @@ def pipeline(
         for source, end in (machines, machines[::-1]) if is_far else ():
             relay = until_end.enter_context(Relay(str(end.address), **LINK))
             links.append(tvm_split.Link(source.name, end.name, **LINK, address=relay.address))
-        cluster = tvm_split.Cluster("remote", machines, tuple(links))
+        cluster = tvm_split.Cluster(machines, tuple(links))
         # By hand, since to measure the pieces takes minutes: as much as keeps a CPU and a GPU both busy, or halves.
         share = 0.1 if names[0] == HOST and target != CPU else 0.5
         cut = model.layer_names[int(len(model.layer_names) * share)]
@@ -216,7 +216,7 @@ def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prep
     peak, bandwidth = limits["float32_operations_per_second"], limits["bytes_per_second"]
     blobs = BlobFolder.temporary()
     with workers_of([DEVICE], target, threads) as machines:
-        plan = tvm_split.plan(model, tvm_split.Cluster("remote", machines), split={DEVICE: [model.layer_names[0]]})
+        plan = tvm_split.plan(model, tvm_split.Cluster(machines), split={DEVICE: [model.layer_names[0]]})
         code = target_code(model, plan.machine(DEVICE).target, None)
         digests = [digest for digest in code.distinct if digest not in code.untimeable]
         timed = tuple(map(code.timed, digests))

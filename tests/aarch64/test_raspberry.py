@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tvm_split.Clus
             WorkerEndpoint(name, ready(worker)) for name, worker in zip(("desk", "raspberry"), workers, strict=True)
         )
         machines = (Machine("desk", endpoint=desk), Machine("raspberry", target=RASPBERRY, endpoint=raspberry))
-        yield tvm_split.Cluster("remote", machines)
+        yield tvm_split.Cluster(machines)
     finally:
         for worker in workers:
             worker.terminate()

@@ -27,6 +27,7 @@ from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.targets import host_target
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
+from tvm_split.launchers.local import InProcess
 
 
 def convolutions() -> Any:
@@ -242,7 +243,9 @@ def test_a_channels_last_network_costs_no_transposes_inside(build: Callable[[], 
 
 def test_only_the_first_kernel_transposes(tmp_path: Path) -> None:
     model = load_model(mobilenet(), batch=1)
-    cluster = tvm_split.Cluster("in_process", (Machine("machine-a", target={**host_target(1), "opt-level": 0}),))
+    cluster = tvm_split.Cluster(
+        (Machine("machine-a", target={**host_target(1), "opt-level": 0}),), launcher=InProcess()
+    )
     tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False, dump_folder=tmp_path)
     (compiled,) = tmp_path.glob("stage_0/*-schedule.py")
     kernels = re.findall(r"R\.call_tir\(cls\.(\w+)", compiled.read_text())

@@ -22,6 +22,7 @@ from tests.helpers.waiting import eventually
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError, PlanError
+from tvm_split.launchers.local import Local
 from tvm_split.planner.plan import Plan
 
 A, B = "left", "right"
@@ -56,7 +57,7 @@ SPLIT = dict(zip((A, B), CUT, strict=True))
 
 
 def joined_by(workers: LocalWorkers, *links: Link) -> Cluster:
-    return Cluster("remote", tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
+    return Cluster(tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
 
 
 def error_of(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -136,7 +137,7 @@ def slow_cluster(workers: LocalWorkers, address: str, codec: str = "auto") -> Cl
 def test_workers_of_one_host_whose_namespaces_part_them_get_a_codec(model: tvm_split.Model, tmp_path: Path) -> None:
     with shaped_workers((A, B), SLOW_BYTES_PER_SECOND * 8, tmp_path) as (endpoints, _):
         machines = tuple(Machine(name, 1, endpoint=end) for name, end in endpoints.items())
-        cluster = Cluster("remote", machines, (Link(A, B, codec="auto"),))
+        cluster = Cluster(machines, (Link(A, B, codec="auto"),))
         plan = tvm_split.plan(model, cluster, split=SPLIT)
     (chosen,) = plan.codecs
     assert (chosen.source, chosen.destination) == (A, B)
@@ -168,7 +169,9 @@ def test_a_codec_that_fits_no_tensor_is_told_with_the_reason() -> None:
     embedding = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4)).eval()
     model = tvm_split.load_model(embedding, (torch.tensor([[1, 2]]),))
     cluster = Cluster(
-        "local", (Machine(A, target={"kind": "llvm"}),), (Link(CLIENT, A, 1e6, transport="grpc", codec="fp16"),)
+        (Machine(A, target={"kind": "llvm"}),),
+        (Link(CLIENT, A, 1e6, transport="grpc", codec="fp16"),),
+        launcher=Local(),
     )
     plan = tvm_split.plan(model, cluster, split={A: ["0", "1"]})
     (input_name,) = [each.name for each in model.inputs]
@@ -188,7 +191,7 @@ def test_without_inputs_to_try_it_on_a_named_codec_is_predicted_by_its_bytes() -
         links = tuple(
             Link(*ends, 1e5, 0.001, transport="grpc", codec=codec) for ends in permutations((CLIENT, A, B), 2)
         )
-        cluster = Cluster("local", tuple(Machine(name, target={"kind": "llvm"}) for name in (A, B)), links)
+        cluster = Cluster(tuple(Machine(name, target={"kind": "llvm"}) for name in (A, B)), links, launcher=Local())
         found[codec] = tvm_split.plan(model, cluster, split={A: ["0"]}, shards=shard, predict=True, measure=False)
     predictions = {codec: plan.prediction for codec, plan in found.items()}
     sizes, latencies = {}, {}

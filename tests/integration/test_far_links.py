@@ -45,7 +45,7 @@ def far_cluster(workers: LocalWorkers, far: dict[str, str], *near: tuple[str, st
         for source, end in permutations(workers.endpoints, 2)
     ]
     machines = tuple(Machine(name, 1, endpoint=end) for name, end in workers.endpoints.items())
-    return Cluster("remote", machines, tuple(links))
+    return Cluster(machines, tuple(links))
 
 
 def check(network: nn.Module, inputs: Sequence[torch.Tensor], bundle: tvm_split.Bundle, cluster: Cluster) -> None:

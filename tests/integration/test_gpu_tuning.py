@@ -23,6 +23,7 @@ from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.placement import tvm_target
+from tvm_split.launchers.local import InProcess
 from tvm_split.tuning import tunable_kernels
 
 TARGET = {"kind": "cuda", "arch": "sm_90"}
@@ -78,7 +79,7 @@ def no_preparing(*_):
 def test_the_tracker_is_asked_before_anything_is_prepared(model, plan, tmp_path, monkeypatch):
     for name in ("make_plan", "tunable_kernels"):
         monkeypatch.setattr(f"tvm_split.tuning.{name}", no_preparing)
-    cluster = tvm_split.Cluster("in_process", (tvm_split.Machine("gpu", 1, TARGET),))
+    cluster = tvm_split.Cluster((tvm_split.Machine("gpu", 1, TARGET),), launcher=InProcess())
     for where in (plan, cluster):
         with pytest.raises(tvm_split.TuningError, match=r"no tracker answers at 127\.0\.0\.1:1 "):
             tvm_split.tune(model, where, database=tmp_path, tracker="127.0.0.1:1", key=KEY, device_timeout_seconds=0.1)

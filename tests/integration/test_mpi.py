@@ -45,7 +45,7 @@ def inputs(count: int) -> Iterator[tuple[np.ndarray]]:
 def joined_by_mpi(endpoints: Mapping[str, WorkerEndpoint]) -> tvm_split.Cluster:
     machines = tuple(Machine(name, endpoint=endpoint) for name, endpoint in endpoints.items())
     links = tuple(Link(*ends, 1e9, transport="mpi") for ends in permutations(endpoints, 2))
-    return tvm_split.Cluster("remote", machines, (*links, *(Link("client", name, 1e9) for name in endpoints)))
+    return tvm_split.Cluster(machines, (*links, *(Link("client", name, 1e9) for name in endpoints)))
 
 
 def deployed(cluster: tvm_split.Cluster) -> tvm_split.Deployment:
@@ -133,12 +133,14 @@ def test_two_worlds_are_not_joined(tmp_path: Path) -> None:
 def test_workers_without_mpi_are_told(tmp_path: Path) -> None:
     workers = LocalWorkers(NAMES[:2])
     try:
-        with pytest.raises(WorkerError, match=r"the worker of 'machine-a' is in no MPI world.*--mpi"):
+        with pytest.raises(
+            WorkerError, match=r"'machine-a'.* cannot be opened by mpi: .*in no MPI world.*--transport mpi"
+        ):
             deployed(joined_by_mpi(workers.endpoints))
     finally:
         workers.close()
 
 
 def test_the_client_is_in_no_world() -> None:
-    with pytest.raises(TvmSplitError, match="the client is in no MPI world"):
+    with pytest.raises(TvmSplitError, match="mpi, which joins no client"):
         Link("client", "machine-a", transport="mpi")

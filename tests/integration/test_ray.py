@@ -18,8 +18,8 @@ import torch
 import tvm_split
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from tests.helpers.waiting import eventually
-from tvm_split.cluster.ray_workers import worker_resources
 from tvm_split.errors import ClusterError
+from tvm_split.launchers.ray import worker_resources
 
 MODULE = "rpc_runtime.worker"
 
@@ -81,6 +81,13 @@ def three_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def actor_of(machine: str) -> Any:
+    import ray
+
+    (name,) = [name for name in ray.util.list_named_actors() if name.endswith(f"-{machine}")]
+    return ray.get_actor(name)
+
+
 def hosts(cluster: tvm_split.Cluster) -> list[str]:
     return sorted(each.address.rpartition(":")[0] for each in cluster.endpoints().values())
 
@@ -102,7 +109,7 @@ def test_workers_of_ray(own_ray: Any, tmp_path: Path) -> None:
         deploy_and_check(cluster)
         (process,) = workers_running(tmp_path)
         first = cluster.endpoints()["machine-a"].address
-        own_ray.kill(cluster._ray._actors["machine-a"], no_restart=False)
+        own_ray.kill(actor_of("machine-a"), no_restart=False)
         eventually(lambda: process not in workers_running(tmp_path), "the killed worker has ended")
         eventually(lambda: cluster.endpoints()["machine-a"].address != first, "Ray has started the worker again")
         deploy_and_check(cluster)
@@ -139,7 +146,7 @@ def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None
         with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
             assert {stage.machine for stage in deployment.stages} == set(split)
             np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
-            ray.kill(cluster._ray._actors["machine-b"], no_restart=False)
+            ray.kill(actor_of("machine-b"), no_restart=False)
             with pytest.raises(WorkerUnavailableError, match="machine-b"):
                 eventually(lambda: deployment.run(x) is None, "the dead worker is noticed")
         with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:

@@ -17,6 +17,7 @@ from tests.models.torch_graphs import Skip
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.verification import one_by_one, verify_bundle
 from tvm_split.compiling import cut_model
+from tvm_split.launchers.local import Local
 from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import LinkProfile
@@ -138,7 +139,7 @@ def for_two_targets(model: tvm_split.Model) -> Plan:
     older = {"kind": "llvm", "mcpu": "x86-64-v2"}
     machines = (Machine("machine-a"), Machine("machine-b"), Machine("machine-c", target=older))
     split = {"machine-a": ["first"], "machine-b": ["middle"], "machine-c": ["last"]}
-    planned = tvm_split.plan(model, tvm_split.Cluster("local", machines), split=split)
+    planned = tvm_split.plan(model, tvm_split.Cluster(machines, launcher=Local()), split=split)
     return with_replicas(planned, 1, {"machine-b": 1.0, "machine-c": 1.0})
 
 

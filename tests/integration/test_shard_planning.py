@@ -17,6 +17,7 @@ from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.launchers.local import Local
 from tvm_split.planner.explain import one_machine_advice
 from tvm_split.planner.problem import Exchange
 from tvm_split.planner.replan import Measured
@@ -52,7 +53,9 @@ def linked(machines: tuple[Machine, ...], bytes_per_second: float, latency_secon
     names = ["client", *(machine.name for machine in machines)]
     pairs = [(one, other) for place, one in enumerate(names) for other in names[place + 1 :]]
     links = tuple(Link(*pair, bytes_per_second, latency_seconds) for pair in pairs)
-    return Cluster("local", machines, links, tuple(SharedCores((each.name,), each.threads or 1) for each in machines))
+    return Cluster(
+        machines, links, tuple(SharedCores((each.name,), each.threads or 1) for each in machines), launcher=Local()
+    )
 
 
 def test_latency_is_shared_where_that_is_faster(convolutions: tvm_split.Model) -> None:
@@ -205,7 +208,7 @@ def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster)
     model = tvm_split.load_model(network, (x,))
     endpoints = three_workers.endpoints()
     machines = tuple(Machine(name, memory_bytes=1_900_000, endpoint=endpoints[name]) for name in (A, B, C))
-    small = Cluster("remote", machines)
+    small = Cluster(machines)
     by_hand = [tvm_split.Shard("0", "2", "channels", {A: 0.4, B: 0.3, C: 0.3})]
     for planned in (
         tvm_split.plan(model, small, measure=False),

@@ -15,6 +15,7 @@ from tests.models.small_onnx_model import small_model
 from tests.models.torch_models import bert, published_models, vgg
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
+from tvm_split.launchers.local import InProcess
 from tvm_split.planner.problem import Axis, Exchange
 
 A, B, C = "machine-a", "machine-b", "machine-c"
@@ -80,7 +81,7 @@ def test_heads_of_an_attention_on_two_workers(three_workers: tvm_split.Cluster) 
 def test_machines_may_have_any_names() -> None:
     model = tvm_split.load_model(small_model())
     machines = ("my box:1", "/dev/ü")
-    cluster = Cluster("in_process", tuple(Machine(name, 1) for name in machines))
+    cluster = Cluster(tuple(Machine(name, 1) for name in machines), launcher=InProcess())
     shard = tvm_split.Shard("conv_1", "conv_2", "rows", dict.fromkeys(machines, 0.5), "each")
     assert tvm_split.compile(model, tvm_split.plan(model, cluster, shards=shard)).verified == "yes"
 

@@ -72,7 +72,7 @@ def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: P
         workers = {name: stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in names}
         idle = {name: psutil.Process(workers[name].process_ids[name]).memory_info().rss for name in names}
         machines = tuple(Machine(name, endpoint=workers[name].endpoints[name]) for name in names)
-        deployment = stack.enter_context(tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines)))
+        deployment = stack.enter_context(tvm_split.deploy(bundle, tvm_split.Cluster(machines)))
         deployment.run(torch.zeros(1, 256))
         for name in names:
             stages = bundle.program.stages_on(name)

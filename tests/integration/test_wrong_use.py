@@ -21,6 +21,7 @@ import tvm_split
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.machine import Machine
+from tvm_split.launchers.local import Local
 
 
 class Network(nn.Module):
@@ -135,7 +136,7 @@ def test_a_worker_that_is_not_there(bundle: tvm_split.Bundle) -> None:
         for name, port in (("machine-a", 1), ("machine-b", 2))
     )
     with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-[ab].*127\.0\.0\.1:[12]"):
-        tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines), timeout_seconds=PATIENCE_SECONDS)
+        tvm_split.deploy(bundle, tvm_split.Cluster(machines), timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:
@@ -145,7 +146,7 @@ def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:
 
 def test_a_stage_for_a_gpu_that_is_not_there(model: tvm_split.Model, three_workers: tvm_split.Cluster) -> None:
     cuda = Machine("machine-b", target={"kind": "cuda", "arch": "sm_90"})
-    planned = tvm_split.plan(model, tvm_split.Cluster("local", (Machine("machine-a"), cuda)), split=SPLIT)
+    planned = tvm_split.plan(model, tvm_split.Cluster((Machine("machine-a"), cuda), launcher=Local()), split=SPLIT)
     bundle = tvm_split.compile(model, planned)
     with pytest.raises(tvm_split.ClusterError, match=r"stage_1 on 'machine-b' is compiled for CUDA.*no CUDA device"):
         tvm_split.deploy(bundle, three_workers)
@@ -154,7 +155,7 @@ def test_a_stage_for_a_gpu_that_is_not_there(model: tvm_split.Model, three_worke
 def test_too_little_memory(bundle: tvm_split.Bundle) -> None:
     machines = (Machine("machine-a", memory_bytes=10), Machine("machine-b"))
     with pytest.raises(tvm_split.ClusterError, match=r"'machine-a' needs .* GB for the weights of stage_0, but has"):
-        tvm_split.deploy(bundle, tvm_split.Cluster("local", machines))
+        tvm_split.deploy(bundle, tvm_split.Cluster(machines, launcher=Local()))
 
 
 @pytest.mark.parametrize("victim", ["blob", "ir", "manifest"])

@@ -16,6 +16,7 @@ import tvm_split
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.bundle import Verified
+from tvm_split.launchers.local import Local
 
 
 class Network(nn.Module):
@@ -118,7 +119,7 @@ def machine_of(library: Path) -> str:
 def test_a_stage_for_another_cpu(
     model: tvm_split.Model, target: dict[str, str], expected: str, verified: Verified, tmp_path: Path
 ) -> None:
-    cluster = Cluster("local", (Machine("machine-a"), Machine("machine-b", target=target)))
+    cluster = Cluster((Machine("machine-a"), Machine("machine-b", target=target)), launcher=Local())
     planned = tvm_split.plan(model, cluster, split=SPLIT)
     # Verified too: a stage that cannot run here is compiled once more for this host, and the bundle says so.
     bundle = tvm_split.compile(model, planned)
@@ -131,7 +132,9 @@ def test_a_stage_for_another_cpu(
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="compiling for CUDA needs nvcc")
 def test_a_stage_for_a_gpu_builds_without_one(model: tvm_split.Model) -> None:
-    cluster = Cluster("local", (Machine("machine-a"), Machine("machine-b", target={"kind": "cuda", "arch": "sm_90"})))
+    cluster = Cluster(
+        (Machine("machine-a"), Machine("machine-b", target={"kind": "cuda", "arch": "sm_90"})), launcher=Local()
+    )
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=SPLIT))
     stage = bundle.program.stages[1]
     assert stage.device == "cuda"
@@ -139,7 +142,7 @@ def test_a_stage_for_a_gpu_builds_without_one(model: tvm_split.Model) -> None:
 
 
 def test_a_cuda_target_needs_its_architecture(model: tvm_split.Model) -> None:
-    cluster = Cluster("local", (Machine("machine-a"), Machine("machine-b", target={"kind": "cuda"})))
+    cluster = Cluster((Machine("machine-a"), Machine("machine-b", target={"kind": "cuda"})), launcher=Local())
     with pytest.raises(tvm_split.ClusterError, match=r"'machine-b' has a CUDA target without 'arch'"):
         tvm_split.plan(model, cluster, split=SPLIT)
 

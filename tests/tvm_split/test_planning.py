@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -16,6 +17,7 @@ from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
+from tvm_split.launchers.local import Local
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
@@ -66,12 +68,12 @@ def test_measured_on_workers_and_kept(model):
 
 
 def test_estimates_start_nothing(model):
-    cluster = tvm_split.Cluster.local(workers=2)
-    found = tvm_split.plan(model, cluster, measure=False)
+    before = set(psutil.Process().children(recursive=True))
+    found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), measure=False)
     assert found.origin == "estimated"
     assert {machine.estimated_share for machine in found.prediction.machines} == {1.0}
     assert found.prediction.profiled_at == 0
-    assert cluster._workers is None
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def enough(*machines):
@@ -81,12 +83,12 @@ def enough(*machines):
 
 def test_cores_that_are_shared_are_counted(wide):
     machines = Machine(A), Machine(B)
-    one = tvm_split.Cluster("local", machines, shared_cores=(SharedCores((A, B, "client"), 1),))
+    one = tvm_split.Cluster(machines, shared_cores=(SharedCores((A, B, "client"), 1),), launcher=Local())
     assert len(tvm_split.plan(wide, one, measure=False).stages) == 1
     forced = tvm_split.plan(wide, one, measure=False, stages=2).prediction
     assert forced.limiting == "computing on the one core that machine-a, machine-b and the client share"
     assert forced.period_seconds == pytest.approx(sum(each.compute_seconds for each in forced.machines))
-    two = tvm_split.Cluster("local", machines, shared_cores=enough(A, B))
+    two = tvm_split.Cluster(machines, shared_cores=enough(A, B), launcher=Local())
     assert tvm_split.plan(wide, two, measure=False, stages=2).prediction.period_seconds < 0.6 * forced.period_seconds
 
 
@@ -95,15 +97,17 @@ def test_estimates_of_what_is_worth_two_machines(wide):
     assert layers_on(found) == {A: ("0", "1"), B: ("2", "3")}
     assert found.prediction.links[1].bytes == 128 * 512 * 4
     slow = (Link(A, B, 1e5, 0.01),)
-    alone = tvm_split.plan(wide, tvm_split.Cluster("local", (Machine(A), Machine(B)), slow), measure=False)
+    alone = tvm_split.plan(wide, tvm_split.Cluster((Machine(A), Machine(B)), slow, launcher=Local()), measure=False)
     assert len(alone.stages) == 1
-    unequal = tvm_split.Cluster("local", (Machine(A, threads=1), Machine(B, threads=2)), shared_cores=enough(A, B))
+    unequal = tvm_split.Cluster(
+        (Machine(A, threads=1), Machine(B, threads=2)), shared_cores=enough(A, B), launcher=Local()
+    )
     assert layer_counts(tvm_split.plan(wide, unequal, measure=False)) == {A: 1, B: 3}
 
 
 def test_a_closed_link_is_not_used(wide):
     closed = (Link(A, B, 0.0, 0.0),)
-    cluster = tvm_split.Cluster("local", (Machine(A), Machine(B)), closed)
+    cluster = tvm_split.Cluster((Machine(A), Machine(B)), closed, launcher=Local())
     assert len(tvm_split.plan(wide, cluster, measure=False).stages) == 1
     with pytest.raises(PlanError, match="link"):
         tvm_split.plan(wide, cluster, measure=False, stages=2)
@@ -144,7 +148,7 @@ def test_limits_and_counts(wide):
 
 def test_replicas(wide):
     machines = tuple(Machine(name) for name in (A, B, "machine-c"))
-    cluster = tvm_split.Cluster("local", machines, shared_cores=enough(A, B, "machine-c"))
+    cluster = tvm_split.Cluster(machines, shared_cores=enough(A, B, "machine-c"), launcher=Local())
     found = tvm_split.plan(wide, cluster, measure=False, replicas=True, stages=1)
     assert found.stages[0].machines == (A, B, "machine-c")
     assert {machine.machine for machine in found.prediction.machines} == {A, B, "machine-c"}
@@ -153,12 +157,12 @@ def test_replicas(wide):
 
 def test_memory_of_the_cluster(wide):
     tight = tuple(Machine(name, memory_bytes=4_000_000) for name in (A, B))
-    found = tvm_split.plan(wide, tvm_split.Cluster("local", tight), objective="latency", measure=False)
+    found = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", measure=False)
     assert len(found.stages) == 2
     assert not any(each.name.startswith("one machine") for each in found.prediction.baselines)
     smaller = tuple(Machine(name, memory_bytes=1_500_000) for name in (A, B))
     with pytest.raises(PlanError, match="memory"):
-        tvm_split.plan(wide, tvm_split.Cluster("local", smaller), measure=False)
+        tvm_split.plan(wide, tvm_split.Cluster(smaller, launcher=Local()), measure=False)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_memory_of_the_cluster(wide):
     ],
 )
 def test_pins_that_cannot_be_meant_are_refused_before_any_worker_is_asked(wide, demand, message):
-    nobody = tvm_split.Cluster("remote", (Machine(A, endpoint=WorkerEndpoint(A, "127.0.0.1:9")),))
+    nobody = tvm_split.Cluster((Machine(A, endpoint=WorkerEndpoint(A, "127.0.0.1:9")),))
     with pytest.raises(PlanError, match=message):
         tvm_split.plan(wide, nobody, **demand)
 

@@ -47,6 +47,7 @@ def cluster_for(bundle: Bundle, request: ClusterOptions) -> Cluster:
     from tvm_split.cluster.machine import Machine
     from tvm_split.compiler.targets import runs_here
     from tvm_split.errors import ClusterError
+    from tvm_split.launchers.local import InProcess, Local
 
     if request.is_given:
         return request.machines()
@@ -68,4 +69,4 @@ def cluster_for(bundle: Bundle, request: ClusterOptions) -> Cluster:
         names = ", ".join(each.name for each in planned)
         raise ClusterError(f"the bundle needs {len(planned)} workers ({names}), --workers gives {request.workers}")
     machines = tuple(Machine(each.name, request.threads or each.threads) for each in planned)
-    return Cluster("in_process" if in_process else "local", machines)
+    return Cluster(machines, launcher=InProcess() if in_process else Local())

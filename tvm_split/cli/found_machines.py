@@ -11,9 +11,9 @@ from tvm_split.cli.options import WrongUseError
 
 if TYPE_CHECKING:
     from rpc_runtime.wire.security import TlsFiles
-    from tvm_split.cluster.asked import AskedMachine
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.cluster.tracked import TrackedMachine
+    from tvm_split.cluster.discovery import AskedMachine
+    from tvm_split.launchers.tracker import TrackedMachine
 
 OF_A_FILE = ("cluster",)
 
@@ -82,14 +82,14 @@ class FoundMachines:
 
     def pods(self, timeout_seconds: float) -> tuple[AskedMachine, ...]:
         """Every pod with the labels, also those that are not ready."""
-        from tvm_split.cluster.pods import pod_machines
+        from tvm_split.launchers.kubernetes import pod_machines
 
         return pod_machines(self.kubernetes or "", self.namespace, self.token, self.tls, timeout_seconds)
 
     def tracked(self, timeout_seconds: float) -> tuple[TrackedMachine, ...]:
         """Everything that the tracker lists, also what cannot be deployed to."""
         from rpc_runtime.wire.tracker import TrackerAddress
-        from tvm_split.cluster.tracked import tracked_machines
+        from tvm_split.launchers.tracker import tracked_machines
 
         address = TrackerAddress.parse(self.tracker or "")
         return tracked_machines(address, self.key, self.token, self.tls, timeout_seconds)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rpc_runtime.transports.transport import TRANSPORTS, transport_named
 from tvm_split.units import short_list
-
-TRANSPORTS = {"shm": "shared memory", "grpc": "gRPC", "mpi": "MPI", "nccl": "NCCL"}
 
 
 def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
@@ -22,4 +21,9 @@ def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
         if not (both_ways and (destination, source) in told):
             ends.setdefault(transport, []).append(f"{source} {'↔' if both_ways else '→'} {destination}")
             told.add((source, destination))
-    return [f"Links over {TRANSPORTS.get(name, name)}: {short_list(pairs)}" for name, pairs in ends.items()]
+    return [f"Links over {_title(name)}: {short_list(pairs)}" for name, pairs in ends.items()]
+
+
+def _title(transport: str) -> str:
+    """In a sentence; that of a package which is not installed here by its name."""
+    return transport_named(transport).title if transport in TRANSPORTS else transport

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
-from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, Host, LinkSettings
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
 from tvm_split.cli.found_machines import FoundMachines
@@ -22,9 +22,9 @@ from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
     from rpc_runtime.wire.channels import WorkerEndpoint
-    from tvm_split.cluster.asked import AskedMachine
+    from tvm_split.cluster.discovery import AskedMachine
     from tvm_split.cluster.machine import Machine
-    from tvm_split.cluster.tracked import TrackedMachine
+    from tvm_split.launchers.tracker import TrackedMachine
 
 
 class ExpectedLink(NamedTuple):
@@ -64,7 +64,7 @@ def status(
         asked = list(zip(read.machines, read.endpoints().values(), strict=True))
     else:
         asked = [(None, each) for each in _endpoints(address or [], found)]
-    from tvm_split.cluster.asked import ASKED_AT_ONCE
+    from tvm_split.cluster.discovery import ASKED_AT_ONCE
 
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda each: _ask(each[0], each[1], timeout), asked))
@@ -129,11 +129,11 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """What will carry links, between the client and the workers that have answered, each way."""
     from rpc_runtime.program.routes import CLIENT
 
-    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
-    domains = {CLIENT: memory_domain()} | domains
+    hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
+    hosts = {CLIENT: Host(memory_domain())} | hosts
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]).value)
-        for ends in itertools.permutations(domains, 2)
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(hosts[ends[0]], hosts[ends[1]]))
+        for ends in itertools.permutations(hosts, 2)
     ]
 
 

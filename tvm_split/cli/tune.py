@@ -20,6 +20,7 @@ from tvm_split.cli.console import STDOUT, new_table, print_json, print_note, pri
 from tvm_split.cli.model_source import ModelOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import ClusterOptions, PlanOptions
+from tvm_split.launchers.local import InProcess
 from tvm_split.units import seconds_text
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> Clus
         raise WrongUseError(f"{target!r} is not JSON: {error}", "--target") from error
     if not isinstance(parsed, dict):
         raise WrongUseError(f"{target!r} is not a JSON object", "--target")
-    return Cluster("in_process", (Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),))
+    return Cluster((Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),), launcher=InProcess())
 
 
 def _merge(database: Path | None, other: Path, json: bool) -> None:

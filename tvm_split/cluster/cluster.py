@@ -6,59 +6,47 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from functools import partial
 from pathlib import Path
-from string import ascii_lowercase
 from types import TracebackType
-from typing import Literal
 
-from rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
-from rpc_runtime.hardware import own_cores
-from rpc_runtime.program.link_setting import LinkSetting, Transport
 from rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.transports.transport import LinkSetting, memory_of
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.wire.tracker import TrackerAddress
-from tvm_split.cluster.asked import planned_machines
-from tvm_split.cluster.cluster_file import read_cluster_file
+from tvm_split.cluster.launcher import Launcher, Started, launcher_at, make_launcher
 from tvm_split.cluster.machine import Link, Machine, faults
-from tvm_split.cluster.pods import pod_machines
-from tvm_split.cluster.ray_workers import RayWorkers
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
 from tvm_split.units import short_list
-
-ClusterKind = Literal["local", "remote", "in_process"]
-MOST_ON_THIS_HOST = 26 + 26 * 26
-"""Machines with one or two letters."""
 
 
 @dataclass
 class Cluster:
     """The machines that a model may be split over.
 
-    Make one with `local`, `in_process`, `from_yaml`, `from_tracker`, `from_kubernetes` or `from_ray`. A local cluster
-    starts its worker processes when they are first needed; used as a context manager it keeps them between deployments,
-    otherwise the deployment that started them ends them.
+    Make one with `at`, `local`, `in_process`, `from_yaml`, `from_tracker`, `from_kubernetes` or `from_ray`: each calls
+    a launcher's `find`. A local cluster starts its worker processes when they are first needed; used as a context
+    manager it keeps them between deployments, otherwise the deployment that started them ends them.
 
     ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
     well (an address in its own only), and every pair of machines needs one. ``shared_cores`` says which machines
-    compute on the same cores, where that is to be said: of workers it is found out. ``left_out`` says why machines that
-    were found are not in it, by their names.
+    compute on the same cores, where that is to be said: of workers it is found out. ``launcher`` starts the workers; by
+    default they run at the machines' addresses. ``left_out`` says why machines that were found are not in it, by their
+    names.
     """
 
-    kind: ClusterKind
     machines: tuple[Machine, ...]
     links: tuple[Link, ...] = ()
     shared_cores: tuple[SharedCores, ...] = ()
+    launcher: Launcher = field(default_factory=partial(make_launcher, "at"))
     left_out: Mapping[str, str] = field(default_factory=dict, compare=False)
-    _workers: LocalWorkers | None = field(default=None, repr=False)
-    # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
-    _cache: ScratchFolder | None = field(default=None, repr=False)
-    _keep_workers: bool = field(default=False, repr=False)
-    _is_busy: bool = field(default=False, init=False, repr=False, compare=False)
-    _ray: RayWorkers | None = field(default=None, repr=False, compare=False)
+    is_busy: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether this process wants a core for itself while workers start."""
+    _started: Started | None = field(default=None, init=False, repr=False, compare=False)
+    _cache: ScratchFolder | None = field(default=None, init=False, repr=False, compare=False)
+    _keep_workers: bool = field(default=False, init=False, repr=False, compare=False)
     _by_ends: dict[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -75,9 +63,22 @@ class Cluster:
         self._by_ends = {(link.source, link.destination): link for link in self.links}
 
     @classmethod
+    def at(cls, location: str | Path) -> Cluster:
+        """The cluster of a location: a YAML file, or ``NAME[:ARGUMENT][?FIELD=VALUE&…]`` with the name of a launcher.
+
+        ``local:3?threads=2``, ``in-process``, ``tracker:lab:9190?key=box``, ``kubernetes:app=worker?namespace=lab``,
+        ``ray:lab:6379?workers=3``, ``at:10.0.0.7:7001``.
+
+        Raises:
+            ClusterError: there is no such launcher, a parameter does not fit, or no machine is found.
+            WorkerUnavailableError, DeadlineError, ProtocolError: who knows the machines does not answer, or wrongly.
+        """
+        return launcher_at(str(location)).find()
+
+    @classmethod
     def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
         """Worker processes on this host: ``machine-a``, ``machine-b``, …, each with ``threads`` cores of its own."""
-        return cls("local", _lettered_machines(workers, threads))
+        return make_launcher("local", workers=workers, threads=threads).find()
 
     @classmethod
     def in_process(cls, machines: int = 1, threads: int | None = None) -> Cluster:
@@ -85,12 +86,12 @@ class Cluster:
 
         ``threads`` is what each kernel may use; all usable cores by default.
         """
-        return cls("in_process", _lettered_machines(machines, threads or own_cores().count))
+        return make_launcher("in-process", machines=machines, threads=threads).find()
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Cluster:
         """Machines with workers that run already, described in a file; see `tvm_split.cluster.cluster_file`."""
-        return cls("remote", *read_cluster_file(Path(path)))
+        return make_launcher("file", path=Path(path)).find()
 
     @classmethod
     def from_tracker(
@@ -114,12 +115,8 @@ class Cluster:
             InputError: a token without TLS.
             WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached, is silent, or is none.
         """
-        tracker = TrackerAddress(host, port)
-        found = tracked_machines(tracker, key, token, tls, timeout_seconds)
-        place = f"the tracker {tracker}" + ("" if key is None else f" under the key {key!r}")
-        advice = f"start `tvm-split worker --tracker {tracker} --key {key or 'KEY'}` on each"
-        machines, left_out = planned_machines([each.asked for each in found], place, advice)
-        return cls("remote", machines, left_out=left_out)
+        access = {"token": token, "tls": tls, "timeout_seconds": timeout_seconds}
+        return make_launcher("tracker", address=str(TrackerAddress(host, port)), key=key, **access).find()
 
     @classmethod
     def from_kubernetes(
@@ -140,10 +137,8 @@ class Cluster:
             ClusterError: there is no such pod.
             WorkerUnavailableError, DeadlineError, ProtocolError: kubectl is missing, says no, or nothing, or nonsense.
         """
-        found = pod_machines(selector, namespace, token, tls, timeout_seconds)
-        advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
-        machines, left_out = planned_machines(found, f"Kubernetes, with the labels {selector},", advice)
-        return cls("remote", machines, left_out=left_out)
+        access = {"token": token, "tls": tls, "timeout_seconds": timeout_seconds}
+        return make_launcher("kubernetes", selector=selector, namespace=namespace, **access).find()
 
     @classmethod
     def from_ray(
@@ -173,15 +168,17 @@ class Cluster:
             WorkerUnavailableError: no Ray runs there, or a worker does not come up.
             DeadlineError: its nodes have no room for so many workers.
         """
-        machines = _lettered_machines(workers, threads)
-        started = RayWorkers([each.name for each in machines], threads, address, resources, strategy, timeout_seconds)
-        try:
-            placed = started.endpoints()
-            machines = tuple(replace(each, endpoint=placed[each.name]) for each in machines)
-            return cls("remote", machines, _ray=started)
-        except BaseException:
-            started.close()
-            raise
+        cluster = make_launcher(
+            "ray",
+            address=address,
+            workers=workers,
+            threads=threads,
+            resources=dict(resources or {}),
+            strategy=strategy,
+            timeout_seconds=timeout_seconds,
+        ).find()
+        cluster.endpoints()
+        return cluster
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -198,38 +195,28 @@ class Cluster:
         """What is given of a link; None for one of which nothing is."""
         return self._by_ends.get((source, destination))
 
-    def is_by_nccl(self, source: str, destination: str) -> bool:
-        """Whether NCCL is to carry a link, from GPU to GPU."""
+    def transport_between_gpus(self, source: str, destination: str) -> str:
+        """The name of the transport that is to carry a link from GPU to GPU; empty where none was asked for."""
         given = self.link(source, destination)
-        return given is not None and given.transport == Transport.NCCL
+        return given.transport if given is not None and memory_of(given.transport) == "device" else ""
 
     @property
     def link_settings(self) -> dict[tuple[str, str], LinkSetting]:
         """(source, destination) to how that link is to be opened."""
-        return {
-            (link.source, link.destination): LinkSetting(link.address, Transport(link.transport)) for link in self.links
-        }
+        return {(link.source, link.destination): LinkSetting(link.address, link.transport) for link in self.links}
 
     def endpoints(self) -> dict[str, WorkerEndpoint]:
-        """Where the workers listen; starts those of a local cluster."""
-        if self.kind == "in_process":
-            raise ClusterError("an in-process cluster has no workers")
-        if self.kind == "local":
-            if self._cache is None:
-                self._cache = ScratchFolder("cache")
-            if self._workers is None:
-                self._workers = LocalWorkers(
-                    self.machine_names,
-                    threads=self.machines[0].threads,
-                    cache=self._cache.path / "blobs",
-                    at_once=lambda: beside_this_thread() if self._is_busy else most_at_once(),
-                )
-            for name in self._workers.ended:
-                self._workers.restart(name)
-            return dict(self._workers.endpoints)
-        if self._ray is not None:
-            return self._ray.endpoints()
-        return {machine.name: _require_endpoint(machine) for machine in self.machines}
+        """Where the workers listen; starts those that do not run yet."""
+        if self._started is None:
+            self._started = self.launcher.start(self)
+        return dict(self._started.endpoints())
+
+    @property
+    def blob_folder(self) -> Path:
+        """A folder for blobs that outlives workers: a later deployment on this cluster sends only what is new."""
+        if self._cache is None:
+            self._cache = ScratchFolder("cache")
+        return self._cache.path / "blobs"
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -237,16 +224,16 @@ class Cluster:
 
         What is raised inside comes first. Other clusters have nothing to start.
         """
-        if self.kind != "local" or self._workers is not None:
+        if not self._starts_processes or self._started is not None:
             yield
             return
-        self._is_busy = True
+        self.is_busy = True
         with ThreadPoolExecutor(1, thread_name_prefix="workers") as thread:
             started = thread.submit(self.endpoints)
             try:
                 yield
             finally:
-                self._is_busy = False
+                self.is_busy = False
         started.result()
 
     @contextmanager
@@ -266,23 +253,25 @@ class Cluster:
         self._keep_workers = before
 
     def release(self) -> None:
-        """A deployment has ended: end the workers that were started for it, unless they are kept."""
-        if not self._keep_workers:
+        """End the workers that were started on this host for a deployment that has ended, unless they are kept."""
+        if self._starts_processes and not self._keep_workers:
             self._end_workers()
 
     def close(self) -> None:
-        """End this cluster's own worker processes and remove what they cached; workers started elsewhere stay."""
+        """End this cluster's own workers and remove what they cached; workers started elsewhere stay."""
         self._end_workers()
         if self._cache is not None:
             self._cache.close()
             self._cache = None
-        if self._ray is not None:
-            self._ray.close()
+
+    @property
+    def _starts_processes(self) -> bool:
+        return self.launcher.on_this_host and not self.launcher.in_process
 
     def _end_workers(self) -> None:
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        if self._started is not None:
+            self._started.close()
+            self._started = None
 
     def __enter__(self) -> Cluster:
         self._keep_workers = True
@@ -293,17 +282,3 @@ class Cluster:
     ) -> None:
         self._keep_workers = False
         self.close()
-
-
-def _lettered_machines(count: int, threads: int) -> tuple[Machine, ...]:
-    """``machine-a`` to ``machine-z``, then ``machine-aa``, ``machine-ab``, …: the columns of a spreadsheet."""
-    if not 1 <= count <= MOST_ON_THIS_HOST:
-        raise ClusterError(f"a cluster on this host can have 1 to {MOST_ON_THIS_HOST} machines, not {count}")
-    letters = (word for length in (1, 2) for word in product(ascii_lowercase, repeat=length))
-    return tuple(Machine(f"machine-{''.join(word)}", threads) for word in islice(letters, count))
-
-
-def _require_endpoint(machine: Machine) -> WorkerEndpoint:
-    if machine.endpoint is None:
-        raise ClusterError(f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens")
-    return machine.endpoint

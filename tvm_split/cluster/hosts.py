@@ -13,7 +13,7 @@ from tvm_split.cluster.shared_cores import SharedCores
 
 def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
     """Return the cores of machines that are on this host, without asking their workers."""
-    if cluster.kind == "local":
+    if cluster.launcher.on_this_host and not cluster.launcher.in_process:
         here = cluster.machine_names
     else:
         addresses = {machine.name: machine.address for machine in cluster.machines}
@@ -27,7 +27,7 @@ def shared_cores(cluster: Cluster, cores_of: Mapping[str, HostCores]) -> tuple[S
     Machines that the cluster's description names share the cores stated there. Other machines of one host share all
     cores in their affinity masks, up to their quotas. Machines of an in-process cluster compute in turn already.
     """
-    if cluster.kind == "in_process":
+    if cluster.launcher.in_process:
         return cluster.shared_cores
     named = {name for shared in cluster.shared_cores for name in shared.machines}
     hosts: dict[str, dict[str, HostCores]] = {}

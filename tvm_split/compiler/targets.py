@@ -13,8 +13,8 @@ from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.execution.nvcc import toolkit_version
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.asked import ASKED_AT_ONCE
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.discovery import ASKED_AT_ONCE
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.instruction_sets import cannot_execute, cpu_target
@@ -82,7 +82,7 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
 
 def reached_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
     """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
-    if cluster.kind != "remote":
+    if cluster.launcher.on_this_host:
         return {}
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         found = zip(cluster.machine_names, pool.map(_if_reached, cluster.endpoints().values()), strict=True)
@@ -107,7 +107,7 @@ def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
 def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
     if machine.target is not None:
         return _complete_target(machine, machine.target)
-    if cluster.kind != "remote":
+    if cluster.launcher.on_this_host:
         return host_target(machine.threads)
     description = describe(cluster.endpoints()[machine.name], timeout_seconds=DESCRIBE_TIMEOUT_SECONDS)
     require_fit(machine, description)

@@ -214,7 +214,7 @@ def deploy(
             raise ClusterError(
                 f"the bundle has stages for machine {machine!r}; the cluster has {short_list(cluster.machine_names)}"
             )
-    if cluster.kind == "in_process":
+    if cluster.launcher.in_process:
         _require_runnable_here(bundle)
         threads = max(machine.threads for machine in cluster.machines)
         return Deployment(bundle, cluster, InProcessRunner(bundle.program, bundle.blob_path, threads))
@@ -270,7 +270,7 @@ def _check_workers(
         stages = bundle.program.stages_on(name)
         named = ", ".join(stage.name for stage in stages)
         planned = bundle.plan.machine(name)
-        if cluster.kind == "remote":
+        if not cluster.launcher.on_this_host:
             require_fit(cluster.machine(name), worker)
             if planned.threads > worker.threads:
                 raise ClusterError(

@@ -19,11 +19,11 @@ from typing import Annotated, Any, cast
 from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.link_setting import UNCODED
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.turns import Recurrence
+from rpc_runtime.transports.transport import uses_codecs
 from tvm_split.deployment.report_advice import advice_for
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.deployment.run_times import MeasuredRuns, Window
@@ -61,11 +61,6 @@ class DeploymentReport:
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; each comparison also has its ratio, measured by predicted."""
         return cast(dict[str, Any], _REPORT.dump_python(self, mode="json", by_alias=True))
-
-    @classmethod
-    def from_json(cls, content: bytes) -> DeploymentReport:
-        """What `to_dict` gave, as JSON; beside it there may be anything else. Raises pydantic's ValidationError."""
-        return _REPORT.validate_json(content)
 
 
 _REPORT = TypeAdapter(DeploymentReport)
@@ -136,34 +131,23 @@ def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterat
 
 
 class _Times:
-    """Seconds of events by machine, stage, kind and micro-batch."""
+    """Seconds and bytes of events by machine, stage and kind, and by micro-batch."""
 
     def __init__(self, events: Iterable[TraceEvent]) -> None:
-        self._seconds: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        self._bytes: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self.seconds: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self.bytes: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for event in events:
             seconds = (event.end_nanoseconds - event.start_nanoseconds) * 1e-9
-            self._seconds[event.machine, event.stage, event.kind][event.sequence] += seconds
-            self._bytes[event.machine, event.stage, event.kind][event.sequence] += event.size_bytes
+            self.seconds[event.machine, event.stage, event.kind][event.sequence] += seconds
+            self.bytes[event.machine, event.stage, event.kind][event.sequence] += event.size_bytes
 
     def crossed(self) -> bool:
         """Whether anything went over a link."""
-        return any(kind in (RECEIVE, SEND) for _, _, kind in self._seconds)
+        return any(kind in (RECEIVE, SEND) for _, _, kind in self.seconds)
 
     def count(self, machine: str, stages: Iterable[str]) -> int:
         """Micro-batches that the machine has computed in every one of the stages."""
-        return min((len(self._seconds.get((machine, stage, COMPUTE), ())) for stage in stages), default=0)
-
-    def median(self, machine: str, stages: Iterable[str], kind: str, when: Recurrence) -> float | None:
-        """The median over the micro-batches of ``when`` of what the stages spent on one together, times their share.
-
-        That is what a micro-batch of the whole stream costs on average; None if the machine never did it.
-        """
-        return _median(self._seconds, machine, stages, kind, when)
-
-    def median_bytes(self, machine: str, stages: Iterable[str], kind: str, when: Recurrence) -> float | None:
-        """The same of the bytes that they received, or sent."""
-        return _median(self._bytes, machine, stages, kind, when)
+        return min((len(self.seconds.get((machine, stage, COMPUTE), ())) for stage in stages), default=0)
 
     def of_machine(self, stages: Iterable[StageSpec], kind: str) -> float | None:
         """What a machine's stages spend on a micro-batch of the stream; those with the same turns are taken together.
@@ -174,7 +158,7 @@ class _Times:
         for stage in stages:
             groups[stage.own_turns].append(stage)
         found = [
-            self.median(members[0].machine, [stage.name for stage in members], kind, when)
+            _median(self.seconds, members[0].machine, [stage.name for stage in members], kind, when)
             for when, members in groups.items()
         ]
         known = [seconds for seconds in found if seconds is not None]
@@ -188,6 +172,10 @@ def _median(
     kind: str,
     when: Recurrence,
 ) -> float | None:
+    """The median over the micro-batches of ``when`` of what the stages have together, times their share.
+
+    That is what a micro-batch of the whole stream costs on average; None if the machine never did it.
+    """
     summed: dict[int, float] = defaultdict(float)
     for stage in stages:
         for sequence, value in values.get((machine, stage, kind), {}).items():
@@ -277,7 +265,7 @@ def _link_reports(
 
 def _codecs(routes: Sequence[Route], transport: str) -> tuple[Codec, ...]:
     """Those in which tensors cross: where memory is shared, or between GPUs, none."""
-    if transport in UNCODED:
+    if not uses_codecs(transport):
         return ()
     return tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE))
 
@@ -288,13 +276,13 @@ def _routes(program: Program, source: str, destination: str) -> list[Route]:
 
 def _wire_seconds(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
     """The longer of sending and receiving, as far as the events of a stage belong to this link alone."""
-    found = (times.median(*booked, when) for booked in _booked(program, source, destination, when))
+    found = (_median(times.seconds, *booked, when) for booked in _booked(program, source, destination, when))
     return max((seconds for seconds in found if seconds is not None), default=None)
 
 
 def _wire_bytes(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
     """What went over the link, as one of its ends says; if neither can, the tensors' own size without a codec."""
-    found = (times.median_bytes(*booked, when) for booked in _booked(program, source, destination, when))
+    found = (_median(times.bytes, *booked, when) for booked in _booked(program, source, destination, when))
     routes = _routes(program, source, destination)
     whole = sum(each.tensor.size_bytes * each.when.share for each in routes)
     is_known = times.crossed() and all(each.codec is Codec.NONE for each in routes)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import changed_links
 from tvm_split.errors import PlanError
 from tvm_split.planner.replan import Measured
+from tvm_split.values import read
 
 
 def read_computing(path: Path, model: str) -> dict[str, float]:
@@ -46,14 +45,9 @@ def read_measured(path: Path, model: str) -> Measured:
 
 def _read_report(path: Path, model: str) -> DeploymentReport:
     try:
-        report = DeploymentReport.from_json(path.read_bytes())
-    except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        text = f"{path} is no report, which `tvm-split bench --json` writes: {where}: {first['msg']}"
-        raise PlanError(text) from error
+        report = read(DeploymentReport, path, PlanError)
+    except PlanError as error:
+        raise PlanError(f"{path} is no report, which `tvm-split bench --json` writes: {error}") from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
     return report

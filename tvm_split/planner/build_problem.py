@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.transports.transport import memory_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
 from tvm_split.planner.graph import LayerGraph
@@ -70,11 +70,11 @@ def model_problem(
 def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
     """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
 
-    By ``nccl`` it passes neither: what leads from one GPU to the other is the link, as it was measured. At the other
-    end it is uploaded while the next one is received, so that a stream may be faster than this says. What a single
-    input waits for its stage's start is the link's that brings it.
+    By a transport from GPU to GPU it passes neither: what leads from one GPU to the other is the link, as it was
+    measured. At the other end it is uploaded while the next one is received, so that a stream may be faster than this
+    says. What a single input waits for its stage's start is the link's that brings it.
     """
-    ends = () if link.transport == Transport.NCCL else (link.source, link.destination)
+    ends = () if memory_of(link.transport) == "device" else (link.source, link.destination)
     passed = [buses[end] for end in ends if end in buses]
     bytes_per_second = link.bytes_per_second
     latency_seconds = link.latency_seconds + starts.get(link.destination, 0.0)
@@ -96,7 +96,7 @@ def _machine(
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
-    # Waiting for a core is in what was measured in company, and comes from the shared cores of the problem, too.
+    # Times under contention include waiting for a core, which the shared cores of the problem count already.
     slower = max(1.0, contended / alone / oversubscription) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,

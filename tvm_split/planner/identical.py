@@ -1,7 +1,7 @@
-"""Machines and links that differ by no more than measurements do are taken as equal, so that they can be counted.
+"""Identical devices: machines and links that differ by no more than measurements do get the mean of their times.
 
-Two measurements of one machine never give the same times. A search that takes them at their word has as many kinds of
-machines as there are machines, where sixteen workers of one host are one kind.
+Two measurements of one machine never give the same times. Taken as they are, sixteen workers of one host would be
+sixteen device classes, where they are one.
 """
 
 from __future__ import annotations
@@ -26,53 +26,50 @@ Item = TypeVar("Item")
 
 
 def with_identical_averaged(profile: ClusterProfile) -> ClusterProfile:
-    """The profile of more than `MOST_APART` machines, or of such as share too few cores, with the means of those that
-    are alike; others are left as is.
+    """The profile with the means of identical machines and links, if many machines or too few cores make that useful.
 
-    Where cores are too few, which of the alike machines compute makes no difference, and a chain is planned exactly.
-    Alike are machines of one target and as many threads, whose free memory and times are the same but for noise, and
-    links of one kind of transport.
+    That is, more than `MOST_APART` machines, or such as share too few cores: it then makes no difference which of the
+    identical ones compute, and a chain is planned exactly. Identical are machines of one target and as many threads,
+    whose free memory and times differ by noise, and links of one kind of transport.
     """
     oversubscribed = any(profile.oversubscription(each.machine) > 1 for each in profile.machines)
     if len(profile.machines) <= MOST_APART and not oversubscribed:
         return profile
-    machines = {
-        each.machine: each for group in _alike(profile.machines, _whole_seconds, _is_alike) for each in _averaged(group)
-    }
     links = {
         (each.source, each.destination): each
-        for group in _alike(profile.links, lambda link: link.bytes_per_second, _is_alike_link)
+        for group in _groups(profile.links, lambda link: link.bytes_per_second, _is_identical_link)
         for each in _averaged_links(group)
     }
-    return replace(
-        profile,
-        machines=tuple(machines[each.machine] for each in profile.machines),
-        links=tuple(links[each.source, each.destination] for each in profile.links),
-    )
+    averaged = _with_averaged_machines(profile, _is_identical)
+    return replace(averaged, links=tuple(links[each.source, each.destination] for each in profile.links))
 
 
 def with_host_averaged(profile: ClusterProfile) -> ClusterProfile:
-    """The profile with the means of machines of one host that are alike, however few they are.
+    """The profile with the means of identical machines of one host, however few they are.
 
-    What machines get of a layer follows their times. Of two equal ones a moment's disturbance of the one, which may
-    well be a quarter of its time in company, would give it less for good.
+    The shares of a stage that machines compute together follow their times. Without this, a moment's disturbance of
+    one of two equal machines, often a quarter of its time under contention, would give it less for good.
     """
+    return _with_averaged_machines(
+        profile, lambda one, other: one.hostname == other.hostname and _is_identical(one, other)
+    )
 
-    def is_equal(one: MachineProfile, other: MachineProfile) -> bool:
-        return one.hostname == other.hostname and _is_alike(one, other)
 
-    groups = _alike(profile.machines, _whole_seconds, is_equal)
+def _with_averaged_machines(
+    profile: ClusterProfile, is_identical: Callable[[MachineProfile, MachineProfile], bool]
+) -> ClusterProfile:
+    groups = _groups(profile.machines, _whole_seconds, is_identical)
     machines = {each.machine: each for group in groups for each in _averaged(group)}
     return replace(profile, machines=tuple(machines[each.machine] for each in profile.machines))
 
 
-def _alike(
-    items: Iterable[Item], size: Callable[[Item], float], is_alike: Callable[[Item, Item], bool]
+def _groups(
+    items: Iterable[Item], size: Callable[[Item], float], is_identical: Callable[[Item, Item], bool]
 ) -> list[list[Item]]:
-    """Groups of items that are alike the smallest of them."""
+    """Groups of items that are identical to the smallest of them."""
     groups: list[list[Item]] = []
     for item in sorted(items, key=size):
-        group = next((group for group in groups if is_alike(group[0], item)), None)
+        group = next((group for group in groups if is_identical(group[0], item)), None)
         if group is None:
             groups.append([item])
         else:
@@ -84,7 +81,7 @@ def _whole_seconds(machine: MachineProfile) -> float:
     return sum(each.seconds for each in machine.pieces.values())
 
 
-def _is_alike(one: MachineProfile, other: MachineProfile) -> bool:
+def _is_identical(one: MachineProfile, other: MachineProfile) -> bool:
     if (one.target, one.threads, one.cores) != (other.target, other.threads, other.cores):
         return False
     if not _near(one.memory_free_bytes, other.memory_free_bytes, 2 * NOISE):
@@ -94,7 +91,7 @@ def _is_alike(one: MachineProfile, other: MachineProfile) -> bool:
     return _near(whole, _whole_seconds(other), NOISE) and apart <= SCATTER * whole
 
 
-def _is_alike_link(one: LinkProfile, other: LinkProfile) -> bool:
+def _is_identical_link(one: LinkProfile, other: LinkProfile) -> bool:
     return (
         (one.transport, one.origin == "given") == (other.transport, other.origin == "given")
         and _near(one.bytes_per_second, other.bytes_per_second, LINK_NOISE)

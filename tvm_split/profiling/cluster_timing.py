@@ -129,7 +129,7 @@ class ClusterTiming:
             key: self._library(key, wanted[key], partial(code.build, wanted[key])) for key, code in to_build.items()
         }
         ceiling_libraries = {key: self._library(key, (), code.build) for key, code in ceilings.items()}
-        if cluster.kind != "in_process":
+        if not cluster.launcher.in_process:
             cluster.endpoints()  # starts local workers, once
             with ThreadPoolExecutor(len(timings)) as pool:
                 list(pool.map(lambda timing: timing.measure(libraries, ceiling_libraries, self._blobs), timings))
@@ -181,7 +181,7 @@ class CallSeconds:
 
 def _require_runnable(cluster: Cluster, machines: Sequence[MachineFacts]) -> None:
     for machine in machines:
-        if cluster.kind == "in_process" and machine.target["kind"] != "llvm":
+        if cluster.launcher.in_process and machine.target["kind"] != "llvm":
             raise ProfileError(
                 f"machine {machine.name!r} has the target {dict(machine.target)}, and in one process only the CPU can "
                 "be timed; start a worker on the machine and name it in a cluster file"

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from rpc_runtime.client.worker_client import WorkerDescription
-from rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.transports.transport import DEFAULT, LinkSettings
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.profiling.link_samples import ChainSample, LinkSample, StreamSample
 from tvm_split.profiling.store import Store, entry_key
@@ -123,7 +123,8 @@ def link_store(
     ends = {}
     for name, worker in workers.items():
         endpoint = cluster.endpoints()[name]
-        place = len(cluster.machines) if cluster.kind == "local" else [endpoint.address, endpoint.tls is not None]
+        is_local = cluster.launcher.on_this_host
+        place = len(cluster.machines) if is_local else [endpoint.address, endpoint.tls is not None]
         versions = [worker.protocol_version, worker.tvm_version, worker.numpy_version]
         ends[name] = [place, worker.hostname, worker.cores, worker.core_quota, worker.threads, versions]
     store = Store(folder, {"links from": socket.gethostname()})

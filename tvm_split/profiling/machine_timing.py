@@ -171,7 +171,7 @@ class HostTiming:
 
     def _load_beside_each_other(self, loads: Sequence[tuple[KernelSession, KernelSet]], blobs: BlobFolder) -> None:
         """Nothing is timed meanwhile, and a worker starts what tries a library out before it loads its first one."""
-        if self._cluster.kind == "in_process" or len(loads) < 2:
+        if self._cluster.launcher.in_process or len(loads) < 2:
             for session, kernels in loads:
                 session.load(kernels, blobs.path)
             return
@@ -255,7 +255,7 @@ class HostTiming:
         return TimingEffort(minimum_rounds, min(minimum_seconds, limit), limit)
 
     def _session(self, each: MachineTimes) -> KernelSession:
-        if self._cluster.kind == "in_process":
+        if self._cluster.launcher.in_process:
             return InProcessKernels(each.machine.threads)
         return RemoteKernels(self._cluster.endpoints()[each.machine.name], self._timeout_seconds)
 

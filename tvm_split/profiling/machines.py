@@ -74,11 +74,11 @@ def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[Machine
     return replace(
         own,
         # In one process stages are called in turn, so they never compute at the same time.
-        host=own.name if cluster.kind == "in_process" else own.host,
+        host=own.name if cluster.launcher.in_process else own.host,
         memory_free_bytes=min(limits, default=0),
         identity={
             **own.identity,
-            "kind": cluster.kind,
+            "launcher": cluster.launcher.name if cluster.launcher.on_this_host else "",
             "machine": own.name,
             "threads": own.threads,
             "core_quota": own.cores.quota,
@@ -89,7 +89,7 @@ def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[Machine
 def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeout_seconds: float) -> MachineFacts:
     """With all of the memory that the machine's host, or its GPU, has free."""
     has_gpu = target["kind"] == "cuda"
-    if cluster.kind == "in_process" or (cluster.kind == "local" and not has_gpu):
+    if cluster.launcher.in_process or (cluster.launcher.on_this_host and not has_gpu):
         hostname = socket.gethostname()
         identity = _identity(hostname, platform.machine(), sorted(hardware.cpu_features()), version("apache-tvm"))
         host, memory = hardware.boot_id() or hostname, 0 if has_gpu else hardware.available_memory_bytes()

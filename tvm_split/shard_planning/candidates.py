@@ -324,9 +324,9 @@ class ShardCandidates:
         best = plan
         limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
         for _ in range(BALANCING):
-            crowded = memory_shortage(self._problem, plan.evaluation) > 0
+            is_short = memory_shortage(self._problem, plan.evaluation) > 0
             stages = tuple(
-                lightened(stage, plan.evaluation, limits) if crowded else rebalanced(stage, plan.graph)
+                lightened(stage, plan.evaluation, limits) if is_short else rebalanced(stage, plan.graph)
                 for stage in plan.stages
             )
             if stages == plan.stages:

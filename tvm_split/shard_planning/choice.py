@@ -12,7 +12,7 @@ from tvm_split.planner.fewest_machines import MARGIN
 from tvm_split.planner.prediction import Certificate, ComparedPlan, Prediction, predict
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.search.division_bound import division_bound
+from tvm_split.planner.search.bounds import division_bound
 from tvm_split.shard_planning.candidates import ShardCandidates, ShardPlan, worth_timing
 from tvm_split.steps import StepProgress
 from tvm_split.units import names_of, seconds_text

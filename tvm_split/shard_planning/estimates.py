@@ -42,15 +42,17 @@ class OperationCost:
 class _Rate:
     """A machine's seconds for a second of the roofline of a layer's operations and for a byte of its weights.
 
-    ``contention`` is how many times as long both take in company.
+    ``contention`` is how many times as long both take under contention.
     """
 
     seconds: float
     weight_byte_seconds: float
     contention: float
 
-    def of(self, roofline: float, weights: float, *, in_company: bool) -> float:
-        return (self.seconds * roofline + self.weight_byte_seconds * weights) * (self.contention if in_company else 1.0)
+    def of(self, roofline: float, weights: float, *, is_contended: bool) -> float:
+        return (self.seconds * roofline + self.weight_byte_seconds * weights) * (
+            self.contention if is_contended else 1.0
+        )
 
 
 class PartEstimates:
@@ -129,7 +131,7 @@ class PartEstimates:
     def costs(self, placed: PlacedModel, plan: Plan) -> Iterator[OperationCost]:
         """What each operation of a placed model takes on its machine, in the order of execution."""
         together = [
-            self.in_company(plan, origin, stage.machine)
+            self.is_contended(plan, origin, stage.machine)
             for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
         ]
         dependent = dependent_names(main_function(placed.model.module))
@@ -144,8 +146,8 @@ class PartEstimates:
                 yield OperationCost(
                     number,
                     layer,
-                    rate.of(roofline, weights, in_company=False),
-                    rate.of(roofline, weights, in_company=together[number]),
+                    rate.of(roofline, weights, is_contended=False),
+                    rate.of(roofline, weights, is_contended=together[number]),
                     weights * self._prepacked[layer],
                     moved - weights,
                 )
@@ -165,7 +167,7 @@ class PartEstimates:
         What is sliced, exchanged and put together is not in it. Errors are those of `steps_of`.
         """
         shared = plan.stages[stage]
-        company = {machine: self.in_company(plan, stage, machine) for machine in shared.machines}
+        company = {machine: self.is_contended(plan, stage, machine) for machine in shared.machines}
         found: dict[tuple[str, str], float] = {}
         for (name, machine), share in computed_shares(self._model, shared).items():
             layer = self._model.layers[name]
@@ -173,11 +175,11 @@ class PartEstimates:
             if rate is not None and name in self._calls:
                 (operations, moved), weights = self._calls[name], self._constants[name]
                 roofline = _roofline_seconds(operations * share, (moved - weights) * share + weights)
-                seconds = rate.of(roofline, weights, in_company=company[machine])
+                seconds = rate.of(roofline, weights, is_contended=company[machine])
                 found[layer, machine] = found.get((layer, machine), 0.0) + seconds
         return found
 
-    def in_company(self, plan: Plan, stage: int, machine: str) -> bool:
+    def is_contended(self, plan: Plan, stage: int, machine: str) -> bool:
         """Whether others of a machine's host compute a stage of a plan together with it."""
         shared = plan.stages[stage]
         others = [each for each in shared.machines if each != machine] if shared.sharding else []

@@ -40,7 +40,7 @@ def profile_parts(
 ) -> tuple[StepGraph, ...]:
     """The steps of each plan, timed: their kernels are compiled as they would run, and kept like those of pieces.
 
-    Whatever cannot be timed is estimated, as in a profile; ``estimates`` say what is computed in company. Other
+    Whatever cannot be timed is estimated, as in a profile; ``estimates`` say what is computed under contention. Other
     arguments, and errors, are those of `ModelProfiler.measure`.
     """
     scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
@@ -124,7 +124,7 @@ def _code(plans: Sequence[_ScheduledPlan], wanted: MachineFacts) -> TargetCode:
 def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:
     calls = scheduled.calls_of(step.name).calls
     found, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
-    together = estimates.in_company(scheduled.plan, origin, step.machines[0])
+    together = estimates.is_contended(scheduled.plan, origin, step.machines[0])
     return replace(
         step,
         seconds=(found.seconds * correction,),

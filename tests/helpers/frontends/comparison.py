@@ -10,6 +10,7 @@ import tvm_split
 from tests.helpers import placements
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.targets import host_target
+from tvm_split.launchers.local import InProcess
 from tvm_split.model import Model
 
 TOLERANCES = {"float64": 1e-5, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
@@ -27,7 +28,7 @@ def run_as_stage(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]
     LLVM makes of them what is compiled fastest, and computes the same.
     """
     machine = Machine("machine-a", target={**host_target(1), "opt-level": 0})
-    cluster = tvm_split.Cluster("in_process", (machine,))
+    cluster = tvm_split.Cluster((machine,), launcher=InProcess())
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False)
     with tvm_split.deploy(bundle, cluster) as deployment:
         return list(deployment.run(*inputs))

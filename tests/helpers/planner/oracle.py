@@ -10,7 +10,7 @@ import pytest
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Solution
-from tvm_split.planner.search import solve
+from tvm_split.planner.search import Budget, solve
 
 Assignment = list[tuple[tuple[str, ...], list[str]]]
 """Stages as (machines, pieces)."""
@@ -159,15 +159,20 @@ def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] |
     return least, min(other for value, other in found if value <= least * (1 + 1e-9))
 
 
+WORK = 4.0e8
+"""Of one search: enough for every problem of which all plans are tried."""
+
+
 def solution_of(problem: Problem) -> Solution | None:
-    """By shares of any size, of which exact methods are; what turns make of them has tests of its own."""
+    """By shares of any size, of which exact methods are; round-robin schedules have tests of their own."""
     try:
-        return solve(problem, whole_turns=False)
+        return solve(problem, budget=Budget(work=WORK), whole_turns=False)
     except PlanError:
         return None
 
 
-def assert_is_best(problem: Problem, expected: tuple[float, float] | None) -> None:
+def assert_is_best(problem: Problem, expected: tuple[float, float] | None, *, is_exact: bool = True) -> None:
+    """What is found has the best value there is, and is what it says; if exact, it is proven, and ties are decided."""
     found = solution_of(problem)
     if expected is None:
         assert found is None
@@ -179,6 +184,9 @@ def assert_is_best(problem: Problem, expected: tuple[float, float] | None) -> No
     values = evaluation.period_seconds, evaluation.latency_seconds
     if problem.objective == "latency":
         values = values[::-1]
-    assert values == pytest.approx(expected, rel=2e-9, abs=1e-15)
-    assert found.gap == 0.0
-    assert found.lower_bound_seconds == pytest.approx(expected[0], rel=1e-9, abs=1e-15)
+    assert found.lower_bound_seconds <= expected[0] * (1 + 1e-8) + 1e-15
+    if is_exact:
+        assert values == pytest.approx(expected, rel=2e-9, abs=1e-15)
+        assert found.gap == 0.0
+    else:
+        assert values[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-12)

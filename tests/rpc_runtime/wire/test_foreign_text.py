@@ -20,8 +20,8 @@ from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.kernel_times import TimingEffort
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.links import OutgoingLink
+from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, cleaned

@@ -13,6 +13,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_values import Comparison, MachineReport
+from tvm_split.launchers.local import Local
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def shared_path(tmp_path_factory):
     network = torch.nn.Sequential(*(torch.nn.Conv2d(width, 8, 3, padding=1) for width in (3, 8, 8))).eval()
     model = tvm_split.load_model(network, (torch.zeros(1, 3, 16, 16),))
     ends = [("client", A), ("client", B), (A, B)]
-    cluster = Cluster("local", (Machine(A), Machine(B)), tuple(Link(*each, 1e18, 0.0) for each in ends))
+    cluster = Cluster((Machine(A), Machine(B)), tuple(Link(*each, 1e18, 0.0) for each in ends), launcher=Local())
     shard = tvm_split.Shard("0", "1", "rows", {A: 0.6, B: 0.4}, "each")
     path = tmp_path_factory.mktemp("shared") / "plan.json"
     tvm_split.plan(model, cluster, shards=[shard], predict=True, measure=False).save(path)

@@ -10,7 +10,7 @@ from tvm_split.cluster.shared_cores import SharedCores
 
 def remote(*addresses: str, shared: tuple[SharedCores, ...] = ()) -> Cluster:
     machines = tuple(Machine(f"box-{n}", endpoint=WorkerEndpoint(f"box-{n}", each)) for n, each in enumerate(addresses))
-    return Cluster("remote", machines, shared_cores=shared)
+    return Cluster(machines, shared_cores=shared)
 
 
 def test_local_workers_and_the_client_share_what_this_process_may_use() -> None:

@@ -134,7 +134,7 @@ def test_a_worker_with_disabled_features_gets_what_it_can_execute() -> None:
         LocalWorkers(names[1:], environment={DISABLED_FEATURES_VARIABLE: HIDDEN}) as masked,
     ):
         endpoints = {**full.endpoints, **masked.endpoints}
-        cluster = tvm_split.Cluster("remote", tuple(Machine(name, endpoint=endpoints[name]) for name in names))
+        cluster = tvm_split.Cluster(tuple(Machine(name, endpoint=endpoints[name]) for name in names))
         split = {"full": ["0"], "masked": ["2"]}
         with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
             targets = {machine.name: dict(machine.target) for machine in deployment.bundle.plan.machines}

@@ -19,6 +19,7 @@ from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import cannot_execute
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiler.targets import host_target, require_known_targets, runs_here
+from tvm_split.launchers.local import Local
 from tvm_split.profiling.cluster_profile import profile_model
 
 X = torch.ones(1, 8)
@@ -106,7 +107,7 @@ def test_kernels_for_another_cpu_are_not_timed(model: tvm_split.Model, kind: str
 def test_a_cpu_that_llvm_does_not_know(
     model: tvm_split.Model, target: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = Cluster("local", (Machine("machine-a"), Machine("machine-b", target=target)))
+    cluster = Cluster((Machine("machine-a"), Machine("machine-b", target=target)), launcher=Local())
     with pytest.raises(tvm_split.ClusterError) as caught:
         tvm_split.plan(model, cluster, split=SPLIT)
     assert f"machine 'machine-b': LLVM knows no CPU '{target['mcpu']}' for {target['mtriple']}" in str(caught.value)

@@ -51,7 +51,7 @@ def test_no_more_than_asked_for(bundle: tvm_split.Bundle, three_workers: tvm_spl
 def by_address(workers: tvm_split.Cluster, addresses: dict[str, str]) -> Cluster:
     """The workers as a cluster file names them: machines, and whose address each is given."""
     found = workers.endpoints()
-    return Cluster("remote", tuple(Machine(name, endpoint=found[addressed]) for name, addressed in addresses.items()))
+    return Cluster(tuple(Machine(name, endpoint=found[addressed]) for name, addressed in addresses.items()))
 
 
 @pytest.mark.parametrize(

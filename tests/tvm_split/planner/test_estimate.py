@@ -5,6 +5,7 @@ import torch
 
 import tvm_split
 from tvm_split.cluster.machine import Link, Machine
+from tvm_split.launchers.local import Local
 from tvm_split.planner.estimate import BUS, estimated_profile
 
 A, B = "machine-a", "machine-b"
@@ -13,7 +14,7 @@ A, B = "machine-a", "machine-b"
 def test_twice_the_threads_take_half_the_time():
     network = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 16)).eval()
     model = tvm_split.load_model(network, (torch.zeros(8, 64),))
-    cluster = tvm_split.Cluster("local", (Machine(A), Machine(B, threads=2)), (Link(A, B, 1e9, 0.25),))
+    cluster = tvm_split.Cluster((Machine(A), Machine(B, threads=2)), (Link(A, B, 1e9, 0.25),), launcher=Local())
     found = estimated_profile(model.description, cluster)
     assert [(each.name, each.layers, each.weight_bytes) for each in found.pieces] == [
         ("0", ("0",), 4 * 65 * 32),
@@ -34,7 +35,7 @@ def test_a_gpu_is_taken_to_be_one_and_costs_no_cores():
     network = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2)).eval()
     model = tvm_split.load_model(network, (torch.zeros(64, 4096),))
     gpu = Machine(B, target={"kind": "cuda", "arch": "sm_90"})
-    found = estimated_profile(model.description, tvm_split.Cluster("local", (Machine(A, threads=4), gpu)))
+    found = estimated_profile(model.description, tvm_split.Cluster((Machine(A, threads=4), gpu), launcher=Local()))
     one, two = found.machines
     assert one.pieces["0"].seconds > 20 * two.pieces["0"].seconds
     assert min(each.seconds for each in two.pieces.values()) >= 5e-6
@@ -49,7 +50,7 @@ def test_links_from_gpu_to_gpu_are_known_where_they_are_asked_for():
         Machine(name, target={"kind": "cuda", "arch": "sm_90"} if name != "cpu" else None) for name in names
     )
     links = (Link(A, B, 1e11, 1e-5, transport="nccl"), Link(A, "cpu"), Link(B, "cpu"))
-    found = estimated_profile(model.description, tvm_split.Cluster("local", machines, links))
+    found = estimated_profile(model.description, tvm_split.Cluster(machines, links, launcher=Local()))
     assert {ends for ends in [(each.source, each.destination, each.transport) for each in found.links] if ends[2]} == {
         (A, B, "nccl"),
         (B, A, "nccl"),
@@ -65,7 +66,7 @@ def test_a_plan_over_a_cpu_and_a_gpu_keeps_to_the_gpus_memory():
     # Besides the weights, three of each tensor that comes in or goes out, of a megabyte each.
     for memory, held in ((None, 6), (2 * weight_bytes + (7 << 20), 2)):
         machines = (Machine(A, threads=4), Machine(B, target=target, memory_bytes=memory))
-        plan = tvm_split.plan(model, tvm_split.Cluster("local", machines, fast), measure=False)
+        plan = tvm_split.plan(model, tvm_split.Cluster(machines, fast, launcher=Local()), measure=False)
         (stage,) = (stage for stage in plan.stages if stage.machine == B)
         assert len(stage.layers) == held, memory
         assert sum(len(each.layers) for each in plan.stages) == 6

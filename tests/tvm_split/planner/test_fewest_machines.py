@@ -10,7 +10,7 @@ from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.fewest_machines import MARGIN, with_fewest_machines
-from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
+from tvm_split.planner.problem import Alternative, Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import solve
 
 A, B = "machine-a", "machine-b"
@@ -79,7 +79,9 @@ def test_machines_are_spared_where_the_latency_is_none():
         tuple(Piece(name, {A: 0.0, B: 0.0}) for name in ("left", "right")),
         tuple(Edge(CLIENT, name, 0.0) for name in ("left", "right")),
     )
-    best = solve(problem)
+    alone, best = solve(problem), solve(dataclasses.replace(problem, stages=2))
+    other = Alternative("alone", alone.stages, alone.evaluation.period_seconds, alone.evaluation.latency_seconds, "")
+    best = dataclasses.replace(best, alternatives=(other,))
     assert sum(len(stage.machines) for stage in best.stages) == 2
     found = with_fewest_machines(problem, best)
     assert sum(len(stage.machines) for stage in found.stages) == 1

@@ -10,7 +10,7 @@ from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.identical import with_host_averaged, with_identical_averaged
 from tvm_split.planner.profile import ClusterProfile, PieceTime
-from tvm_split.planner.search import solve
+from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.machine_classes import machine_classes
 
@@ -52,7 +52,7 @@ def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
 
 def test_sixteen_alike_workers_are_planned_exactly() -> None:
     profile = with_identical_averaged(scattered([1.0] * 16))
-    found = solve(chain_problem(profile, stages=12), time_limit_seconds=2.0)
+    found = solve(chain_problem(profile, stages=12), budget=Budget(work=4e8))
     assert found.gap == 0.0
     assert len(found.stages) == 12
 

@@ -11,7 +11,7 @@ from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import Measured, calibrated, corrections_of, replan
-from tvm_split.planner.search import solve
+from tvm_split.planner.search import Budget, solve
 
 PROFILE = chain_profile({A: [0.002] * 6, B: [0.002] * 6})
 HALVES = tuple(
@@ -64,7 +64,7 @@ def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, thr
     problem = chain_problem(calibrated(PROFILE, corrections_of(Measured(factors))))
     current = stages_of(case)
     before = evaluate_stages(problem, current).period_seconds
-    found = replan(problem, current, partial(solve, time_limit_seconds=5.0), threshold)
+    found = replan(problem, current, partial(solve, budget=Budget(work=1e9)), threshold)
     after = evaluate_stages(problem, found.stages).period_seconds
     assert after == pytest.approx(found.evaluation.period_seconds)
     if found.change.changed:

@@ -15,10 +15,10 @@ from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.planner.round_robin import fairest_turns, with_turns
-from tvm_split.planner.search import solve
-from tvm_split.planner.search.candidate import Deliveries, candidate
+from tvm_split.planner.search import Budget, solve
+from tvm_split.planner.search.candidate import best_delivered, candidate, delivered
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -145,8 +145,8 @@ def one_piece(slowness):
 def test_what_is_promised_is_what_turns_deliver(slowness):
     """Of a stream, every replica has computed its turns after a whole number of them."""
     problem = one_piece(slowness)
-    ideal = solve(problem, time_limit_seconds=1.0, whole_turns=False)
-    promised = solve(problem, time_limit_seconds=1.0)
+    ideal = solve(problem, budget=Budget(work=1e8), whole_turns=False)
+    promised = solve(problem, budget=Budget(work=1e8))
     (stage,) = promised.stages
     seconds = problem.pieces[0].seconds
     slowest = max(stage.turns.count(place) * seconds[name] for place, name in enumerate(stage.machines))
@@ -154,7 +154,7 @@ def test_what_is_promised_is_what_turns_deliver(slowness):
     assert promised.evaluation.period_seconds > ideal.evaluation.period_seconds * 1.0001
     assert promised.lower_bound_seconds == ideal.lower_bound_seconds
     assert promised.gap > 0
-    assert promised.method.endswith("turns give them")
+    assert promised.method.endswith("round-robin schedule")
     assert tuple(load.share for load in promised.evaluation.loads) == stage.shares
     for other in promised.alternatives:
         assert other.period_seconds >= promised.evaluation.period_seconds
@@ -171,18 +171,16 @@ def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(spe
     assert found.gap == 0.0
 
 
-def test_after_the_deadline_plans_without_replicas_are_still_compared():
-    """To deliver them takes no time."""
-    dealt = [Placed((0, 1), (0,))]
+def test_a_plan_without_replicas_may_be_better_as_it_runs():
+    dealt = [Placement((0, 1), (0,))]
     two = instance_of(one_piece([1.0, 2**0.5, 1.0]))
     ideal = candidate(two, dealt)
-    delivered = Deliveries(two).of(ideal)
-    between = (ideal.evaluation.period_seconds + delivered.evaluation.period_seconds) / 2
+    running = delivered(two, ideal)
+    between = (ideal.evaluation.period_seconds + running.evaluation.period_seconds) / 2
     three = instance_of(one_piece([1.0, 2**0.5, between / 0.01]))
-    plans = [candidate(three, dealt), candidate(three, [Placed((2,), (0,))])]
-    found = Deliveries(three).best_of(plans, -math.inf)
-    assert found is not None
-    assert found.evaluation.period_seconds == pytest.approx(between)
+    best_of_both = best_delivered(three, [candidate(three, dealt), candidate(three, [Placement((2,), (0,))])])
+    assert best_of_both is not None
+    assert best_of_both.evaluation.period_seconds == pytest.approx(between)
 
 
 def test_of_a_machine_without_a_turn_it_is_told():
@@ -197,7 +195,7 @@ def test_what_turns_deliver_as_promised_by_shares_is_exact():
     found = solve(one_piece([1.0, 2.0]))
     assert found.gap == 0.0
     assert found.method.startswith("exact: ")
-    assert not found.method.endswith("turns give them")
+    assert not found.method.endswith("round-robin schedule")
 
 
 @settings(max_examples=60)
@@ -207,7 +205,7 @@ def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none
     problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
     expected = best(problem, chain_plans(problem)) if chain else None
     try:
-        found = solve(problem, time_limit_seconds=1.0)
+        found = solve(problem, budget=Budget(work=1e8))
     except PlanError:
         assert expected is None
         return
@@ -259,5 +257,5 @@ def test_a_longest_period_is_kept_by_the_turns():
 def test_a_longest_period_that_no_turns_keep():
     problem = one_piece([1.0, 1.37])
     best_of_all = solve(problem, whole_turns=False).evaluation.period_seconds
-    with pytest.raises(PlanError, match=r"by the turns of its replicas, and at most .* are allowed"):
+    with pytest.raises(PlanError, match=r"by the round-robin schedules of its replicas, and at most .* are allowed"):
         solve(dataclasses.replace(problem, maximum_period_seconds=best_of_all))

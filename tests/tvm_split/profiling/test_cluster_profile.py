@@ -21,6 +21,7 @@ from rpc_runtime.client.remote_kernels import RemoteKernels
 from tests.models import torch_models
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
+from tvm_split.launchers.local import InProcess
 from tvm_split.profiling import machine_timing, timing_turns
 from tvm_split.profiling.cluster_profile import MeasuredCluster, ModelProfiler, model_digest
 
@@ -185,7 +186,7 @@ def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
 
 
 def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path: Path) -> None:
-    cluster = Cluster("in_process", (Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),))
+    cluster = Cluster((Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),), launcher=InProcess())
     with pytest.raises(ProfileError, match="only the CPU can be timed"):
         ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
 

@@ -50,7 +50,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cluster(workers: LocalWorkers, *links: Link) -> Cluster:
-    return Cluster("remote", tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
+    return Cluster(tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
 
 
 def probe(wanted: Cluster, **options: Any) -> LinkProbe:
@@ -136,7 +136,7 @@ def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, m
     """There is no GPU: what runs would take is given. Small tensors pass both buses besides the link."""
     target = {"kind": "cuda", "arch": "sm_90"}
     machines = tuple(Machine(name, target=target, endpoint=end) for name, end in workers.endpoints.items())
-    asked = Cluster("remote", machines, (Link(A, B, transport="nccl"),))
+    asked = Cluster(machines, (Link(A, B, transport="nccl"),))
     passed: list[bool] = []
 
     def given_passage(self: object, names: Sequence[str], sizes: Sequence[int], series: float, **on: bool) -> Passage:
@@ -216,7 +216,7 @@ def test_stages_in_one_process_hand_their_tensors_over() -> None:
 def test_links_are_believed_if_a_round_trip_does_not_contradict_them(
     workers: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = Cluster("remote", (Machine(A, endpoint=workers.endpoints[A]),))
+    alone = Cluster((Machine(A, endpoint=workers.endpoints[A]),))
     first = probe(alone, cache_folder=tmp_path)
     assert probe(alone, cache_folder=tmp_path).links == first.links
     for path in tmp_path.glob("*.json"):

@@ -47,7 +47,7 @@ def facts() -> Iterator[Facts]:
                     HostileWorker(name, {METHODS["Describe"].path: lambda *_, content=content: iter([content])})
                 )
                 described.append(Machine(name, 1, target, endpoint=worker.endpoint))
-            cluster = Cluster("remote", tuple(described))
+            cluster = Cluster(tuple(described))
             targets = {name: target for name, (target, _, _) in machines.items()}
             return {each.name: each for each in machine_facts(cluster, targets, 20)}
 

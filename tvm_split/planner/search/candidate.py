@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,14 +12,14 @@ from tvm_split.planner.evaluate import Flow
 from tvm_split.planner.problem import TOLERANCE, Evaluation, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.round_robin import fairest_turns
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.placement import Placed, flow_of_stages
+from tvm_split.planner.search.placement import Placement, flow_of_stages
 
 
 @dataclass(frozen=True)
 class Candidate:
     """Stages by numbers, in the order in which values flow, and what they do."""
 
-    stages: tuple[Placed, ...]
+    stages: tuple[Placement, ...]
     flow: Flow
 
     @property
@@ -55,7 +54,7 @@ class Candidate:
         return tuple(found)
 
 
-def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
+def candidate(instance: Instance, stages: Sequence[Placement]) -> Candidate:
     """Measured, with shares of any size; raises as `flow_of_stages` does."""
     return Candidate(*flow_of_stages(instance, stages))
 
@@ -64,63 +63,47 @@ def has_replicas(plan: Candidate) -> bool:
     return any(len(stage.machines) > 1 for stage in plan.stages)
 
 
-class Deliveries:
-    """Plans of one instance as they are delivered: replicas have the shares that turns give them, or are left out."""
+def delivered(instance: Instance, plan: Candidate) -> Candidate:
+    """The plan as it runs: replicas have the shares of their round-robin schedule, or are left out.
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
-        self._known: dict[tuple[Placed, ...], Candidate] = {}
+    No plan is better than with shares of any size. A plan without replicas is given back as it is.
+    """
+    if not has_replicas(plan):
+        return plan
+    loads = {instance.machine_number[load.machine]: load for load in plan.flow.loads}
+    several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
+    schedules = fairest_turns(
+        [[loads[machine].share for machine in machines] for machines in several],
+        [max(loads[machine].compute_seconds for machine in machines) for machines in several],
+    )
+    share_of = {
+        machine: count / sum(counts)
+        for machines, counts in zip(several, schedules, strict=True)
+        for machine, count in zip(machines, counts, strict=True)
+        if count
+    }
+    stages = [
+        Placement(tuple(each for each in stage.machines if each in share_of), stage.pieces)
+        if len(stage.machines) > 1
+        else stage
+        for stage in plan.stages
+    ]
+    return Candidate(*flow_of_stages(instance, stages, share_of))
 
-    def of(self, plan: Candidate) -> Candidate:
-        """The plan itself if it has no replicas."""
-        if not has_replicas(plan):
-            return plan
-        if plan.stages not in self._known:
-            self._known[plan.stages] = self._with_turns(plan)
-        return self._known[plan.stages]
 
-    def best_of(self, plans: Iterable[Candidate], deadline: float) -> Candidate | None:
-        """The best one that keeps to the limits as it is delivered; after the deadline of those that cost no time:
-        those that are known, or have no replicas.
-
-        Turns make no plan better, so the best by shares of any size come first, and who is worse by these is not asked.
-        """
-        problem = self._instance.problem
-        found: list[Candidate] = []
-        least = math.inf
-        for plan in sorted(plans, key=lambda each: each.value(problem)):
-            if plan.value(problem) > least * (1 + TOLERANCE):
-                break
-            is_ready = plan.stages in self._known or not has_replicas(plan)
-            if found and time.monotonic() > deadline and not is_ready:
-                continue
-            delivered = self.of(plan)
-            if within_limits(problem, delivered.flow):
-                found.append(delivered)
-                least = min(least, delivered.value(problem))
-        return best_of(problem, found)
-
-    def _with_turns(self, plan: Candidate) -> Candidate:
-        instance = self._instance
-        loads = {instance.machine_number[load.machine]: load for load in plan.flow.loads}
-        several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
-        turns = fairest_turns(
-            [[loads[machine].share for machine in machines] for machines in several],
-            [max(loads[machine].compute_seconds for machine in machines) for machines in several],
-        )
-        share_of = {
-            machine: count / sum(counts)
-            for machines, counts in zip(several, turns, strict=True)
-            for machine, count in zip(machines, counts, strict=True)
-            if count
-        }
-        stages = [
-            Placed(tuple(each for each in stage.machines if each in share_of), stage.pieces)
-            if len(stage.machines) > 1
-            else stage
-            for stage in plan.stages
-        ]
-        return Candidate(*flow_of_stages(instance, stages, share_of))
+def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
+    """The best plan as it runs, of those that keep to the limits then; None if there is none."""
+    problem = instance.problem
+    kept: list[Candidate] = []
+    least = math.inf
+    for plan in sorted(plans, key=lambda each: each.value(problem)):
+        if plan.value(problem) > least * (1 + TOLERANCE):
+            break
+        running = delivered(instance, plan)
+        if within_limits(problem, running.flow):
+            kept.append(running)
+            least = min(least, running.value(problem))
+    return best_of(problem, kept)
 
 
 def fits(instance: Instance, found: Candidate) -> bool:
@@ -169,5 +152,5 @@ def one_machine_candidates(instance: Instance) -> list[Candidate]:
     """All pieces on one machine, for every machine that fits them."""
     everything = tuple(range(len(instance.pieces)))
     possible = [machine for machine in range(len(instance.machines)) if np.isfinite(instance.seconds[:, machine]).all()]
-    found = [candidate(instance, [Placed((machine,), everything)]) for machine in possible]
+    found = [candidate(instance, [Placement((machine,), everything)]) for machine in possible]
     return [each for each in found if fits(instance, each)]

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_split.planner.search.bounds import SecondsAhead
+from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.instance import Floats, Instance
-from tvm_split.planner.search.latency_ahead import LatencyAhead
-from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.order_costs import OrderCosts
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
 NEXT_KINDS = 3
@@ -90,13 +89,9 @@ class LatencyOrder:
 
 
 class LatencyBeam:
-    """One order of an instance.
+    """One order of an instance."""
 
-    Args:
-        bound: what is ahead of each piece at least.
-    """
-
-    def __init__(self, instance: Instance, order: LatencyOrder, bound: LatencyBound) -> None:
+    def __init__(self, instance: Instance, order: LatencyOrder) -> None:
         self._instance = instance
         self._order, self._costs = order, order.costs
         classes = machine_classes(instance)
@@ -108,30 +103,28 @@ class LatencyBeam:
         self._prefix = np.concatenate([np.zeros((len(first), 1)), np.cumsum(np.nan_to_num(seconds, posinf=0), 1)], 1)
         self._barred = np.concatenate([np.zeros((len(first), 1)), np.cumsum(np.isinf(seconds), 1)], 1)
         self._memory = instance.memory[first]
-        ends = [*((members[0], members[-1]) for members in self._classes), (instance.client,) * 2]
-        pairs = np.ix_([each[0] for each in ends], [each[1] for each in ends])
-        self._lag = np.where(instance.linked[pairs], instance.latency[pairs], math.inf)
-        self._slow = np.where(instance.linked[pairs], instance.seconds_per_byte[pairs], 0.0)
-        self._ahead = LatencyAhead(instance, bound, first, self._lag, self._slow)
+        self._ahead = SecondsAhead(instance, self._classes)
+        self._lag, self._slow = self._ahead.lag, self._ahead.slow
 
-    def plans(self, width: int, deadline: float) -> Iterator[list[Placed]]:
-        """The best ways to the end, of which so many are kept at each cut; none after the deadline (monotonic).
+    def plans(self, width: int, budget: Budget) -> Iterator[list[Placement]]:
+        """The best ways to the end, of which so many are kept at each cut; none if the budget does not suffice.
 
         They are to be measured: a link between stages that are no neighbours may be missing.
         """
-        yield from map(self._placed, self._ways(width, deadline)[:MOST_MEASURED])
+        yield from map(self._placed, self._ways(width, budget)[:MOST_MEASURED])
 
-    def _ways(self, width: int, deadline: float) -> list[_Way]:
+    def _ways(self, width: int, budget: Budget) -> list[_Way]:
         length = len(self._costs.order)
         client = len(self._classes)
         reached: list[list[_Way]] = [[] for _ in range(length + 1)]
         reached[0].append(_Way(0.0, 0.0, 0.0, 0, client, self._counts, 0, None))
         worst = np.full(length + 1, math.inf)
         for cut in range(length):
-            if time.monotonic() > deadline:
+            if budget.is_used_up:
                 return []
             tails: dict[int, Floats] = {}
             for way in _best(reached[cut], width):
+                budget.spend(10 * len(self._classes) * (length - cut))
                 for grown in self._grown(way, tails, worst):
                     ways = reached[grown.cut]
                     ways.append(grown)
@@ -234,14 +227,14 @@ class LatencyBeam:
         with np.errstate(invalid="ignore"):
             return np.where(sizes > 0, lag + sizes * slow, 0.0)
 
-    def _placed(self, last: _Way) -> list[Placed]:
+    def _placed(self, last: _Way) -> list[Placement]:
         waiting = [list(members) for members in self._classes]
         ways = [last]
         while ways[-1].before is not None:
             ways.append(ways[-1].before)
         ways.reverse()
         return [
-            Placed((waiting[way.kind].pop(0),), tuple(sorted(self._costs.order[before.cut : way.cut].tolist())))
+            Placement((waiting[way.kind].pop(0),), tuple(sorted(self._costs.order[before.cut : way.cut].tolist())))
             for before, way in itertools.pairwise(ways)
         ]
 

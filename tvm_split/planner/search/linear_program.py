@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
+from tvm_split.planner.search.budget import Budget
+
+NODE_WORK = 4000
+"""Of one node of the branch-and-bound tree, for each row."""
+MOST_NODES = 2**31 - 1
 FEASIBILITY = 1e-7
 """How far HiGHS may be off in a row, with the numbers scaled to about 1."""
 
@@ -39,13 +44,19 @@ class LinearProgram:
     def equal(self, terms: Iterable[tuple[int, float]], value: float) -> None:
         self.rows.append((_summed(terms), value, value))
 
-    def solve(self, time_limit_seconds: float, relative_gap: float, start: Mapping[int, float]) -> LinearSolution:
-        """Run HiGHS on one thread for so long at most, from values for all integer columns, if ``start`` has any."""
+    def solve(self, budget: Budget, relative_gap: float, start: Mapping[int, float]) -> LinearSolution:
+        """The best solution that HiGHS finds on one thread within a budget.
+
+        It begins with the values of ``start`` for all integer columns, if there are any. A limit to the work limits the
+        nodes of the tree.
+        """
+        nodes = budget.work_left / (NODE_WORK * max(1, len(self.rows)))
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         for option, value in (
             ("output_flag", False),
             ("threads", 1),
-            ("time_limit", max(time_limit_seconds, 0.01)),
+            ("time_limit", max(budget.seconds_left, 0.01)),
+            ("mip_max_nodes", MOST_NODES if math.isfinite(budget.seconds_left) else int(min(nodes, MOST_NODES))),
             ("mip_rel_gap", relative_gap),
             ("mip_abs_gap", 0.0),
             ("mip_feasibility_tolerance", FEASIBILITY),

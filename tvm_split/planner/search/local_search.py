@@ -1,111 +1,246 @@
-"""A plan made better step by step, each measured exactly: pieces at the edge of a stage move, replicas come and go."""
+"""A plan made better by small random changes, each of them evaluated exactly.
+
+A plan is held as a topological order of the pieces, cut into segments, each with its machines. Whatever a change does
+to the order, the cuts or the machines, the stages that follow never wait for each other in a cycle.
+"""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import TOLERANCE
+from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
 from tvm_split.planner.search.ideals import predecessors, successors
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.machine_classes import machine_classes
+from tvm_split.planner.search.placement import Placement
 
-Stages = list[Placed]
-
-
-def improved(instance: Instance, plan: Candidate, deadline: float) -> Candidate:
-    """A plan at least as good, found by single steps until none helps or the deadline (monotonic) passes."""
-    before = predecessors(instance)
-    neighbours = [needed | {*needing} for needed, needing in zip(before, successors(before), strict=True)]
-    best = plan
-    while time.monotonic() < deadline:
-        better = _one_step(instance, best, neighbours, deadline)
-        if better is None:
-            break
-        best = better
-    return best
-
-
-def _one_step(instance: Instance, plan: Candidate, neighbours: list[set[int]], deadline: float) -> Candidate | None:
-    """The first step found that makes a plan better."""
-    idle = [machine for machine in range(len(instance.machines)) if machine not in plan.machines]
-    for stages in _steps(instance, plan.stages, idle, neighbours):
-        if time.monotonic() > deadline:
-            return None
-        changed = _allowed(instance, stages)
-        if changed is not None and _is_better(instance, changed, plan):
-            return changed
-    return None
+TEMPERATURES = (0.05, 1e-5)
+"""By how large a share a change may make the plan worse, about: at first and at the end (simulated annealing)."""
+ROUND = 100
+"""Changes of one round of annealing, for each piece and each machine."""
+ROUNDS_WITHOUT_GAIN = 3
+"""After so many in a row the search ends."""
+GAIN = 1e-4
+"""Share of the value that counts as better."""
+RUN = 0.5
+"""One over the mean number of further pieces that move with a piece."""
+FURTHEST = 0.25
+"""The largest part of all pieces by which one change moves a cut."""
 
 
-def _steps(
-    instance: Instance, stages: Sequence[Placed], idle: Sequence[int], neighbours: list[set[int]]
-) -> Iterator[Stages]:
-    if instance.problem.replicas:  # the fewer steps come first, in case that time is short
-        yield from _moved_machines(stages, idle)
-    yield from _moved_pieces(instance, stages, idle, neighbours)
+@dataclass(frozen=True)
+class _State:
+    """Segment ``i`` is ``order[ends[i - 1] : ends[i]]`` on ``machines[i]``."""
+
+    order: tuple[int, ...]
+    ends: tuple[int, ...]
+    machines: tuple[tuple[int, ...], ...]
+
+    def pieces(self, segment: int) -> tuple[int, ...]:
+        start = self.ends[segment - 1] if segment else 0
+        return self.order[start : self.ends[segment]]
+
+    def stages(self) -> list[Placement]:
+        return [Placement(group, tuple(sorted(self.pieces(each)))) for each, group in enumerate(self.machines)]
 
 
-def _moved_pieces(
-    instance: Instance, stages: Sequence[Placed], idle: Sequence[int], neighbours: list[set[int]]
-) -> Iterator[Stages]:
-    """A piece goes to a stage that has a neighbour of it, or to an idle machine."""
-    groups = [*(stage.machines for stage in stages), *((machine,) for machine in idle)]
-    home = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
-    for piece in range(len(instance.pieces)):
-        near = {home[other] for other in neighbours[piece]} - {home[piece]}
-        if not near and len(stages) > 1:
-            continue
-        for target in [*sorted(near), *range(len(stages), len(groups))]:
-            if any(math.isinf(instance.seconds[piece, machine]) for machine in groups[target]):
+class LocalSearch:
+    """Changes plans of one instance; the same seed and budget of work give the same plans."""
+
+    def __init__(self, instance: Instance, seed: int = 0) -> None:
+        self._instance = instance
+        self._random = random.Random(seed)  # noqa: S311
+        self._before = predecessors(instance)
+        self._behind = successors(self._before)
+        self._classes = machine_classes(instance)
+        self._able = np.isfinite(instance.seconds)
+        self._changes: list[Callable[[_State], _State | None]] = [
+            self._move_cut,
+            self._move_cut,
+            self._exchange_machines,
+            self._use_idle,
+            self._merge,
+            self._split,
+        ]
+        if not instance.is_chain:
+            self._changes += [self._move_run, self._move_run]
+        if instance.problem.replicas:
+            self._changes += [self._add_replica, self._take_replica]
+
+    def improved(self, plan: Candidate, budget: Budget) -> Candidate:
+        """A plan at least as good as ``plan``; changes it at random until a few rounds find nothing better."""
+        problem, best, without_gain = self._instance.problem, plan, 0
+        while without_gain < ROUNDS_WITHOUT_GAIN and not budget.is_used_up:
+            better = self._annealed(best, budget)
+            without_gain = 0 if better.value(problem) < best.value(problem) * (1 - GAIN) else without_gain + 1
+            best = better
+        return best
+
+    def _annealed(self, plan: Candidate, budget: Budget) -> Candidate:
+        problem = self._instance.problem
+        state, current, best = self._state(plan), plan, plan
+        hot, cold = TEMPERATURES
+        changes = ROUND * sum(self._instance.seconds.shape)
+        start = budget.used_share
+        for number in range(changes):
+            used = max(number / changes, (budget.used_share - start) / (1.0 - start))
+            if used >= 1.0:
+                break
+            temperature = hot * (cold / hot) ** used
+            changed = self._random.choice(self._changes)(state)
+            budget.spend(EVALUATION_WORK * len(state.machines))
+            found = None if changed is None else self._evaluated(changed)
+            if changed is None or found is None:
                 continue
-            held: list[list[int]] = [[] for _ in groups]
-            for other, number in home.items():
-                held[target if other == piece else number].append(other)
-            yield [Placed(group, tuple(sorted(pieces))) for group, pieces in zip(groups, held, strict=True) if pieces]
+            value, least = found.value(problem), current.value(problem)
+            if value <= least * (1 + temperature * self._random.expovariate(1.0)):
+                state, current = changed, found
+                if found.rank(problem) < best.rank(problem):
+                    best = found
+        return best
 
+    def _evaluated(self, state: _State) -> Candidate | None:
+        """The plan; None if it is not allowed."""
+        instance, stages = self._instance, state.stages()
+        if not all(self._able[np.ix_(stage.pieces, stage.machines)].all() for stage in stages):
+            return None
+        try:
+            plan = candidate(instance, stages)
+        except PlanError:
+            return None
+        return plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None
 
-def _moved_machines(stages: Sequence[Placed], idle: Sequence[int]) -> Iterator[Stages]:
-    """A stage gets an idle machine as one more replica, or one of its replicas leaves it, to another stage or none."""
-    leaving = [(number, machine) for number, stage in enumerate(stages) for machine in stage.machines]
-    for source, machine in [*((None, machine) for machine in idle), *leaving]:
-        if source is not None and len(stages[source].machines) == 1:
-            continue
-        for target in [*range(len(stages)), *([] if source is None else [None])]:
-            if target != source:
-                yield [_with_machine(stage, number, machine, source, target) for number, stage in enumerate(stages)]
+    @staticmethod
+    def _state(plan: Candidate) -> _State:
+        order: tuple[int, ...] = ()
+        ends = []
+        for stage in plan.stages:
+            order += stage.pieces
+            ends.append(len(order))
+        return _State(order, tuple(ends), tuple(stage.machines for stage in plan.stages))
 
+    def _move_cut(self, state: _State) -> _State | None:
+        if len(state.ends) < 2:
+            return None
+        at = self._random.randrange(len(state.ends) - 1)
+        low, high = state.ends[at - 1] if at else 0, state.ends[at + 1]
+        step = math.ceil(self._random.random() ** 4 * FURTHEST * len(state.order)) * self._random.choice((-1, 1))
+        end = min(max(state.ends[at] + step, low + 1), high - 1)
+        return _State(state.order, (*state.ends[:at], end, *state.ends[at + 1 :]), state.machines)
 
-def _with_machine(stage: Placed, number: int, machine: int, source: int | None, target: int | None) -> Placed:
-    if number == target:
-        return replace(stage, machines=tuple(sorted((*stage.machines, machine))))
-    if number == source:
-        return replace(stage, machines=tuple(other for other in stage.machines if other != machine))
-    return stage
+    def _exchange_machines(self, state: _State) -> _State | None:
+        if len(state.machines) < 2:
+            return None
+        one, other = self._random.sample(range(len(state.machines)), 2)
+        machines = list(state.machines)
+        machines[one], machines[other] = machines[other], machines[one]
+        return _State(state.order, state.ends, tuple(machines))
 
+    def _idle(self, state: _State) -> int | None:
+        """One of the machines without a stage, of any class with the same chance."""
+        used = {machine for group in state.machines for machine in group}
+        idle = [left for members in self._classes if (left := [each for each in members if each not in used])]
+        return self._random.choice(idle)[0] if idle else None
 
-def _allowed(instance: Instance, stages: Stages) -> Candidate | None:
-    """The plan; None if it is none, or not allowed."""
-    try:
-        found = candidate(instance, stages)
-    except PlanError:
-        return None
-    return found if fits(instance, found) and within_limits(instance.problem, found.flow) else None
+    def _use_idle(self, state: _State) -> _State | None:
+        machine, at = self._idle(state), self._random.randrange(len(state.machines))
+        if machine is None:
+            return None
+        group = list(state.machines[at])
+        group[self._random.randrange(len(group))] = machine
+        return self._with_machines(state, {at: tuple(group)})
 
+    def _merge(self, state: _State) -> _State | None:
+        if len(state.machines) < 2:
+            return None
+        at = self._random.randrange(len(state.machines) - 1)
+        kept = state.machines[at + self._random.randrange(2)]
+        if self._instance.problem.replicas and self._random.random() < 0.5:
+            kept = (*state.machines[at], *state.machines[at + 1])
+        ends = (*state.ends[:at], *state.ends[at + 1 :])
+        return _State(state.order, ends, (*state.machines[:at], kept, *state.machines[at + 2 :]))
 
-def _is_better(instance: Instance, one: Candidate, other: Candidate) -> bool:
-    """By the value, then the other value, then the number of machines."""
-    problem = instance.problem
-    for own, compared in (
-        (one.value(problem), other.value(problem)),
-        (one.other_value(problem), other.other_value(problem)),
-    ):
-        if own < compared * (1 - TOLERANCE):
-            return True
-        if own > compared * (1 + TOLERANCE):
-            return False
-    return len(one.machines) < len(other.machines)
+    def _split(self, state: _State) -> _State | None:
+        at = self._random.randrange(len(state.machines))
+        start, group = state.ends[at - 1] if at else 0, state.machines[at]
+        if state.ends[at] - start < 2:
+            return None
+        parts: tuple[tuple[int, ...], tuple[int, ...]]
+        if len(group) > 1 and self._random.random() < 0.5:
+            size = self._random.randrange(1, len(group))
+            parts = group[:size], group[size:]
+        else:
+            machine = self._idle(state)
+            if machine is None:
+                return None
+            parts = (group, (machine,)) if self._random.random() < 0.5 else ((machine,), group)
+        middle = self._random.randrange(start + 1, state.ends[at])
+        ends = (*state.ends[:at], middle, *state.ends[at:])
+        return _State(state.order, ends, (*state.machines[:at], *parts, *state.machines[at + 1 :]))
+
+    def _move_run(self, state: _State) -> _State | None:
+        """A run of pieces goes to another segment, or to one of its own on an idle machine.
+
+        As far as the pieces that it needs, and those that need it, allow.
+        """
+        own = self._random.randrange(len(state.ends))
+        held = state.pieces(own)
+        start = self._random.randrange(len(held))
+        run = set(held[start : start + 1 + int(self._random.expovariate(RUN))])
+        segment_of = {piece: number for number in range(len(state.ends)) for piece in state.pieces(number)}
+        first = max((segment_of[each] for piece in run for each in self._before[piece] - run), default=-1)
+        last = min((segment_of[each] for piece in run for each in self._behind[piece] if each not in run), default=None)
+        last = len(state.ends) if last is None else last
+        segments = [[piece for piece in state.pieces(number) if piece not in run] for number in range(len(state.ends))]
+        machines = list(state.machines)
+        if self._random.random() < 0.5 and first < last:
+            machine, at = self._idle(state), self._random.randint(first + 1, last)
+            if machine is None:
+                return None
+            segments.insert(at, sorted(run))
+            machines.insert(at, (machine,))
+        else:
+            targets = [each for each in range(max(first, 0), min(last + 1, len(segments))) if each != own]
+            if not targets:
+                return None
+            target = self._random.choice(targets)
+            segments[target] = sorted([*segments[target], *run])
+        kept = [number for number, pieces in enumerate(segments) if pieces]
+        return self._joined([segments[number] for number in kept], [machines[number] for number in kept])
+
+    @staticmethod
+    def _joined(segments: Sequence[Sequence[int]], machines: Sequence[tuple[int, ...]]) -> _State:
+        order: list[int] = []
+        ends = []
+        for held in segments:
+            order += held
+            ends.append(len(order))
+        return _State(tuple(order), tuple(ends), tuple(machines))
+
+    def _add_replica(self, state: _State) -> _State | None:
+        machine, at = self._idle(state), self._random.randrange(len(state.machines))
+        return None if machine is None else self._with_machines(state, {at: (*state.machines[at], machine)})
+
+    def _take_replica(self, state: _State) -> _State | None:
+        """A replica leaves its stage, for another one or for none."""
+        several = [number for number, group in enumerate(state.machines) if len(group) > 1]
+        if not several:
+            return None
+        source, target = self._random.choice(several), self._random.randrange(len(state.machines) + 1)
+        machine = self._random.choice(state.machines[source])
+        changed = {source: tuple(each for each in state.machines[source] if each != machine)}
+        if target < len(state.machines) and target != source:
+            changed[target] = (*state.machines[target], machine)
+        return self._with_machines(state, changed)
+
+    @staticmethod
+    def _with_machines(state: _State, changed: dict[int, tuple[int, ...]]) -> _State:
+        machines = tuple(changed.get(number, group) for number, group in enumerate(state.machines))
+        return _State(state.order, state.ends, machines)

@@ -16,17 +16,17 @@ from tvm_split.units import names_of
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """A stage by numbers: the pieces in topological order, and the machines that share its micro-batches."""
 
     machines: tuple[int, ...]
     pieces: tuple[int, ...]
 
 
-def placed(instance: Instance, stages: Sequence[Stage]) -> list[Placed]:
+def placed(instance: Instance, stages: Sequence[Stage]) -> list[Placement]:
     """Stages by numbers, of names that are right (see `tvm_split.planner.step_graph.lower`)."""
     return [
-        Placed(
+        Placement(
             tuple(instance.machine_number[machine] for machine in stage.machines),
             tuple(sorted(instance.piece_number[piece] for piece in stage.layers)),
         )
@@ -35,8 +35,8 @@ def placed(instance: Instance, stages: Sequence[Stage]) -> list[Placed]:
 
 
 def flow_of_stages(
-    instance: Instance, stages: Sequence[Placed], share_of: Mapping[int, float] | None = None
-) -> tuple[tuple[Placed, ...], Flow]:
+    instance: Instance, stages: Sequence[Placement], share_of: Mapping[int, float] | None = None
+) -> tuple[tuple[Placement, ...], Flow]:
     """The stages in topological order, and what they do.
 
     Replicas have shares in proportion to their speeds, or those in ``share_of``, by machine.
@@ -65,7 +65,7 @@ def flow_of_stages(
     return tuple(stages), Flow(instance.problem, instance, steps, numbered)
 
 
-def _step(instance: Instance, stage: Placed, share_of: Mapping[int, float] | None) -> NumberedStep:
+def _step(instance: Instance, stage: Placement, share_of: Mapping[int, float] | None) -> NumberedStep:
     pieces = list(stage.pieces)
     seconds = [math.fsum(instance.times[pieces, machine]) for machine in stage.machines]
     several = len(stage.machines) > 1
@@ -83,7 +83,7 @@ def _step(instance: Instance, stage: Placed, share_of: Mapping[int, float] | Non
 
 
 def _topological_order(
-    instance: Instance, stages: Sequence[Placed], transfers: Sequence[tuple[int, int, float]]
+    instance: Instance, stages: Sequence[Placement], transfers: Sequence[tuple[int, int, float]]
 ) -> tuple[int, ...]:
     before: dict[int, set[int]] = {number: set() for number in range(len(stages))}
     for source, end, _ in transfers:

@@ -13,10 +13,12 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, candidate, fits
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.order_costs import OrderCosts
-from tvm_split.planner.search.placement import Placed
+from tvm_split.planner.search.placement import Placement
 
 FINE = 1e-10
 """Share of a period to which it is halved upon."""
+PERIODS = 6
+"""Between the least one and that of all pieces in turn, under which machines are filled where the latency counts."""
 CLIENT_LIMITS = 9
 """Speeds of links to the client, below which machines are left out of a plan that deals all of the network out."""
 
@@ -25,15 +27,15 @@ def simple_plans(instance: Instance) -> list[Candidate]:
     """Those that fit: first fit under a halved period; where the latency counts, on as few machines as it takes; and
     with replicas, all of the network dealt out."""
     problem = instance.problem
-    plans: list[list[Placed] | None] = []
+    plans: list[list[Placement] | None] = []
     for order in _fastest_first(instance):
         filling = _Filling(instance, order)
         plans.append(filling.least())
         if problem.objective == "latency" or math.isfinite(problem.maximum_latency_seconds):
-            plans.append(filling.under(problem.maximum_period_seconds))
+            plans += [filling.under(problem.maximum_period_seconds), *filling.under_longer()]
     if problem.replicas:
         everything = tuple(range(len(instance.pieces)))
-        plans += [[Placed(each, everything)] for each in whole_sets(instance, range(len(instance.machines)))]
+        plans += [[Placement(each, everything)] for each in whole_sets(instance, range(len(instance.machines)))]
     found = []
     for stages in filter(None, plans):
         with contextlib.suppress(PlanError):  # a link is missing between stages that are no neighbours
@@ -64,7 +66,16 @@ class _Filling:
         limited = bool(np.isfinite(instance.memory).any())
         self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
 
-    def least(self) -> list[Placed] | None:
+    def under_longer(self) -> list[list[Placement] | None]:
+        """Under ever longer periods, with ever fewer stages."""
+        stages = self.least()
+        if not stages:
+            return []
+        low = max(float(self._instance.seconds[list(each.pieces), each.machines[0]].sum()) for each in stages)
+        ratio = self._longest / max(low, FINE * self._longest)
+        return [self.under(low * ratio ** (number / PERIODS) * (1 + FINE)) for number in range(1, PERIODS)]
+
+    def least(self) -> list[Placement] | None:
         """Under the least period at which there is such a plan; None if there is none."""
         low, high = 0.0, self._longest
         best = None
@@ -77,10 +88,10 @@ class _Filling:
             best = found or best
         return best
 
-    def under(self, period: float) -> list[Placed] | None:
+    def under(self, period: float) -> list[Placement] | None:
         instance, cut, sums = self._instance, self._cut, self._sums
         length, client = len(instance.pieces), instance.client
-        stages: list[Placed] = []
+        stages: list[Placement] = []
         start, before = 0, client
         for machine in self._machines:
             if not instance.linked[before, machine] and cut[start] > 0:
@@ -99,7 +110,7 @@ class _Filling:
             while end > start and cut[end] * instance.seconds_per_byte[machine, client] > period:
                 end -= 1
             if end > start:
-                stages.append(Placed((machine,), tuple(range(start, end))))
+                stages.append(Placement((machine,), tuple(range(start, end))))
                 start, before = end, machine
             if start == length:
                 return stages

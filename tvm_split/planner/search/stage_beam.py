@@ -1,7 +1,7 @@
 """Stages for many machines: under a period, each next one goes to the unit of machines that it fills best.
 
 Along a topological order, a partial plan is where its last stage ends and which units are left. With fair prices of
-machines' time and of pieces (`prices.fair_prices`), a stage wastes what its unit's time is worth beyond its pieces; the
+machines' time and of pieces (`bounds.fair_prices`), a stage wastes what its unit's time is worth beyond its pieces; the
 partial plans with the least waste are kept, side by side, one stage after the other (beam search). Where every machine
 is like every other, the only choice left is to go as far as a machine can; where all are unlike, some unit is nearly
 filled by nearly any stretch. The period is halved upon.
@@ -10,19 +10,20 @@ filled by nearly any stretch. The period is halved upon.
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_split.planner.search.bounds import Prices
+from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.instance import Flags, Floats
-from tvm_split.planner.search.order_costs import OrderCosts, Units, costs_possible
-from tvm_split.planner.search.placement import Placed
-from tvm_split.planner.search.prices import Prices
-from tvm_split.planner.search.stretches import Stretches
+from tvm_split.planner.search.order_costs import OrderCosts, Stretches, Units, costs_possible
+from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
+STEP_WORK = 500
+"""Of one partial plan that gets a stage more, for each class of units."""
 MOST_NEIGHBOURHOODS = 64
 """Where there are more, each machine's links are its own, and which others are left is not looked at."""
 
@@ -53,23 +54,24 @@ class StageBeam:
         self._length = len(costs.order)
         self._stretches = Stretches(units.seconds[costs.order])
         self._value = np.concatenate([[0.0], np.cumsum(prices.pieces[costs.order])])
-        self._price = prices.kinds
+        self._price = prices.classes
         links = units.seconds_per_byte
         self._into, self._outof = links[:-1, :-1].min(axis=0), links[:-1, :-1].min(axis=1)
         self._neighbourhoods = neighbourhoods(links[:-1, :-1], units.counts)
         self._tables: dict[int, Flags] = {}
         self._reach: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
-    def stages(self, period: float, most: int, left: Counts, deadline: float) -> list[Placed] | None:
+    def stages(self, period: float, most: int, left: Counts, budget: Budget) -> list[Placement] | None:
         """Stages of at most ``most`` units out of ``left`` (of each kind) under a period; None if none are found."""
         self._tables, self._reach = {}, self._stretches.reach(period)
         kinds = len(self._units.members)
         partials = [_Partial(0, kinds, left, 0.0, None)]
         for _ in range(most):
-            if time.monotonic() > deadline:
+            if budget.is_used_up:
                 return None
             following: dict[tuple[int, int, bytes], _Partial] = {}
             for partial in partials:
+                budget.spend(STEP_WORK * len(self._price))
                 for grown in self._grown(partial, period):
                     if grown.end == self._length:
                         return self._placed(grown)
@@ -137,7 +139,7 @@ class StageBeam:
         open_links[alone, alone] = np.inf
         return np.asarray(open_links.min(axis=1)[group_of[kinds]], dtype=np.float64)
 
-    def _placed(self, last: _Partial) -> list[Placed]:
+    def _placed(self, last: _Partial) -> list[Placement]:
         steps = [last]
         while steps[-1].before is not None:
             steps.append(steps[-1].before)
@@ -145,7 +147,7 @@ class StageBeam:
         found = []
         for before, step in itertools.pairwise(reversed(steps)):
             held = sorted(self._costs.order[before.end : step.end].tolist())
-            found.append(Placed(tuple(sorted(waiting[step.kind].pop(0))), tuple(held)))
+            found.append(Placement(tuple(sorted(waiting[step.kind].pop(0))), tuple(held)))
         return found
 
 

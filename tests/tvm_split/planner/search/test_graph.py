@@ -1,8 +1,9 @@
+"""Graphs with branches and skips: small ones against every plan there is, larger ones against their bound."""
+
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -11,41 +12,38 @@ from tests.helpers.planner.oracle import assert_is_best, best, graph_plans
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
-from tvm_split.planner.search import solve
+from tvm_split.planner.search import Budget, solve
+from tvm_split.planner.search.bounds import SecondsAhead
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.machine_classes import machine_classes
-from tvm_split.planner.search.milp import PlacementProgram, period_bound
+from tvm_split.planner.search.mixed_integer import PlacementProgram, period_bound
 
 SEEDS = st.integers(0, 2**32)
+LITTLE = 1.0e8
+"""Work of a search that need not end with a proof."""
 
 
 @settings(max_examples=120)
-@given(SEEDS, st.integers(2, 6), st.integers(1, 3))
-@example(144, 2, 3)  # nothing takes any time, so that only the latency decides
-def test_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False)
-    assert_is_best(problem, best(problem, graph_plans(problem)))
-
-
-@settings(max_examples=10)
-@given(SEEDS)
-def test_nine_pieces_on_two_machines_equal_the_best_of_all_plans(seed: int) -> None:
-    problem = random_problem(seed, pieces=9, machines=2, chain=False)
-    assert_is_best(problem, best(problem, graph_plans(problem)))
+@given(SEEDS, st.integers(2, 6), st.integers(1, 3), st.booleans())
+@example(144, 2, 3, False)  # nothing takes any time, so that only the latency decides
+@example(53552, 3, 3, True)
+@example(233, 4, 3, True)
+def test_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=replicas)
+    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
 @pytest.mark.slow
-@settings(max_examples=4)
-@given(SEEDS)
-def test_nine_pieces_on_three_machines_equal_the_best_of_all_plans(seed: int) -> None:
-    problem = random_problem(seed, pieces=9, machines=3, chain=False, plain=True)
-    assert_is_best(problem, best(problem, graph_plans(problem)))
+@settings(max_examples=8)
+@given(SEEDS, st.integers(2, 3))
+def test_nine_pieces_equal_the_best_of_all_plans(seed: int, machines: int) -> None:
+    problem = random_problem(seed, pieces=9, machines=machines, chain=False, plain=True, replicas=False)
+    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
 @pytest.mark.parametrize("shared_cores", [False, True])
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3))
 def test_the_mixed_integer_program_finds_and_proves_the_best(
     shared_cores: bool, seed: int, pieces: int, machines: int
@@ -55,7 +53,7 @@ def test_the_mixed_integer_program_finds_and_proves_the_best(
     assert expected is not None
     instance = instance_of(problem)
     alone = best_of(problem, one_machine_candidates(instance))
-    bound, found = PlacementProgram(instance, alone, 0.0).solve(60.0, 1e-7)
+    bound, found = PlacementProgram(instance, alone, 0.0).solve(Budget(), 1e-7)
     values = [each.value(problem) for each in (alone, found) if each is not None]
     assert min(values) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
     assert min([bound, *values]) <= expected[0] * (1 + 1e-9)
@@ -73,17 +71,16 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
             continue
         alone = [each.evaluation.period_seconds for each in one_machine_candidates(instance)]
         if objective == "throughput":
-            assert min([period_bound(instance, 60.0), *alone]) <= expected[0] * (1 + 1e-9)
+            assert min([period_bound(instance, Budget()), *alone]) <= expected[0] * (1 + 1e-9)
         else:
-            assert LatencyBound(instance).whole <= expected[0] * (1 + 1e-9)
-            assert LatencyBound(instance, deadline=-math.inf).whole <= LatencyBound(instance).whole * (1 + 1e-9)
+            assert SecondsAhead(instance, machine_classes(instance)).whole() <= expected[0] * (1 + 1e-9)
 
 
 @settings(max_examples=8)
 @given(SEEDS, st.integers(12, 24), st.integers(2, 4))
 def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
-    found = solve(problem, time_limit_seconds=0.5)
+    found = solve(problem, budget=Budget(work=LITTLE))
     assert evaluate_stages(problem, found.stages) == found.evaluation
     value = value_of(problem, found.evaluation.period_seconds, found.evaluation.latency_seconds)
     assert found.lower_bound_seconds <= value
@@ -105,25 +102,9 @@ def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, piece
         activation_bytes=0.0,
     )
     graph = dataclasses.replace(chain, pieces=(*chain.pieces, free))
-    best_value, found = solve(chain).lower_bound_seconds, solve(graph, time_limit_seconds=0.5)
+    best_value, found = solve(chain, budget=Budget()).lower_bound_seconds, solve(graph, budget=Budget(work=LITTLE))
     value = value_of(graph, found.evaluation.period_seconds, found.evaluation.latency_seconds)
     assert found.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
-
-
-@settings(max_examples=70)
-@given(SEEDS, st.integers(2, 6), st.integers(2, 3))
-@example(53552, 3, 3)  # the best is 0.8 % below what sequences of ideals and single steps from them find
-@example(233, 4, 3)  # 1.3 %
-def test_replicas_on_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=True)
-    assert_is_best(problem, best(problem, graph_plans(problem)))
-
-
-@settings(max_examples=8)
-@given(SEEDS, st.integers(2, 6))
-def test_replicas_on_four_machines_equal_the_best_of_all_plans(seed: int, pieces: int) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=4, chain=False, replicas=True)
-    assert_is_best(problem, best(problem, graph_plans(problem)))
 
 
 @settings(max_examples=20)
@@ -134,7 +115,7 @@ def test_small_graphs_on_equal_machines_equal_the_best_of_all_plans(
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=replicas)
     problem = with_equal_machines(problem)
     assert len(machine_classes(instance_of(problem))) <= 2
-    assert_is_best(problem, best(problem, graph_plans(problem)))
+    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
 def with_equal_machines(problem: Problem) -> Problem:
@@ -192,9 +173,9 @@ def test_a_stage_with_a_skip_is_dealt_out() -> None:
 @given(SEEDS, st.integers(12, 24))
 def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=3, chain=False, plain=True, replicas=True)
-    found = solve(problem, time_limit_seconds=3.0)
+    found = solve(problem, budget=Budget(work=2 * LITTLE))
     assert evaluate_stages(problem, found.stages) == found.evaluation
-    without = solve(dataclasses.replace(problem, replicas=False), time_limit_seconds=0.5)
+    without = solve(dataclasses.replace(problem, replicas=False), budget=Budget(work=LITTLE))
     value, other = (
         value_of(problem, each.evaluation.period_seconds, each.evaluation.latency_seconds) for each in (found, without)
     )
@@ -216,7 +197,7 @@ def test_many_unlike_machines_with_replicas_still_get_a_plan() -> None:
         edges=tuple(Edge(a, b, 8.0) for branch in branches for a, b in itertools.pairwise(branch)),
         replicas=True,
     )
-    found = solve(problem, time_limit_seconds=2.0)
+    found = solve(problem, budget=Budget(work=2 * LITTLE))
     assert evaluate_stages(problem, found.stages) == found.evaluation
     assert found.lower_bound_seconds <= found.evaluation.period_seconds
 

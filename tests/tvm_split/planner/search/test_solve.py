@@ -8,7 +8,7 @@ import pytest
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
-from tvm_split.planner.search import solve
+from tvm_split.planner.search import Budget, solve
 
 NAMES = ("a", "b", "c")
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_is_said_with_its_reason(
         beside = tuple(dataclasses.replace(piece, seconds=dict.fromkeys(names, 0.0)) for piece in beside)
     problem = dataclasses.replace(problem, pieces=(*problem.pieces, *beside))
     with pytest.raises(PlanError, match=message):
-        solve(problem, time_limit_seconds=1.0)
+        solve(problem, budget=Budget(work=1e8))
 
 
 def test_the_nearest_plan_names_every_machine_that_lacks_memory() -> None:
@@ -124,7 +124,7 @@ def test_twenty_equal_machines_are_one_class() -> None:
 
 def test_many_unlike_machines_get_a_plan_and_a_bound() -> None:
     names = {f"machine-{index}": 1.0 + index / 7 for index in range(16)}
-    found = solve(chain(names, count=60), time_limit_seconds=2.0)
+    found = solve(chain(names, count=60), budget=Budget(work=4e8))
     assert 0.0 < found.lower_bound_seconds <= found.evaluation.period_seconds
     assert len(found.stages) > 4
 

@@ -10,6 +10,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
@@ -17,11 +18,34 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.wire.tracker import joined
-from tvm_split.cluster.asked import ASKED_AT_ONCE, AskedMachine, ask
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
+from tvm_split.cluster.launcher import Launcher, WithAccess
 
 PORT_NAME = "worker"
 """Of the container's port, as in ``deploy/kubernetes``."""
 KUBECTL_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Kubernetes(WithAccess, Launcher):
+    """The workers of the pods with these labels that are ready at this moment, as ``kubectl`` finds them.
+
+    Machines are named as their pods, which are called directly: from inside of the cluster. By default the namespace is
+    that of kubectl's context.
+    """
+
+    name = "kubernetes"
+    argument = "selector"
+
+    selector: str = "app.kubernetes.io/name=tvm-split"
+    namespace: str | None = None
+
+    def find(self) -> Cluster:
+        found = pod_machines(self.selector, self.namespace, self.token, self.tls, self.timeout_seconds)
+        advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
+        machines, left_out = planned_machines(found, f"Kubernetes, with the labels {self.selector},", advice)
+        return Cluster(machines, left_out=left_out, launcher=self)
 
 
 def pod_machines(

@@ -10,13 +10,37 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
-from tvm_split.cluster.asked import ASKED_AT_ONCE, AskedMachine, ask
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
+from tvm_split.cluster.launcher import Launcher, WithAccess
 
 NO_WORKER = (
     "a server of TVM's RPC: kernels can be tuned on it, but nothing can be deployed to it, which needs "
     "`tvm-split worker --tracker` instead"
 )
 TUNING = "kernels are being tuned on it: what it is asked meanwhile would disturb the times, and be slow itself"
+
+
+@dataclass(frozen=True)
+class Tracker(WithAccess, Launcher):
+    """The workers that a TVM RPC tracker lists at this moment, under one ``key`` or all, and that answer.
+
+    ``address`` is the HOST:PORT of the tracker.
+    """
+
+    name = "tracker"
+    argument = "address"
+
+    address: str
+    key: str | None = None
+
+    def find(self) -> Cluster:
+        tracker = TrackerAddress.parse(self.address)
+        found = tracked_machines(tracker, self.key, self.token, self.tls, self.timeout_seconds)
+        place = f"the tracker {tracker}" + ("" if self.key is None else f" under the key {self.key!r}")
+        advice = f"start `tvm-split worker --tracker {tracker} --key {self.key or 'KEY'}` on each"
+        machines, left_out = planned_machines([each.asked for each in found], place, advice)
+        return Cluster(machines, left_out=left_out, launcher=self)
 
 
 @dataclass(frozen=True)

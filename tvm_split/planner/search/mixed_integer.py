@@ -15,10 +15,11 @@ import math
 import numpy as np
 
 from tvm_split.errors import PlanError
+from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
-from tvm_split.planner.search.exhaustive import stages_of
 from tvm_split.planner.search.instance import Instance, Tensor
 from tvm_split.planner.search.linear_program import LinearProgram
+from tvm_split.planner.search.placement import Placement
 
 SOLVER_TOLERANCE = 1e-6
 """What HiGHS proves holds up to this share: bounds are taken so much lower."""
@@ -65,19 +66,21 @@ class PlacementProgram:
         if self._wants_latency:
             self._limit_latency(float(not throughput))
 
-    def solve(self, time_limit_seconds: float, relative_gap: float) -> tuple[float, Candidate | None]:
+    def solve(self, budget: Budget, relative_gap: float) -> tuple[float, Candidate | None]:
         """A lower bound in seconds on all plans of several machines, and the best plan found."""
         instance = self._instance
-        found = self._program.solve(time_limit_seconds, relative_gap, self._start())
+        found = self._program.solve(budget, relative_gap, self._start())
         if found.infeasible:
             return math.inf, None
         bound = max(0.0, found.bound) * (1 - SOLVER_TOLERANCE) * self._unit
         if found.values is None:
             return bound, None
         values = found.values
-        places = [(max(columns, key=lambda m: float(values[columns[m]])),) for columns in self._place]
+        held: dict[int, list[int]] = {}
+        for piece, columns in enumerate(self._place):
+            held.setdefault(max(columns, key=lambda m: float(values[columns[m]])), []).append(piece)
         try:
-            plan = candidate(instance, stages_of(places))
+            plan = candidate(instance, [Placement((machine,), tuple(pieces)) for machine, pieces in held.items()])
         except PlanError:  # a value that HiGHS took for whole was not
             return bound, None
         return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None
@@ -312,11 +315,11 @@ def longest_latency(instance: Instance) -> float:
     return seconds + sizes * slowest + stops * float(instance.latency.max())
 
 
-def period_bound(instance: Instance, time_limit_seconds: float) -> float:
+def period_bound(instance: Instance, budget: Budget) -> float:
     """Of plans of several machines: every piece divided over machines at will, nothing sent, memory and cores kept to.
 
     The linear relaxation of scheduling on unrelated machines (Lenstra, Shmoys and Tardos 1990). Replicas hold all the
-    weights, but share the time, so with them memory is left out. 0 where the time is too short.
+    weights, but share the time, so with them memory is left out. 0 where the budget does not suffice.
     """
     unit = float(np.where(np.isfinite(instance.seconds), instance.seconds, 0.0).sum(axis=0).max()) or 1.0
     program = LinearProgram()
@@ -341,5 +344,5 @@ def period_bound(instance: Instance, time_limit_seconds: float) -> float:
     for members, cores in instance.core_sets:
         busy = [term for m in members for term in computing.get(m, [])]
         program.at_most([*busy, (period, -float(cores))], 0.0)
-    found = program.solve(time_limit_seconds, 0.0, {})
+    found = program.solve(budget, 0.0, {})
     return max(0.0, found.bound) * (1 - SOLVER_TOLERANCE) * unit

@@ -2,8 +2,8 @@
 
 Linear partition over unequal machines: best[used, last group][j] = min over k of the cost of a stage k … j on the last
 group, combined with the best of best[used − last, group before][k] and the link between the two. Combining is the
-maximum for the period and the sum for the latency. Sets as in PipeEdge (Hu et al. 2022), where equal machines are
-counted; stages on several machines as in PipeDream (Narayanan et al. 2019).
+maximum for the period and the sum for the latency and for loads, which have nothing for links. Sets as in PipeEdge (Hu
+et al. 2022), where identical machines are counted; stages on several machines as in PipeDream (Narayanan et al. 2019).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_split.planner.problem import TOLERANCE
+from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
@@ -31,7 +31,7 @@ MOST_MATRIX_BYTES = 1.0e9
 
 MOST_SECONDS = 1.0e300
 
-Value = Literal["period", "latency"]
+Value = Literal["period", "latency", "load"]
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,6 @@ class _State:
     values: Floats
 
 
-class OutOfTimeError(Exception):
-    """Of a table that has not come to its end by its deadline."""
-
-
 class StageTable:
     """The best values for all numbers of machines used; `best` gives them, `sequence` the stages behind one.
 
@@ -87,7 +83,7 @@ class StageTable:
         stage_count: exactly so many stages.
         period_limit: no stage and no link with a period above this.
         value_limit: no plan with a value above this.
-        deadline: (monotonic) by which it is filled, or an `OutOfTimeError` raised.
+        budget: within which it is filled, or an `OutOfBudgetError` raised.
     """
 
     def __init__(
@@ -98,9 +94,9 @@ class StageTable:
         stage_count: int | None = None,
         period_limit: float = math.inf,
         value_limit: float = math.inf,
-        deadline: float = math.inf,
+        budget: Budget | None = None,
     ) -> None:
-        self._deadline = deadline
+        self._budget = budget or Budget()
         self._costs = costs
         self._value = value
         self._replicated = any(sum(counts) > 1 for counts in costs.groups.counts)
@@ -160,8 +156,7 @@ class StageTable:
         for used in itertools.product(*sizes):
             if not 0 < sum(used) <= self._machine_limit:
                 continue
-            if time.monotonic() > self._deadline:
-                raise OutOfTimeError
+            self._budget.require()
             found: dict[int, list[tuple[int, Floats]]] = {}
             for number, counts in enumerate(groups.counts):
                 before = _minus(used, counts)
@@ -170,6 +165,7 @@ class StageTable:
                 if not any(before):
                     found.setdefault(int(self._counts_stages), []).append((number, self._stages[number][:, 0]))
                 for stages, state in self._states_with(before):
+                    self._budget.spend(len(self._costs.crossing_bytes) ** 2 + CALL_STEPS)
                     values = self._extended(state, number)
                     if values is not None:
                         found.setdefault(stages + int(self._counts_stages), []).append((number, values))
@@ -211,25 +207,21 @@ class StageTable:
             blocked |= stream > self._limit
         if self._value == "latency":
             stream = stream + np.where(unlinked, 0.0, lag)[:, None] * crosses
-        found = self._combine(state.values, stream)
+        found = state.values.copy() if self._value == "load" else self._combine(state.values, stream)
         found[blocked] = math.inf
         return found
 
     def _stage(self, group: int) -> Floats:
-        if self._value == "period":
-            matrix = self._costs.period[group]
-            return matrix if math.isinf(self._limit) else np.where(matrix <= self._limit, matrix, math.inf)
-        matrix = self._costs.latency[group]
-        return (
-            matrix if math.isinf(self._limit) else np.where(self._costs.period[group] <= self._limit, matrix, math.inf)
-        )
+        costs = self._costs
+        matrix = {"period": costs.period, "latency": costs.latency, "load": costs.load}[self._value][group]
+        return matrix if math.isinf(self._limit) else np.where(costs.period[group] <= self._limit, matrix, math.inf)
 
     def _combine(self, one: Floats, other: Floats) -> Floats:
         return np.maximum(one, other) if self._value == "period" else one + other
 
 
 def lack_table(instance: Instance, costs: StageCosts) -> StageTable:
-    """A table whose latency is bytes: what stages lack of an instance's memory, summed over machines.
+    """A table of the bytes that stages lack of an instance's memory, summed over machines.
 
     Args:
         costs: of the same stages without a limit to memory.
@@ -243,20 +235,11 @@ def lack_table(instance: Instance, costs: StageCosts) -> StageTable:
         )
         for counts in groups.counts
     ]
-    free = dataclasses.replace(
-        groups,
-        seconds_per_byte=np.zeros_like(groups.latency),
-        latency=np.where(np.isinf(groups.latency), math.inf, 0.0),
-    )
-    bytes_lacking = tuple(
+    load = tuple(
         np.where(np.isinf(possible), math.inf, lack) for possible, lack in zip(costs.latency, lacks, strict=True)
     )
-    return StageTable(
-        dataclasses.replace(costs, groups=free, latency=bytes_lacking),
-        "latency",
-        instance.machine_limit,
-        instance.problem.stages,
-    )
+    costs = dataclasses.replace(costs, load=load)
+    return StageTable(costs, "load", instance.machine_limit, instance.problem.stages)
 
 
 def _minus(used: Counts, counts: Counts) -> Counts:

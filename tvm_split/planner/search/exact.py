@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
 from tvm_split.planner.problem import TOLERANCE
-from tvm_split.planner.search.candidate import Candidate, candidate, lack_of, one_machine_candidates
+from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
+from tvm_split.planner.search.candidate import (
+    Candidate,
+    best_of,
+    candidate,
+    fits,
+    lack_of,
+    one_machine_candidates,
+    within_limits,
+)
+from tvm_split.planner.search.ideals import ideals_of
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts, groups_of, machine_classes
-from tvm_split.planner.search.placement import Placed
-from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
-from tvm_split.planner.search.stage_dp import (
+from tvm_split.planner.search.placement import Placement
+from tvm_split.planner.search.stage_costs import StageCosts, stage_costs
+from tvm_split.planner.search.stage_table import (
     MOST_MATRIX_BYTES,
-    OutOfTimeError,
     Sequence,
     StageTable,
     Value,
@@ -25,29 +34,31 @@ from tvm_split.planner.search.stage_dp import (
     table_cost,
 )
 
+MOST_STAGES = 16
+"""On shared cores, best plans are given for each number of stages up to this, besides the best of all."""
+MOST_OVERSUBSCRIBED = 2**24
+"""Machines times pairs of cuts: some seconds."""
 MOST_STEPS = 2.0e9
 """Matrix elements that one table may touch: some seconds."""
-STEPS_A_SECOND = 2.0e8
-"""Of the time limit; with fewer, a table would hardly come to its end."""
 
 
 class ChainSearch:
     """All questions to one chain; the costs of its stages are computed once.
 
     One machine by itself has no contention, so such plans are measured apart from the tables.
-    What has no answer by the deadline (monotonic) raises an `OutOfTimeError`.
+    What has no answer within the budget raises an `OutOfBudgetError`.
     """
 
-    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
+    def __init__(self, instance: Instance, budget: Budget | None = None) -> None:
         self.instance = instance
-        self.deadline = deadline
+        self.budget = budget or Budget()
         groups = groups_of(instance, machine_classes(instance), replicas=instance.problem.replicas)
-        self._costs: StageCosts = chain_costs(instance, groups)
+        self.costs: StageCosts = stage_costs(instance, groups, ideals_of(instance))
         self._alone = one_machine_candidates(instance)
 
     def table(self, value: Value, period_limit: float = math.inf, value_limit: float = math.inf) -> StageTable:
         problem, machines = self.instance.problem, self.instance.machine_limit
-        return StageTable(self._costs, value, machines, problem.stages, period_limit, value_limit, self.deadline)
+        return StageTable(self.costs, value, machines, problem.stages, period_limit, value_limit, self.budget)
 
     def least_period(self) -> float:
         """Of any plan, whatever its latency; infinite if there is none."""
@@ -86,11 +97,11 @@ class ChainSearch:
 
     def candidate(self, sequence: Sequence) -> Candidate:
         starts = (0, *sequence.ends[:-1])
-        machines = self._costs.groups.machines(list(sequence.groups))
+        machines = self.costs.groups.machines(list(sequence.groups))
         return candidate(
             self.instance,
             [
-                Placed(group, tuple(range(start, end)))
+                Placement(group, tuple(range(start, end)))
                 for group, start, end in zip(machines, starts, sequence.ends, strict=True)
             ],
         )
@@ -107,21 +118,21 @@ class ChainSearch:
         wanted: dict[Counts, None] = dict.fromkeys(best) if self.instance.problem.replicas else {}
         for total in range(2, len(self.instance.machines) + 1):
             _keep_best(wanted, {used: each for used, each in best.items() if sum(used) == total})
-        for kind, members in enumerate(self._costs.groups.classes):
+        for kind, members in enumerate(self.costs.groups.classes):
             count = len(set(members) & set(chosen.machines))
             if count < len(members):
                 _keep_best(wanted, {used: each for used, each in best.items() if used[kind] > count})
         found = [*self._alone]
         for used in wanted:
-            if time.monotonic() > self.deadline:
-                raise OutOfTimeError
+            self.budget.require()
+            self.budget.spend(EVALUATION_WORK)
             found.append(self.candidate(table.sequence(used)))
         return found
 
     def nearest_to_memory(self) -> Candidate | None:
         """The plan that lacks the fewest bytes of memory, summed over machines; None if none fits links and pins."""
         unlimited = dataclasses.replace(self.instance, memory=np.full(len(self.instance.machines), math.inf))
-        table = lack_table(self.instance, chain_costs(unlimited, self._costs.groups))
+        table = lack_table(self.instance, stage_costs(unlimited, self.costs.groups, ideals_of(unlimited)))
         best = table.best()
         found = one_machine_candidates(unlimited)
         if best:
@@ -130,7 +141,7 @@ class ChainSearch:
 
     def _possible_periods(self, lowest: float, highest: float) -> Floats:
         """All periods of stages and links between two, ascending; equal ones once."""
-        groups, costs = self._costs.groups, self._costs
+        groups, costs = self.costs.groups, self.costs
         links = np.unique(groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing_bytes
         alone = np.array([each.flow.period_seconds for each in self._alone])
         found = [
@@ -159,9 +170,84 @@ def solve_chain(search: ChainSearch) -> Candidate | None:
     return search.fastest(period)
 
 
-def is_small_enough(instance: Instance, time_limit_seconds: float = math.inf) -> bool:
-    """Whether the tables of this chain take seconds, and no more than there are; else it is searched as any graph."""
-    most = min(MOST_STEPS, STEPS_A_SECOND * time_limit_seconds)
+def is_oversubscribed(instance: Instance) -> bool:
+    """Whether a chain is for `solve_oversubscribed`: identical machines that all share the same cores, and a throughput
+    without replicas and limits to the latency."""
+    problem = instance.problem
+    if problem.objective != "throughput" or problem.replicas or problem.maximum_latency_seconds < math.inf:
+        return False
+    if not instance.is_chain or len(instance.core_sets) != 1 or len(machine_classes(instance)) != 1:
+        return False
+    everywhere = set(range(len(instance.machines))) <= set(instance.core_sets[0][0])
+    size = instance.machine_limit * (len(instance.pieces) + 1) ** 2
+    return everywhere and problem.machines[0].cores > 0 and size <= MOST_OVERSUBSCRIBED
+
+
+def solve_oversubscribed(instance: Instance) -> tuple[Candidate | None, list[Candidate]]:
+    """The best plan on shared cores, and the best of each number of stages; None if none keeps to the limits.
+
+    What the machines keep busy of the cores adds up over stages. So of the plans whose stages keep to a period, one
+    table gives the least sum; the longer the period, the less it is. The least period is where the two meet.
+    """
+    search = _OversubscribedSearch(instance)
+    numbers = range(2, min(instance.machine_limit, MOST_STAGES) + 1)
+    plans = [*one_machine_candidates(instance), *(search.best(number) for number in (None, *numbers))]
+    kept = [
+        each
+        for each in plans
+        if each is not None and fits(instance, each) and within_limits(instance.problem, each.flow)
+    ]
+    return best_of(instance.problem, kept), kept
+
+
+class _OversubscribedSearch:
+    def __init__(self, instance: Instance) -> None:
+        search = ChainSearch(instance)
+        members, cores = instance.core_sets[0]
+        own = instance.problem.machines[0].cores
+        costs = search.costs
+        self._search = search
+        self._costs = dataclasses.replace(costs, load=(costs.computed[0] * own / cores,))
+        flow = candidate(instance, [Placement((0,), tuple(range(len(instance.pieces))))]).flow
+        problem = instance.problem
+        taken = flow.counts[-1] * problem.client_transfer_seconds
+        taken += flow.sizes[-1] * problem.client_transfer_seconds_per_byte
+        self._client = taken / cores if instance.client in members else 0.0
+        links = costs.crossing_bytes * costs.groups.seconds_per_byte[0, 0]
+        self._periods = np.unique(np.concatenate([costs.period[0][np.isfinite(costs.period[0])], links]))
+        self._table = lru_cache(maxsize=None)(self._table_of)
+
+    def _table_of(self, period: float) -> StageTable:
+        return StageTable(self._costs, "load", self._search.instance.machine_limit, period_limit=period)
+
+    def best(self, stages: int | None) -> Candidate | None:
+        """The plan of the least period, of so many stages or any number of at least two."""
+        low, high = 0, len(self._periods)  # the first period that the cores allow, too
+        while low < high:
+            middle = (low + high) // 2
+            if self._least(middle, stages)[0] <= self._periods[middle]:
+                high = middle
+            else:
+                low = middle + 1
+        near = range(max(low - 1, 0), min(low + 1, len(self._periods)))
+        found = {at: max(float(self._periods[at]), self._least(at, stages)[0]) for at in near}
+        at = min(found, key=lambda each: found[each], default=None)
+        if at is None or math.isinf(found[at]):
+            return None
+        table = self._table(float(self._periods[at]))
+        return self._search.candidate(table.sequence(self._least(at, stages)[1]))
+
+    def _least(self, at: int, stages: int | None) -> tuple[float, Counts]:
+        """The least period that the cores allow plans that keep to a period, and how many machines such a plan has."""
+        loads = self._table(float(self._periods[at])).best()
+        loads = {used: load for used, load in loads.items() if stages in (None, used[0])}
+        used = min(loads, key=lambda each: loads[each], default=(0,))
+        return self._client + loads.get(used, math.inf), used
+
+
+def is_small_enough(instance: Instance, work: float = math.inf) -> bool:
+    """Whether the tables of this chain take some seconds, and so much work at most; else it is searched as a graph."""
+    most = min(MOST_STEPS, work)
     cost = table_cost(machine_classes(instance), len(instance.pieces) + 1, replicas=instance.problem.replicas)
     return cost.steps <= most and cost.bytes <= MOST_MATRIX_BYTES
 

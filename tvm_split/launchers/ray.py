@@ -10,6 +10,7 @@ import math
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -18,7 +19,10 @@ from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.processes import Closing, before_end, cleared
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import split_address
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.launcher import Launcher, Started
 from tvm_split.errors import ClusterError, last_line
+from tvm_split.launchers.local import lettered_machines
 
 CONNECT_SECONDS = 5.0
 STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
@@ -28,6 +32,28 @@ OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 """The resources for which an actor has options of their own, whose names are understood as well."""
 SMALLEST = 1e-4
 """Of any resource: https://docs.ray.io/en/latest/ray-core/scheduling/resources.html#fractional-resource-requirements"""
+
+
+@dataclass(frozen=True)
+class Ray(Launcher):
+    """Workers that Ray places on its nodes, each with ``threads`` of its CPUs; see `Cluster.from_ray`."""
+
+    name = "ray"
+    argument = "address"
+
+    address: str | None = None
+    workers: int = 2
+    threads: int = 1
+    resources: dict[str, float] = field(default_factory=dict)
+    strategy: str = "SPREAD"
+    timeout_seconds: float = 60.0
+
+    def find(self) -> Cluster:
+        return Cluster(lettered_machines(self.workers, self.threads), launcher=self)
+
+    def start(self, cluster: Cluster) -> Started:
+        names = cluster.machine_names
+        return RayWorkers(names, self.threads, self.address, self.resources, self.strategy, self.timeout_seconds)
 
 
 class RayWorker:
@@ -71,7 +97,7 @@ class RayWorkers(Closing):
             raise ClusterError("there is no Ray here: pip install 'tvm-split[ray]', as on its nodes") from error
         self._ray = ray
         self._seconds = timeout_seconds
-        self._token = secrets.token_hex(16)
+        self._token, self._id = secrets.token_hex(16), secrets.token_hex(4)
         self._actors: dict[str, Any] = {}
         self._group: Any = None
         self._joined = _join(ray, address)
@@ -133,6 +159,7 @@ class RayWorkers(Closing):
         actor = self._ray.remote(RayWorker).options(
             **{option: resources.get(key, 0) for key, option in OPTIONS.items()},
             resources=others,
+            name=f"tvm-split-{self._id}-{name}",
             scheduling_strategy=placed,
             max_restarts=FOREVER,
             max_task_retries=FOREVER,

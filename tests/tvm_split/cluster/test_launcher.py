@@ -1,0 +1,102 @@
+"""Locations of clusters, and what every launcher that can run here does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
+from rpc_runtime.errors import InputError
+from tests.helpers.toy import toy_plugin_installed
+from tests.helpers.waiting import PATIENCE_SECONDS
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.launcher import LAUNCHERS, launcher_at
+from tvm_split.errors import ClusterError
+
+
+@pytest.mark.parametrize("location", ["local:2", "in-process:2", "toy:xy", "at:ADDRESSES", "file:FILE", "FILE"])
+def test_every_launcher_deploys(location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x = (
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval(),
+        torch.ones(1, 4),
+    )
+    with toy_plugin_installed(), LocalWorkers(["x", "y"], token="open-sesame") as workers:
+        addresses = [endpoint.address for endpoint in workers.endpoints.values()]
+        (tmp_path / "token").write_text("open-sesame")
+        monkeypatch.setenv("TVM_SPLIT_TOKEN", "open-sesame")
+        machines = (
+            f"{{name: {name}, address: '{workers.endpoints[name].address}', token_file: token}}" for name in "xy"
+        )
+        file = tmp_path / "cluster.yaml"
+        file.write_text(f"machines: [{', '.join(machines)}]")
+        here = location.replace("ADDRESSES", ",".join(addresses)).replace("FILE", str(file))
+        with Cluster.at(here) as cluster:
+            first, second = cluster.machine_names
+            split = {first: ["0", "1"], second: ["2"]}
+            with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
+                assert [stage.machine for stage in deployment.stages] == [first, second]
+                np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("location", ["local:2", "toy:xy"])
+def test_workers_that_a_launcher_started_end_with_the_cluster(location: str) -> None:
+    with toy_plugin_installed():
+        with Cluster.at(location) as cluster:
+            endpoint = next(iter(cluster.endpoints().values()))
+            assert describe(endpoint, PATIENCE_SECONDS).machine == cluster.machine_names[0]
+        with pytest.raises(tvm_split.TvmSplitError):
+            describe(endpoint, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("location", "fields"),
+    [
+        ("local", {"workers": 2, "threads": 1}),
+        ("local:3?threads=2", {"workers": 3, "threads": 2}),
+        ("in-process?threads=4", {"machines": 1, "threads": 4}),
+        ("tracker:[::1]:9190?key=box", {"address": "[::1]:9190", "key": "box", "tls": None}),
+        ("kubernetes:app=worker?namespace=lab", {"selector": "app=worker", "namespace": "lab"}),
+        ("ray:head:6379?workers=3&strategy=PACK", {"address": "head:6379", "workers": 3, "strategy": "PACK"}),
+        ("lab.yaml", {"path": Path("lab.yaml")}),
+        ("file:lab", {"path": Path("lab")}),
+    ],
+)
+def test_locations(location: str, fields: dict[str, object]) -> None:
+    found = launcher_at(location)
+    assert {name: getattr(found, name) for name in fields} == fields
+
+
+def test_credentials_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    found = launcher_at(f"tracker:lab:9190?token_file={tmp_path}/token&tls_ca=ca.pem")
+    assert (found.token, found.tls.authority) == ("secret", Path("ca.pem"))  # type: ignore[attr-defined]
+    assert "secret" not in repr(found)
+    monkeypatch.setenv("TVM_SPLIT_TOKEN", "other")
+    assert launcher_at("at:lab:7001").token == "other"  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="cannot read the token file"):
+        launcher_at("at:lab:7001?token_file=/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("cluster", "no launcher 'cluster'.*local, in-process, file, at, tracker"),
+        ("local:many", "workers.*its parameters are workers, threads"),
+        ("local?theads=2", "theads: unknown; its parameters are workers, threads"),
+        ("local:0", "1 to 702 machines"),
+        ("at", "at least one HOST:PORT"),
+    ],
+)
+def test_wrong_locations(location: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        Cluster.at(location)
+
+
+def test_launchers_are_listed() -> None:
+    with toy_plugin_installed():
+        assert {"local", "in-process", "file", "at", "tracker", "kubernetes", "ray", "toy"} <= set(LAUNCHERS)

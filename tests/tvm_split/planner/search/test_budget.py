@@ -1,0 +1,37 @@
+import math
+
+import pytest
+
+from tests.helpers.planner.many_machines import many_machines_problem
+from tvm_split.planner.search import Budget, solve
+from tvm_split.planner.search.budget import OutOfBudgetError
+
+
+def test_work_is_counted_in_all_parts_of_a_budget():
+    whole = Budget(work=100.0)
+    half, rest = whole.until(0.5), whole.rest(0.1)
+    whole.spend(10.0)
+    assert rest.is_used_up
+    assert not half.is_used_up
+    assert whole.work_left == half.work_left + 50.0 == 90.0
+    assert whole.rest(0.5).whole_work == 45.0
+    half.spend(40.0)
+    assert half.is_used_up
+    assert whole.used_share == 0.5
+    with pytest.raises(OutOfBudgetError):
+        half.require()
+
+
+def test_time_is_over_when_it_is_over():
+    assert Budget(0.0).is_used_up
+    assert Budget(0.0).rest().is_used_up
+    assert not Budget(1e9).is_used_up
+    assert Budget(1e9, 0.0).is_used_up
+    assert Budget().whole_work == Budget().seconds_left == math.inf
+
+
+@pytest.mark.parametrize("network", ["chain", "branches"])
+def test_the_same_work_gives_the_same_plan(network):
+    problem = many_machines_problem(12, 50, network=network, replicas=True)
+    one, other = (solve(problem, budget=Budget(work=2e7)) for _ in "ab")
+    assert one == other

@@ -1,0 +1,162 @@
+"""What finds the machines of a cluster and starts their workers: one class, and a registry of its kinds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from urllib.parse import parse_qsl
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from rpc_runtime.registry import Registry
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import TlsFiles, token_from
+from tvm_split.errors import ClusterError
+
+if TYPE_CHECKING:
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.cluster.machine import Machine
+
+FILE_SUFFIXES = (".yaml", ".yml", ".json")
+TLS_KEYS = {"tls_ca": "authority", "tls_certificate": "certificate", "tls_key": "key"}
+
+
+class Started(Protocol):
+    """The workers of one cluster; they run until `close`."""
+
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        """Where each machine's worker listens now. Raises WorkerUnavailableError, DeadlineError."""
+
+    def close(self) -> None:
+        """End the workers that were started here. May be called again."""
+
+
+class Launcher(ABC):
+    """One kind of cluster. Subclasses are frozen dataclasses whose fields are the parameters of a location.
+
+    `Cluster.at` takes locations: ``NAME[:ARGUMENT][?FIELD=VALUE&…]``; ``argument`` names the field of ``ARGUMENT``.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    name: ClassVar[str]
+    argument: ClassVar[str] = ""
+    in_process: ClassVar[bool] = False
+    """Whether stages are called in this process, without workers."""
+    on_this_host: ClassVar[bool] = False
+    """Whether all machines are cores of this host, which need no question to a worker to be known."""
+
+    @abstractmethod
+    def find(self) -> Cluster:
+        """Return the machines there are now; those that nothing can be deployed to are in its ``left_out``.
+
+        Raises:
+            ClusterError: there is none, or the description is wrong.
+            WorkerUnavailableError, DeadlineError, ProtocolError: who knows the machines does not answer, or wrongly.
+        """
+
+    def start(self, cluster: Cluster) -> Started:
+        """Start the workers of a cluster that `find` returned. By default they run already, at the machines' addresses.
+
+        Raises:
+            ClusterError, WorkerUnavailableError, DeadlineError: a worker does not start.
+        """
+        return Running({machine.name: _require_endpoint(machine) for machine in cluster.machines})
+
+
+@dataclass(frozen=True)
+class Running:
+    """Workers that were started elsewhere, and stay."""
+
+    found: Mapping[str, WorkerEndpoint]
+
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        return self.found
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithAccess:
+    """How machines that a service lists are called: all with the same token and TLS files."""
+
+    token: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
+    timeout_seconds: float = 5.0
+
+
+LAUNCHERS: Registry[type[Launcher]] = Registry(
+    "tvm_split.launchers",
+    "launcher",
+    {
+        "local": "tvm_split.launchers.local:Local",
+        "in-process": "tvm_split.launchers.local:InProcess",
+        "file": "tvm_split.launchers.addresses:ClusterFile",
+        "at": "tvm_split.launchers.addresses:At",
+        "tracker": "tvm_split.launchers.tracker:Tracker",
+        "kubernetes": "tvm_split.launchers.kubernetes:Kubernetes",
+        "ray": "tvm_split.launchers.ray:Ray",
+    },
+    base=Launcher,
+    unknown=ClusterError,
+)
+
+
+def make_launcher(name: str, **parameters: Any) -> Launcher:
+    """Return the launcher of this name. Raises ClusterError if there is none."""
+    kind: Callable[..., Launcher] = LAUNCHERS[name]
+    return kind(**parameters)
+
+
+def launcher_at(location: str) -> Launcher:
+    """Return the launcher of a location: a YAML file, or like ``local:3?threads=2`` or ``tracker:lab:9190?key=box``.
+
+    ``token_file``, ``tls_ca``, ``tls_certificate`` and ``tls_key`` are paths, and without a ``token_file`` the token is
+    that of ``$TVM_SPLIT_TOKEN``, for all launchers that list machines.
+
+    Raises:
+        ClusterError: no launcher has this name, or one of its fields does not fit.
+        InputError: the token file cannot be read.
+    """
+    head, _, query = location.partition("?")
+    name, _, argument = head.partition(":")
+    if name not in LAUNCHERS and head.endswith(FILE_SUFFIXES):
+        name, argument = "file", head
+    kind = LAUNCHERS[name]
+    given: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    if argument:
+        if not kind.argument:
+            known = _parameters(kind)
+            raise ClusterError(f"{location!r}: {name} takes nothing after a colon; its parameters are {known}")
+        given[kind.argument] = argument
+    if issubclass(kind, WithAccess):
+        given |= _access(given)
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or name
+        text = "unknown" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+        raise ClusterError(f"{location!r}: {place}: {text}; its parameters are {_parameters(kind)}") from error
+
+
+def _access(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the files of a location's credentials out of its parameters, and return what they are."""
+    tls = {place: Path(given.pop(key)) for key, place in TLS_KEYS.items() if key in given}
+    token = token_from(Path(given.pop("token_file")) if "token_file" in given else None)
+    return {"token": token.text if token else None, "tls": TlsFiles(**tls) if tls else None}
+
+
+def _parameters(kind: type[Launcher]) -> str:
+    names = [each.name for each in fields(kind) if each.name not in ("token", "tls")]  # type: ignore[arg-type]
+    return ", ".join([*names, *(["token_file", *TLS_KEYS] if issubclass(kind, WithAccess) else [])])
+
+
+def _require_endpoint(machine: Machine) -> WorkerEndpoint:
+    if machine.endpoint is None:
+        raise ClusterError(f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens")
+    return machine.endpoint

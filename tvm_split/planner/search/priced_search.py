@@ -1,0 +1,261 @@
+"""The least period on more machines than tables can list: stages along orders of the pieces, under halved periods.
+
+With replicas, all of the network on all machines is among what is tried, and machines of one site as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices
+from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
+from tvm_split.planner.search.candidate import Candidate, candidate, delivered, fits
+from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.machine_classes import machine_classes
+from tvm_split.planner.search.mixed_integer import longest_latency
+from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
+from tvm_split.planner.search.oversubscribed_cores import oversubscribed_cores, pooled, ways_to_count
+from tvm_split.planner.search.placement import Placement
+from tvm_split.planner.search.simple_plans import whole_sets
+from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
+
+WIDTH = 4
+"""Partial plans that are kept side by side."""
+MOST_TRIES = 100
+"""Further searches, by disturbed prices."""
+DISTURBANCE = 0.05
+"""Share by which prices differ from the fair ones then, about. Another one of several good fillings is tried so."""
+COARSE, FINE = 0.02, 0.001
+"""Share of a period by which the next one is longer at first, and to which it is halved upon."""
+LONG = 1.0
+"""Share of a period by which the next one is longer where the budget is used up."""
+SLIGHT = 1e-7
+"""Share of a period by which the next one is tried, once it was halved upon."""
+NEAR_ENOUGH = 0.005
+"""A plan so near to the bound is not searched any longer for."""
+SHORTEST = 1e-9
+"""Share of the time that everything takes in turn, below which no period is tried."""
+Counts = npt.NDArray[np.intp]
+
+
+class PricedSearch:
+    """One instance within a budget; `search` finds plans and raises ``bound``, in seconds.
+
+    Plans are compared as they are delivered, with the shares that turns give their replicas.
+
+    Args:
+        known: plans to begin with.
+    """
+
+    def __init__(self, instance: Instance, budget: Budget, *, known: Sequence[Candidate] = ()) -> None:
+        self._instance = instance
+        self._budget = budget
+        self._classes = machine_classes(instance)
+        self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
+        self._counts = self._singles.counts.astype(np.float64)
+        self._prices = fair_prices(self._singles.seconds, self._counts, budget.rest(0.15))
+        # No plan's machines are worth more together than the dearest that may be used.
+        worth = float(_fastest(self._singles.counts, self._prices, self._most_machines) @ self._prices.classes)
+        self.bound = self._prices.bound / max(worth / float(self._counts @ self._prices.classes), 1e-12) * (1 - 1e-9)
+        self._oversubscribed = oversubscribed_cores(instance)
+        if self._oversubscribed:
+            cores = fair_prices(*pooled(self._singles, self._counts, self._oversubscribed), budget.rest(0.15))
+            self.bound = max(self.bound, cores.bound * (1 - 1e-9))
+        self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
+        self.found: list[Candidate] = [*known]
+        periods = (delivered(instance, each).flow.period_seconds for each in known)
+        self._shortest = min(periods, default=math.inf)
+        self._longest = longest_latency(instance)
+
+    def search(self) -> None:
+        """Fills ``found`` with plans that hold, of all kinds, and raises ``bound``."""
+        instance = self._instance
+        order = range(len(instance.pieces))
+        costs = OrderCosts(instance, order)
+        if instance.problem.replicas:
+            self._deal_out()
+        else:
+            slowest = self._singles.seconds.min(axis=1).max()
+            self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
+        self._place(costs, self._singles, self._prices)
+        if instance.problem.replicas:
+            self._place_sets(costs)
+        if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
+            together = OrderCosts(instance, order, together=True)
+            self._place(together, self._singles, self._prices)
+        generator = np.random.default_rng(0)
+        for _ in range(MOST_TRIES):
+            if self._is_near() or self._budget.is_used_up:
+                return
+            prices = _disturbed(self._prices, generator)
+            self._place(costs, self._singles, prices, low=self._shortest * (1 - COARSE))
+
+    def surpasses(self, machines: Collection[int], period: float) -> bool:
+        """Whether no plan on these machines alone, of at least two, can have a shorter period."""
+        counts = np.array([sum(unit[0] in machines for unit in units) for units in self._singles.members])
+        return self._prices.bound >= period * float(counts @ self._prices.classes) * (1 - 1e-9)
+
+    def _is_near(self) -> bool:
+        return self._shortest <= self.bound * (1 + NEAR_ENOUGH)
+
+    def _place(self, costs: OrderCosts, units: Units, prices: Prices, low: float = 0.0) -> None:
+        """Halve upon the period of plans on all units, or on the fastest of them if not all may be used."""
+        size = len(units.members[0][0])
+        for counted, counts in ways_to_count(units, self._oversubscribed, prices.classes):
+            beam = StageBeam(costs, counted, prices, WIDTH)
+            left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
+            self._halve(beam, left, low)
+            is_none = len(self.found) == known
+            if is_none and self._most_machines < len(self._instance.machines):  # some must be on slow machines
+                self._halve(beam, counts, low)
+
+    def _with_own_cores(self) -> Counts:
+        """As many machines of each kind as find cores of their own."""
+        _, counts = next(ways_to_count(self._singles, self._oversubscribed, self._prices.classes))
+        return counts
+
+    @property
+    def _most_stages(self) -> int:
+        most = self._instance.machine_limit
+        return most if self._instance.problem.stages is None else min(most, self._instance.problem.stages)
+
+    @property
+    def _most_machines(self) -> int:
+        return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
+
+    def _halve(self, beam: StageBeam, left: Counts, low: float) -> None:
+        """Search between the bound and the shortest period known; upwards first, if no plan is known.
+
+        In the end slightly below the best, as often as that succeeds. Without any plan it goes on when the budget is
+        used up, in long steps: one machine alone may be hundreds of times slower.
+        """
+        low, high, step = max(low, self.bound, self._longest * SHORTEST), self._shortest, COARSE
+        while low < self._longest and high > self.bound and (not self.found or not self._budget.is_used_up):
+            if self._budget.is_used_up:
+                step = max(step, LONG)
+            is_near = high <= low * (1 + FINE)
+            period = high * (1 - SLIGHT) if is_near else min(low * (1 + step), math.sqrt(low * high))
+            stages = beam.stages(period, self._most_stages, left, self._budget if self.found else Budget())
+            reached = None if stages is None else self._keep(stages)
+            if is_near and (reached is None or reached > period):
+                return
+            if reached is None:
+                low, step = period, 2 * step
+            else:
+                high, step = min(period, reached), math.inf
+
+    def _keep(self, stages: Sequence[Placement]) -> float | None:
+        """The period of a plan as it is delivered, which is kept if it holds; None if it does not."""
+        instance = self._instance
+        wanted = instance.problem.stages
+        self._budget.spend(EVALUATION_WORK * len(stages))
+        try:
+            plan = candidate(instance, stages if wanted is None else _with_count(instance, stages, wanted))
+        except PlanError:  # a link is missing between stages that are no neighbours
+            return None
+        if not fits(instance, plan):
+            return None
+        self.found.append(plan)
+        period = delivered(instance, plan).flow.period_seconds
+        self._shortest = min(self._shortest, period)
+        return period
+
+    def _deal_out(self) -> None:
+        """All on all that can hold it."""
+        ways = (self._with_own_cores(), self._singles.counts)
+        members = dict.fromkeys(tuple(_members(self._singles, counts)) for counts in ways)
+        for each in dict.fromkeys(chosen for able in members for chosen in whole_sets(self._instance, able)):
+            self._keep([Placement(each, tuple(range(len(self._instance.pieces))))])
+
+    def _place_sets(self, costs: OrderCosts) -> None:
+        """Pipelines whose stages have replicas: of ever smaller units."""
+        for sets in _groupings(self._instance, self._singles, self._prices, self._with_own_cores()):
+            if self._is_near() or self._budget.until(0.5).is_used_up:
+                return
+            units = units_of(self._instance, self._classes, sets)
+            if np.isinf(units.seconds).all(axis=1).any():  # a piece that only single machines can run
+                continue
+            prices = fair_prices(units.seconds, units.counts.astype(np.float64), self._budget.until(0.5))
+            self._place(costs, units, prices)
+
+
+def _disturbed(prices: Prices, generator: np.random.Generator) -> Prices:
+    """Prices that prove nothing, each a little higher or lower."""
+    classes, pieces = (
+        each * np.exp(DISTURBANCE * generator.standard_normal(len(each))) for each in (prices.classes, prices.pieces)
+    )
+    return Prices(classes, pieces, 0.0)
+
+
+def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
+    """Of so many units of each kind those whose time is worth most: ``most`` together."""
+    left = np.zeros_like(counts)
+    for kind in np.argsort(-prices.classes, kind="stable"):
+        left[kind] = min(counts[kind], most)
+        most -= int(left[kind])
+    return left
+
+
+def _members(singles: Units, counts: Counts) -> list[int]:
+    return sorted(
+        unit[0] for units, count in zip(singles.members, counts.tolist(), strict=True) for unit in units[:count]
+    )
+
+
+def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Counts) -> Iterator[list[Unit]]:
+    """Machines as units of several: all of one neighbourhood, then runs of 2, 4, … of about one speed in each.
+
+    So many of each kind are used at most.
+    """
+    group_of, links = neighbourhoods(singles.seconds_per_byte[:-1, :-1], singles.counts)
+    together = len(links) <= MOST_NEIGHBOURHOODS
+    places: dict[int, list[int]] = {}
+    left = _fastest(counts, prices, instance.machine_limit)
+    for kind in np.argsort(-prices.classes, kind="stable").tolist():
+        members = [unit[0] for unit in singles.members[kind][: left[kind]]]
+        places.setdefault(int(group_of[kind]) if together else 0, []).extend(members)
+    largest = max(map(len, places.values()))
+    for size in (largest, *(2**power for power in range(1, largest.bit_length()) if 2**power < largest)):
+        yield [tuple(each[start : start + size]) for each in places.values() for start in range(0, len(each), size)]
+
+
+def _with_count(instance: Instance, stages: Sequence[Placement], wanted: int) -> list[Placement]:
+    """As many stages as wanted, if there are fewer: the longest ones are cut in two, with an idle machine or a replica.
+
+    The rest is left to whoever measures the plan.
+    """
+    found = list(stages)
+    idle = set(range(len(instance.machines))) - {machine for stage in stages for machine in stage.machines}
+    used = len(instance.machines) - len(idle)
+    while len(found) < wanted:
+        seconds = [_mean_seconds(instance, stage) for stage in found]
+        for number in sorted(range(len(found)), key=lambda each: -seconds[each]):
+            stage = found[number]
+            if len(stage.pieces) == 1:
+                continue
+            kept, others = stage.machines, stage.machines
+            pieces, held = stage.pieces[: len(stage.pieces) // 2], stage.pieces[len(stage.pieces) // 2 :]
+            free = [machine for machine in idle if np.isfinite(instance.seconds[list(held), machine]).all()]
+            if free and used < instance.machine_limit:
+                others = (min(free, key=lambda machine: float(instance.seconds[list(held), machine].sum())),)
+                idle -= {*others}
+                used += 1
+            elif len(stage.machines) > 1:
+                half = len(stage.machines) // 2
+                kept, others = stage.machines[:half], stage.machines[half:]
+            else:
+                continue
+            found[number : number + 1] = [Placement(kept, pieces), Placement(others, held)]
+            break
+        else:
+            return found
+    return found
+
+
+def _mean_seconds(instance: Instance, stage: Placement) -> float:
+    return float(instance.times[np.ix_(stage.pieces, stage.machines)].sum(axis=0).mean()) / len(stage.machines)
