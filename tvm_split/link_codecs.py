@@ -202,7 +202,7 @@ class _Speeds:
 
     def of(self, source: str, destination: str) -> float:
         """Raises a `PlanError` for a link whose speed is unknown and not to be measured."""
-        if (source, destination) not in self._speeds and self._request.measure:
+        if (source, destination) not in self._speeds and not self._request.estimate:
             folder: Path = default_folder()
             found = probe_links(
                 self._cluster,

@@ -30,13 +30,14 @@ from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.profile import Corrections
+from tvm_split.shown import Shown
 
 CLOCK_ERROR = 5_000_000
 """Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
 
 
 @dataclass(frozen=True)
-class DeploymentReport:
+class DeploymentReport(Shown):
     """What was expected and what happened, per micro-batch.
 
     ``period`` is the time between two results of a stream once the pipeline is full (throughput is its inverse),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rpc_runtime.program.routes import CLIENT
@@ -55,11 +55,11 @@ def model_problem(
         ),
         edges=tuple(edges),
         replicas=request.replicas,
-        pins=(*_pins(profile, request.pins, False), *_pins(profile, request.kept_off, True)),
+        pins=(*_pins(profile, request.pairs("pin"), False), *_pins(profile, request.pairs("keep_off"), True)),
         maximum_machines=request.maximum_machines,
         stages=request.stages,
         maximum_period_seconds=request.maximum_period_seconds,
-        maximum_latency_seconds=request.maximum_latency_seconds,
+        maximum_latency_seconds=request.latency_limit_seconds,
         buffers=BUFFERS,
         shared_cores=profile.shared_cores,
         client_transfer_seconds=statistics.fmean(each.transfer_seconds for each in beside),
@@ -118,7 +118,7 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
     Raises:
         PlanError: one does not; names what is near it.
     """
-    for wanted, what in ((request.pins, "pinned to"), (request.kept_off, "kept off")):
+    for wanted, what in ((request.pairs("pin"), "pinned to"), (request.pairs("keep_off"), "kept off")):
         for name, machine in wanted:
             here = f"layer {name!r} is to be {what} machine {machine!r}"
             if machine not in machines:
@@ -127,7 +127,7 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
                 raise PlanError(f"{here}, and the model has none of that name or prefix; {near_names(graph, name)}")
 
 
-def _pins(profile: ClusterProfile, wanted: Sequence[tuple[str, str]], forbidden: bool) -> list[Pin]:
+def _pins(profile: ClusterProfile, wanted: Iterable[tuple[str, str]], forbidden: bool) -> list[Pin]:
     found = []
     for name, machine in wanted:
         pieces = [piece.name for piece in profile.pieces if any(covers(name, layer) for layer in piece.layers)]

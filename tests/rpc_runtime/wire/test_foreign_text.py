@@ -31,7 +31,7 @@ from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker
 from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.cli.found_machines import FoundMachines
+from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.status import status as status_command
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\rerror: \u202egnorw\u2066\x9b31m\nall is well\u2028\x00"
@@ -88,7 +88,7 @@ def test_a_quota_that_is_no_number(hostile: Any) -> None:
 def test_the_table_of_the_workers_is_clean(hostile: Any, capsys: pytest.CaptureFixture[str], answer: Answer) -> None:
     endpoint = hostile(Describe=answer)
     with contextlib.suppress(typer.Exit):  # 1, where the worker refuses
-        status_command(FoundMachines(), address=[endpoint.address], timeout=10.0)
+        status_command(MachineOptions(), address=[endpoint.address], timeout=10.0)
     out, err = capsys.readouterr()
     assert SHOWN in (err if answer is refuses else out)
     assert all(line.isprintable() for line in (out + err).split("\n"))

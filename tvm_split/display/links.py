@@ -15,12 +15,12 @@ def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
     """
     known = {(source, destination): transport for source, destination, transport in links if transport}
     ends: dict[str, list[str]] = {}
-    told = set()
+    listed = set()
     for (source, destination), transport in known.items():
         both_ways = known.get((destination, source)) == transport
-        if not (both_ways and (destination, source) in told):
+        if not (both_ways and (destination, source) in listed):
             ends.setdefault(transport, []).append(f"{source} {'↔' if both_ways else '→'} {destination}")
-            told.add((source, destination))
+            listed.add((source, destination))
     return [f"Links over {_title(name)}: {short_list(pairs)}" for name, pairs in ends.items()]
 
 
