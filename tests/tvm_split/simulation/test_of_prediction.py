@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rpc_runtime.program.measurements import COMPUTE
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
 from tests.helpers.planner.steps import evaluate_stages, step
 from tests.helpers.scenarios import busiest
@@ -23,6 +23,7 @@ from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Certificate, CodedLink, predict
 from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.planner.profile import StreamingCost
+from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.step_graph import StepGraph, Transfer, lower
 from tvm_split.simulation.of_prediction import scenario_of, scenario_of_plan, with_measured_compute
 from tvm_split.simulation.scenario import MachineTimes, Scenario
@@ -59,7 +60,7 @@ def planned(
     used = tuple(dict.fromkeys(each.machines[0] for each in parts.steps))
     sharding = Sharding("rows", "each") if len(used) > 1 else None
     stage = Stage(used, ("layer_0",), (1 / len(used),) * len(used), "stage", sharding)
-    return Plan("net", "latency", "test", machines, (stage,), prediction)
+    return Plan("net", "latency", "test", machines, (stage,), prediction, request=PlanRequest(objective="latency"))
 
 
 def begins(found: Simulation, stage: str) -> list[float]:
