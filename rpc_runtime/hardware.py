@@ -11,9 +11,19 @@ from functools import cache
 from pathlib import Path
 
 from rpc_runtime.control_groups import core_quota, memory_limits
+from rpc_runtime.errors import InputError
 
 DISABLED_FEATURES_VARIABLE = "TVM_SPLIT_DISABLE_CPU_FEATURES"
 """Environment variable: instruction sets, by Linux's names and separated by spaces, that this host must not use."""
+_KNOWN_FEATURES = (
+    "cmov mmx sse sse2 pni ssse3 sse4_1 sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop tbm bmi1 bmi2 movbe adx cx16 "
+    "gfni vaes vpclmulqdq abm lahf_lm pclmulqdq avx512f avx512cd avx512dq avx512bw avx512vl avx512er avx512pf "
+    "avx512ifma avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 avx512_vbmi2 avx512_bitalg avx512_vpopcntdq "
+    "avx512_vp2intersect avx_vnni avx_vnni_int8 avx_vnni_int16 avx_ifma avx_ne_convert amx_tile amx_int8 amx_bf16 "
+    "amx_fp16 fp asimd asimdhp asimdfhm asimddp asimdrdm fcma jscvt atomics crc32 bf16 i8mm sve sve2 sme sme2 neon "
+    "vfpv3 vfpv4 idiva idivt"
+)
+"""Linux's names of instruction sets that kernels are compiled for, of any architecture."""
 
 _FEATURES_KEYS = {"x86_64": "flags", "amd64": "flags", "i686": "flags"}
 """The key of /proc/cpuinfo that lists instruction sets, by architecture; ARM's ``Features`` is the default.
@@ -27,12 +37,22 @@ def cpu_features() -> frozenset[str]:
     """Linux's names of the instruction sets that this host can execute, without those that are disabled.
 
     See `DISABLED_FEATURES_VARIABLE`. Empty where there is no /proc/cpuinfo, or where it describes another architecture.
+
+    Raises:
+        InputError: what is disabled is no instruction set.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
-    return features_in(text, platform.machine()) - frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
+    found = features_in(text, platform.machine())
+    disabled = frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
+    if unknown := disabled - found - set(_KNOWN_FEATURES.split()):
+        raise InputError(
+            f"{DISABLED_FEATURES_VARIABLE} names {', '.join(sorted(unknown))}, which is no instruction set here; give "
+            "names of /proc/cpuinfo with spaces between them"
+        )
+    return found - disabled
 
 
 def features_in(cpuinfo: str, architecture: str) -> frozenset[str]:

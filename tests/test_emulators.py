@@ -19,7 +19,7 @@ from tvm.relax import op
 from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.pipeline import Pipeline
-from rpc_runtime.program.link_setting import LinkSetting
+from rpc_runtime.transports.transport import LinkSetting
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.slow_machine import half_speed

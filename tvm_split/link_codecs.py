@@ -11,9 +11,9 @@ from pathlib import Path
 from rpc_runtime.client.client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
-from rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport
 from rpc_runtime.program.program import CLIENT, Route
 from rpc_runtime.transports.codecs import is_available
+from rpc_runtime.transports.transport import AUTO, DEFAULT, Host, uses_codecs
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC, Link
 from tvm_split.compiler.targets import host_target, reached_workers, runs_here
@@ -122,12 +122,12 @@ class _Uncoded:
 
     def joins(self, source: str, destination: str) -> bool:
         setting = self._settings.get((source, destination), DEFAULT)
-        if setting.wanted is not Transport.AUTO:
-            return setting.wanted in UNCODED
-        if (source, destination) in self._measured:
-            return self._measured[source, destination] in UNCODED
-        domains = self._domains.get(source, ""), self._domains.get(destination, "")
-        return setting.expected(*domains) in UNCODED
+        if setting.wanted == AUTO and (source, destination) in self._measured:
+            return not uses_codecs(self._measured[source, destination])
+        if setting.wanted != AUTO:
+            return not uses_codecs(setting.wanted)
+        ends = (Host(self._domains.get(end, "")) for end in (source, destination))
+        return not uses_codecs(setting.expected(*ends))
 
     @cached_property
     def _domains(self) -> dict[str, str]:
@@ -202,7 +202,7 @@ class _Speeds:
 
     def of(self, source: str, destination: str) -> float:
         """Raises a `PlanError` for a link whose speed is unknown and not to be measured."""
-        if (source, destination) not in self._speeds and self._request.measure:
+        if (source, destination) not in self._speeds and not self._request.estimate:
             folder: Path = default_folder()
             found = probe_links(
                 self._cluster,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -12,7 +12,9 @@ import tvm
 
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.compiler.describe import describe, layer_graph
+from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, ModelDescription
+from tvm_split.shown import Shown
 
 
 class Reference(Protocol):
@@ -28,8 +30,12 @@ class Reference(Protocol):
         """
 
 
+AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str]]]
+"""Layers by machine, for the name of a configuration (None: the only one) and the machines of the cluster."""
+
+
 @dataclass(frozen=True)
-class Model:
+class Model(Shown):
     """A network as one Relax module.
 
     ``module`` has one function, ``main``: a single dataflow block over static shapes, whose parameters are the
@@ -41,6 +47,8 @@ class Model:
 
     ``tolerance`` is how far from the reference it may be, as a share of the largest magnitude, where the source leaves
     more open than its dtypes do: quantised networks are rounded after each operator.
+
+    ``annotated_split`` reads a split from annotations of the source, where its format can have any.
     """
 
     name: str
@@ -52,11 +60,23 @@ class Model:
     reference: Reference | None = field(default=None, compare=False)
     example_inputs: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
     tolerance: float | None = field(default=None, compare=False)
+    annotated_split: AnnotatedSplit | None = field(default=None, compare=False)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
         """Every layer once, in the order of execution."""
         return tuple(dict.fromkeys(self.layers.values()))
+
+    def split_of_source(self, wanted: str, machines: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+        """The layers by machine that the source says; ``wanted`` is ``source`` or ``source:CONFIGURATION``.
+
+        Raises:
+            PlanError: the source has no annotations, or they make no split of these machines.
+        """
+        if self.annotated_split is None:
+            raise PlanError(f"split is {wanted!r}, and only ONNX models have annotations of devices; name the layers")
+        split = self.annotated_split(wanted.partition(":")[2] or None, machines)
+        return {machine: tuple(layers) for machine, layers in split.items()}
 
     @cached_property
     def graph(self) -> LayerGraph:

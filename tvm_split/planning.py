@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
+from rpc_runtime.option import takes_options
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
@@ -23,7 +24,7 @@ from tvm_split.planner.fewest_machines import with_fewest_machines
 from tvm_split.planner.identical import with_host_averaged
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Certificate, Prediction, predict, predict_solution
-from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
+from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replan import (
     DEFAULT_THRESHOLD,
@@ -32,11 +33,10 @@ from tvm_split.planner.replan import (
     calibrated,
     change_to,
     corrections_of,
-    replan,
+    replan as replan_stages,
 )
 from tvm_split.planner.request import PlanRequest, Split
-from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
-from tvm_split.planner.shard import Shard, as_shards
+from tvm_split.planner.search import solve
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.planner.step_graph import lower
 from tvm_split.planner.strategy import solve_by
@@ -46,94 +46,45 @@ from tvm_split.shard_planning.candidates import ShardCandidates
 from tvm_split.shard_planning.choice import Choice, ShardChoice
 from tvm_split.steps import StepProgress
 
-Names = Mapping[str, str | Sequence[str]]
 
-
+@says_progress("planning")
+@takes_options(PlanRequest)
 def plan(
     model: Model,
     cluster: Cluster,
-    objective: Objective = "throughput",
-    stages: int | None = None,
-    split: Split | None = None,
+    request: PlanRequest | None = None,
     *,
-    shards: Shard | Sequence[Shard] | None = None,
-    consider_shards: bool = True,
-    predict: bool = False,
-    pin: Mapping[str, str] | None = None,
-    keep_off: Names | None = None,
-    replicas: bool = False,
-    maximum_machines: int | None = None,
-    maximum_period_seconds: float = math.inf,
-    maximum_latency_seconds: float = math.inf,
-    profile: ClusterProfile | None = None,
-    measure: bool = True,
-    refresh: bool = False,
-    database: str | Path | None = None,
-    allow_lossy: float = 0.0,
-    precision: Precision = "float32",
-    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
     on_progress: StepProgress | None = None,
+    on_problem: Callable[[Problem], None] | None = None,
+    **fields: Any,
 ) -> Plan:
-    """Decide which layers run on which machine.
+    """The plan that decides which layers run on which machine.
 
     With ``split`` and ``shards`` the user decides, in the source's own layer names; see `tvm_split.planner.by_hand` and
-    `tvm_split.planner.shard.Shard`. Without them the model's pieces are measured on the cluster's machines, through
-    their workers, and so are the links between them; then the best plan is searched for, which may well leave machines
-    idle. What was measured is kept on disk.
+    `tvm_split.Shard`. Without them the model's pieces are measured on the cluster's machines, through their workers,
+    and so are the links between them; then the best plan is searched for, which may well leave machines idle. What was
+    measured is kept on disk.
 
     Args:
-        pin: layers (or prefixes of their names) that must stay on a machine.
-        keep_off: layers that must not be on a machine, or on any of several.
+        request: what is asked; ``fields`` are fields of a `PlanRequest`, which change it or make one.
         on_progress: called with what is being done, the steps done and all steps; by default they are shown on stderr.
-        others: as in `tvm_split.planner.request.PlanRequest`.
+        on_problem: called with what is searched, if there is a search.
 
     Raises:
         PlanError: the split, the number of stages or the demands do not fit the model or the cluster.
         ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not fit together.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
-    request = PlanRequest(
-        objective=objective,
-        stages=stages,
-        split=split,
-        shards=as_shards(shards),
-        consider_shards=consider_shards,
-        predict=predict,
-        pins=_pairs(pin),
-        kept_off=_pairs(keep_off),
-        replicas=replicas,
-        maximum_machines=maximum_machines,
-        maximum_period_seconds=maximum_period_seconds,
-        maximum_latency_seconds=maximum_latency_seconds,
-        profile=profile,
-        measure=measure,
-        refresh=refresh,
-        database=database,
-        allow_lossy=allow_lossy,
-        precision=precision,
-        time_limit_seconds=time_limit_seconds,
-    )
-    return plan_as_requested(model, cluster, request, on_progress=on_progress)
-
-
-@says_progress("planning")
-def plan_as_requested(
-    model: Model,
-    cluster: Cluster,
-    request: PlanRequest,
-    *,
-    on_progress: StepProgress | None = None,
-    on_problem: Callable[[Problem], None] | None = None,
-) -> Plan:
-    """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
+    request = PlanRequest.of(request, fields)
     require_known_pins(model.graph, request, cluster.machine_names)
+    if isinstance(request.split, str):
+        request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
     require_known_targets(cluster)
     workers = fitting_workers(cluster)
-    if request.precision != "float32":
-        request = replace(request, consider_shards=False)
+    inputs = model.inputs
     model = in_precision(model, request.precision)
     found = _without_codecs(model, cluster, request, on_progress, on_problem)
-    planned = replace(found.plan, precision=request.precision)
+    planned = replace(found.plan, precision=request.precision, request=replace(request, profile=None), inputs=inputs)
     coded = with_codecs(
         model, cluster, planned, request, found.profile, found.predict_coded, on_progress, workers=workers
     )
@@ -158,14 +109,14 @@ def _without_codecs(
 ) -> _Found:
     machines = cluster.machines
     if request.shards:
-        stages = named(stages_with_shards(model.graph, request.shards, request.split, cluster.machine_names))
+        stages = named(stages_with_shards(model.graph, request.shards, _split(request), cluster.machine_names))
         _require_count(stages, request.stages)
         for stage in stages:
             if stage.sharding:
                 computed_shares(model, stage)  # what cannot be shared so is refused here, and not when it is compiled
         return _by_hand(model, cluster, request, stages, on_progress)
-    if request.split is not None:
-        stages = stages_by_hand(model.graph, request.split, cluster.machine_names, request.stages)
+    if request.split:
+        stages = stages_by_hand(model.graph, _split(request), cluster.machine_names, request.stages)
         return _by_hand(model, cluster, request, stages, on_progress)
     if request.stages is not None and request.stages > len(machines):
         if request.is_demanding:
@@ -201,7 +152,8 @@ def _chosen(
         whole = _whole(model, posed, with_fewest_machines(posed.problem, found))
     except PlanError as error:
         refusal = error
-    considers = request.consider_shards and request.stages is None and len(cluster.machines) > 1
+    considers = request.auto_shards and request.stages is None and len(cluster.machines) > 1
+    considers = considers and request.precision == "float32"
     if whole is not None and not (considers and request.objective == "latency"):
         return whole
     if refusal is not None and not considers:
@@ -235,7 +187,7 @@ def _by_hand(
     plan = partial(_plan, model, cluster, request.objective, "by hand", stages)
     if request.profile is None and not request.predict:
         return _Found(plan())
-    asked = replace(request, split=None, shards=(), stages=None)
+    asked = request.searched(stages=None)
     posed = pose(model, cluster, asked, on_progress)
     predicted = predict_stages(model, cluster, posed.profile, request.objective, stages)
     if predicted is not None:
@@ -253,26 +205,34 @@ def _by_hand(
 
 
 @says_progress("planning")
-def plan_again(
+@takes_options(PlanRequest)
+def replan(
     model: Model,
     cluster: Cluster,
-    request: PlanRequest,
     current: Plan,
     measured: Measured,
     threshold: float = DEFAULT_THRESHOLD,
+    request: PlanRequest | None = None,
     *,
     on_progress: StepProgress | None = None,
+    **fields: Any,
 ) -> tuple[Plan, Change]:
-    """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.
+    """An improved plan in place of one that has run, and whether it is another one.
 
-    The plan stays as it is, with its prediction corrected, unless the best one saves more than ``threshold`` of it, or
-    it does not keep to what is demanded. One whose machines share stages, or have several, is compared with what `plan`
-    would find now, others with others of whole layers. The precision stays the plan's own.
+    The profile is corrected by what was measured of the current plan, and searched again. The plan stays as it is, with
+    its prediction corrected, unless the best one saves more than ``threshold`` of it, or it does not keep to what is
+    demanded. One whose machines share stages, or have several, is compared with what `plan` would find now, others with
+    others of whole layers. The precision stays the plan's own.
+
+    Args:
+        request: what is asked; by default what the current plan was made for, without its split and shards.
 
     Raises:
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
             profiled again since.
     """
+    request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
+    inputs = model.inputs
     require_known_pins(model.graph, request, cluster.machine_names)
     model = in_precision(model, current.precision)
     posed = pose(model, cluster, request, on_progress)
@@ -296,7 +256,7 @@ def plan_again(
     else:
         chosen, change = _whole_again(model, request, posed, current.stages, solved, threshold)
     plan = _plan(model, cluster, request.objective, "corrected by measurements", chosen.stages, chosen.prediction)
-    plan = replace(plan, precision=current.precision)
+    plan = replace(plan, precision=current.precision, request=replace(request, profile=None), inputs=inputs)
     coded = with_codecs(model, cluster, plan, request, profile, chosen.predict_coded, on_progress)
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision))), change
 
@@ -310,7 +270,7 @@ def _whole_again(
     threshold: float,
 ) -> tuple[Choice, Change]:
     """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
-    found = replan(
+    found = replan_stages(
         posed.problem,
         solved,
         partial(solve_by, request.strategy, time_limit_seconds=request.time_limit_seconds),
@@ -361,9 +321,7 @@ def _require_count(stages: Sequence[Stage], wanted: int | None) -> None:
         raise PlanError(f"the shards and the split make {len(stages)} stages, stages={wanted} was asked for")
 
 
-def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (layer, machine)
-        for layer, machines in (names or {}).items()
-        for machine in ([machines] if isinstance(machines, str) else machines)
-    )
+def _split(request: PlanRequest) -> Split:
+    """The layers by machine that the request names."""
+    assert isinstance(request.split, Mapping)  # noqa: S101  (a split of the source is resolved before)
+    return request.split

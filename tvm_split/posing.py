@@ -33,7 +33,7 @@ class PosedProblem:
 def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
     """Measure what has not been measured, and put the problem; errors as of `plan`."""
     profile, origin = request.profile, "measured"
-    if profile is None and (not request.measure or cluster.launcher.in_process):
+    if profile is None and (request.estimate or cluster.launcher.in_process):
         profile, origin = estimated_profile(model.description, cluster), "estimated"
     if profile is None:
         found = profile_model(

@@ -30,10 +30,11 @@ from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
+from tvm_split.shown import Shown
 
 
 @dataclass(frozen=True)
-class TuningReport:
+class TuningReport(Shown):
     """What a run did: one result per kernel, in order of time. ``stopped`` says whether it was ended early.
 
     ``trials`` are those in the database now, with those of earlier runs; ``devices`` how many took part at the end.

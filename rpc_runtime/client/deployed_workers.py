@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from rpc_runtime.client.client import MEASUREMENT_SECONDS, WorkerConnection
 from rpc_runtime.errors import ProtocolError, TvmSplitError
-from rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from rpc_runtime.program.machine_plan import machine_plan
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program
+from rpc_runtime.transports.transport import DEFAULT, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES

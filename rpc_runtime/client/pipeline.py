@@ -11,16 +11,17 @@ from typing import Any
 
 from rpc_runtime.client.deployed_workers import DeployedWorkers, TransferProgress
 from rpc_runtime.client.streams import Streams
-from rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
+from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.closing import Closing
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.interface import Array
-from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import CLIENT, Program
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.opening import LinkCall
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.framing import CHUNK_BYTES
@@ -48,6 +49,7 @@ class Pipeline(Closing):
         timeout_seconds: float,
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         """Connects to nothing yet: use ``open``."""
         missing = [machine for machine in program.machines if machine not in endpoints]
@@ -56,7 +58,7 @@ class Pipeline(Closing):
         self._program = program
         self._timeout_seconds = timeout_seconds
         self._links = links
-        self._streams = Streams(program, timeout_seconds, in_flight, self._waited_for)
+        self._streams = Streams(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         self._workers = DeployedWorkers(program, endpoints, links)
         # Only stages without inputs compute micro-batches that nobody has submitted.
         self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._streams.queued
@@ -65,7 +67,12 @@ class Pipeline(Closing):
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         stages = {machine: [stage.name for stage in program.stages_on(machine)] for machine in program.machines}
         self._watch = WorkerWatch(
-            self._workers.deployment, self._workers.connections, stages, self._streams.fail, self._worker_moved
+            self._workers.deployment,
+            self._workers.connections,
+            stages,
+            self._streams.fail,
+            self._worker_moved,
+            timeouts,
         )
 
     @classmethod
@@ -79,6 +86,7 @@ class Pipeline(Closing):
         on_progress: TransferProgress | None = None,
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> Pipeline:
         """Sends what the workers lack, loads the stages and connects the machines.
 
@@ -86,11 +94,12 @@ class Pipeline(Closing):
         any one result, may show no sign of life. ``on_progress`` is called from one thread at a time.
         ``links`` says how links are to be opened, where not as usual.
         ``in_flight`` limits the micro-batches between being fed and being taken; by default the queues alone do.
+        ``timeouts`` say after how long a worker or a link that is silent is taken for dead.
 
         Raises:
             TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
         """
-        pipeline = cls(program, endpoints, timeout_seconds, links, in_flight)
+        pipeline = cls(program, endpoints, timeout_seconds, links, in_flight, timeouts)
         try:
             pipeline._open(blob_path, on_progress)
         except BaseException:
@@ -130,7 +139,7 @@ class Pipeline(Closing):
         """Why connecting failed: often because something else broke, which the watch hears of at the same time."""
         if not self._watch.wait_report(CAUSE_SECONDS):
             return error
-        return self._streams.wait_failure(LONGEST_VERDICT_SECONDS) or error
+        return self._streams.wait_failure(self._watch.verdict_seconds) or error
 
     @property
     def program(self) -> Program:

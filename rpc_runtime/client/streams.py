@@ -21,6 +21,7 @@ from rpc_runtime.program.program import CLIENT, Program
 from rpc_runtime.transports.credit_window import MOST_MORE
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,12 @@ class Streams:
     """
 
     def __init__(
-        self, program: Program, timeout_seconds: float, in_flight: int | None, waited_for: Callable[[int], str]
+        self,
+        program: Program,
+        timeout_seconds: float,
+        in_flight: int | None,
+        waited_for: Callable[[int], str],
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         if timeout_seconds <= 0:
             raise InputError(f"a timeout is longer than 0 seconds, got {timeout_seconds}")
@@ -83,11 +89,12 @@ class Streams:
         self._closed = False
         plan = machine_plan(program, CLIENT)
         self.outgoing = {
-            machine: OutgoingLink(self, routes, flat_bytes, array_slot)
+            machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
             for machine, routes in plan.by_destination.items()
         }
         self.incoming = {
-            machine: IncomingLink(self, routes, array_slot, reuse=False) for machine, routes in plan.by_source.items()
+            machine: IncomingLink(self, routes, array_slot, timeouts=timeouts, reuse=False)
+            for machine, routes in plan.by_source.items()
         }
         self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
         self._sends = plan.sends(program.given)

@@ -11,7 +11,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -26,16 +26,9 @@ from rpc_runtime.errors import (
     WorkerUnavailableError,
 )
 from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, Clock, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
-
-SILENCE_SECONDS = 5.0
-"""Workers speak every second; one that has said nothing for so long is taken for dead."""
-SURE_SECONDS = 1.0
-"""What a worker says so long after a report was not under way before it."""
-LONGEST_VERDICT_SECONDS = SILENCE_SECONDS + 2 * SURE_SECONDS
-"""After this long each worker has spoken again, or is taken for dead."""
-_CHECK_SECONDS = 0.5
 
 
 class ReportKind(enum.Enum):
@@ -94,7 +87,8 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 class WorkerWatch:
     """Holds the Watch streams of a deployment open.
 
-    Calls ``on_failure`` once, and ``on_activity`` with a machine and its activity while that grows.
+    Calls ``on_failure`` once, and ``on_activity`` with a machine and its activity while that grows. Workers speak once
+    in a beat. One that is silent for a beat longer than a link may be is dead: a broken link is told of before.
     """
 
     def __init__(
@@ -104,7 +98,12 @@ class WorkerWatch:
         stages: Mapping[str, Sequence[str]],
         on_failure: Callable[[TvmSplitError], None],
         on_activity: Callable[[str, int], None],
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._beat_seconds = timeouts.beat_seconds
+        self._timeouts = replace(timeouts, silence_seconds=timeouts.silence_seconds + timeouts.beat_seconds)
+        self._clock = clock
         self._deployment = deployment
         self._connections = connections
         self._stages = stages
@@ -113,6 +112,7 @@ class WorkerWatch:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._heard: dict[str, float] = {}
+        self._lives = {machine: Liveness(self._timeouts, clock) for machine in connections}
         self._activity: dict[str, int] = {}
         self._finished: dict[tuple[str, str], int] = {}
         self._reports: list[Report] = []
@@ -120,6 +120,11 @@ class WorkerWatch:
         self._closed = False
         self._calls: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
+
+    @property
+    def verdict_seconds(self) -> float:
+        """How long a verdict takes at most: then each worker has spoken again, or is taken for dead."""
+        return self._timeouts.silence_seconds + 2 * self._beat_seconds
 
     def start(self, timeout_seconds: float) -> None:
         """Opens the streams and returns when every worker has answered.
@@ -130,10 +135,10 @@ class WorkerWatch:
         for machine, connection in self._connections.items():
             self._calls[machine] = connection.watch(self._deployment)
             self._begin(self._read, machine)
-        deadline = time.monotonic() + timeout_seconds
+        deadline = self._clock() + timeout_seconds
         with self._lock:
             while len(self._heard) < len(self._connections) and not self._reports:
-                remaining = deadline - time.monotonic()
+                remaining = deadline - self._clock()
                 if remaining <= 0:
                     silent = [str(c.endpoint) for m, c in self._connections.items() if m not in self._heard]
                     raise DeadlineError(f"{', '.join(silent)} did not answer within {timeout_seconds:g} seconds")
@@ -190,7 +195,8 @@ class WorkerWatch:
         with self._lock:
             moved = event.activity > self._activity.get(machine, 0)
             self._activity[machine] = max(event.activity, self._activity.get(machine, 0))
-            self._heard[machine] = time.monotonic()
+            self._heard[machine] = self._clock()
+            self._lives[machine].hear()
             for stage in event.stages:
                 self._finished[machine, stage.stage] = stage.finished
             self._changed.notify_all()
@@ -206,36 +212,32 @@ class WorkerWatch:
             if self._closed:
                 return
             if not self._reports:
-                self._first_report = time.monotonic()
+                self._first_report = self._clock()
             self._reports.append(report)
             self._changed.notify_all()
 
     def _judge(self) -> None:
-        checked = fair_from = time.monotonic()
         while True:
             with self._lock:
                 if self._closed:
                     return
-                sure = self._first_report + SURE_SECONDS
+                sure = self._first_report + self._beat_seconds  # what is said then was not under way before
                 cause = root_cause(self._reports, all(at > sure for at in self._heard.values()))
                 if cause is not None:
                     error = self._error(cause)
                     break
-                self._changed.wait(_CHECK_SECONDS)
-                here = time.monotonic()
-                if here - checked > 2 * _CHECK_SECONDS:  # this process itself stood still: be fair to the workers
-                    fair_from = here
-                checked = here
-                silent = [machine for machine, at in self._heard.items() if here - max(at, fair_from) > SILENCE_SECONDS]
+                since = self._clock()
+                self._changed.wait(self._beat_seconds / 2)
+                silent = [machine for machine, life in self._lives.items() if life.is_silent(since)]
             for machine in silent:
-                endpoint = self._connections[machine].endpoint
-                text = f"{endpoint} has been silent for {SILENCE_SECONDS:g} seconds: it hangs, or the network is gone"
-                self._report(Report(ReportKind.GONE, machine, text))
+                seconds = self._timeouts.silence_seconds
+                text = f"{self._connections[machine].endpoint} has been silent for {seconds:g} seconds: it hangs, or "
+                self._report(Report(ReportKind.GONE, machine, f"{text}the network is gone"))
         self._on_failure(error)
 
     def _held(self, machine: str) -> str:
         """The stages of a machine that has gone, with what it told of them: that it may have gone beyond since."""
-        ago = time.monotonic() - self._heard.get(machine, time.monotonic())
+        ago = self._clock() - self._heard.get(machine, self._clock())
         done = {name: self._finished.get((machine, name), 0) for name in self._stages.get(machine, ())}
         counts = ", ".join(f"{name!r} (at least {count} micro-batches done)" for name, count in done.items())
         return f"{counts}, as it told {ago:.1f} s before"

@@ -148,7 +148,7 @@ class _Slot(TensorSlot):
     transfers: DeviceTransfers
     mark: Mark
 
-    def fill(self, value: Tensor) -> None:
+    def copy_in(self, value: Tensor) -> None:
         self.transfers.download(value, self.data, self.mark)
 
 

@@ -159,7 +159,7 @@ class NcclCommunicator:
 
 
 class CudaNccl:
-    """A `transports.nccl_device.Nccl` of this process's GPU, of which ``make_tensor`` makes memory. Thread-safe."""
+    """NCCL with this process's GPU, whose memory ``make_tensor`` makes. Thread-safe."""
 
     def __init__(self, library: NcclLibrary, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
         self._library, self._calls, self._make_tensor = library, calls, make_tensor

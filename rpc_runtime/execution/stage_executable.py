@@ -27,7 +27,7 @@ Tensor = Any
 class TensorSlot(Slot):
     """Memory for one tensor of TVM."""
 
-    def fill(self, value: Tensor) -> None:
+    def copy_in(self, value: Tensor) -> None:
         value._copyto(self.value)
 
 
@@ -155,7 +155,7 @@ class StageExecutable:
         if not self._on_cpu:
             return tensor.copyto(self._device)
         copy = tensor_slot(spec)
-        copy.fill(tensor)
+        copy.copy_in(tensor)
         return copy.value
 
 

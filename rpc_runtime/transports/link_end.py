@@ -1,34 +1,33 @@
 """What both ends of a link share: closing, what is said next, and knowing whether the other end lives.
 
-A connection whose cable is cut, or whose other end stands still, stays open for minutes. gRPC's own pings would tell,
-but they wait behind the data in the socket's buffer, so that a slow link would seem dead. Here each end says something
-at least once in a beat, and whatever arrives counts as life. Only a worker does not ask that of a client, where a
+Each end says something at least once in a beat (`liveness`). Only a worker does not ask that of a client, where a
 single call in C may keep Python's lock for longer, and nothing but gRPC can answer meanwhile.
 
-A link is carried in one of two ways. A stream (gRPC) has a thread of its own that waits for what `frames` says next,
-also where tensors go another way beside it (`nccl`). A
-`Carrier` (shared memory, one process) takes a message at once, in the thread of whoever had something to say: that one
-calls `flush` after it has let go of the station's lock, which spares waking another thread. What leaves a GPU has a
-thread of its own there, too (`hand_over`), since the computing thread should not wait for copies.
+A carrier (`transport`) takes what is to be said in one of two ways. One with a thread of its own waits there for what
+`frames` says next. Shared memory takes a message at once by `drain`, in the thread that had something to say: it calls
+`flush` after it has let go of the station's lock, which spares waking another thread. What leaves a GPU has a thread of
+its own there, too (`serve`), since the computing thread should not wait for copies.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
 from rpc_runtime.transports.nccl_device import MakeNccl
-from rpc_runtime.transports.slots import Slot
+from rpc_runtime.transports.slots import MakeSlot, Slot
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
-BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 4.0
-"""So long takes the longest frame, 1 MiB, over the slowest link that is meant to work, 256 KiB/s."""
+if TYPE_CHECKING:
+    from rpc_runtime.transports.transport import Carrier
+
 HEARTBEAT = control_frame(FrameKind.HEARTBEAT)
 
 
@@ -54,53 +53,75 @@ class Station(Protocol):
         """Whether a micro-batch that has just come is one of those for want of which nothing is done here."""
 
 
-Place = Callable[[PlannedRoute, int], Bytes | Slot]
-"""Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep. Of a GPU it is the
-slot itself, else the host's memory for one."""
-
-
-class Carrier(Protocol):
-    """Carries the headers of a link whose tensors lie in memory that both ends see."""
-
-    def send(self, header: bytes) -> None:
-        """Hands a frame without payload to the other end. Does not raise: what breaks the link ends it elsewhere."""
-
-    def fail(self, why: str) -> None:
-        """Ends the link for what has failed at this end."""
-
-
 class Message(Protocol):
-    """Something that an end of a link says: to a stream as frames, or to a carrier."""
+    """Something that an end of a link says."""
 
-    def frames(self) -> Iterator[bytes]: ...
+    def frames(self) -> Iterator[bytes]:
+        """Its frames, the next one when the one before has left."""
+        ...
 
-    def hand_to(self, carrier: Carrier) -> None: ...
+
+@dataclass(slots=True)
+class Frames:
+    """Frames that are made already."""
+
+    ready: list[bytes]
+
+    def frames(self) -> Iterator[bytes]:
+        return iter(self.ready)
 
 
 class LinkEnd:
-    """One end of a link. ``_wake_locked`` is called when there may be something to say.
+    """One end of a link.
 
     If it is ``patient``, the other end may be silent as long as its connection lives. ``nccl`` is with the station's
     GPU; None: its stages are on no GPU.
     """
 
+    receives: ClassVar[bool]
+    """Whether tensors come here."""
+
     def __init__(
-        self, station: Station, routes: Sequence[PlannedRoute], nccl: MakeNccl | None, *, patient: bool
+        self,
+        station: Station,
+        routes: Sequence[PlannedRoute],
+        make_slot: MakeSlot,
+        nccl: MakeNccl | None,
+        timeouts: LinkTimeouts,
+        *,
+        patient: bool,
     ) -> None:
         self.nccl = nccl
         self.station = station
         self.routes = tuple(routes)
+        self.timeouts = timeouts
+        self._make_slot = make_slot
         self._lock = station.lock
         self._wake = threading.Condition(station.lock)
         self._closed = False
         self._end = threading.Event()
         self._patient = patient
-        self._heard: float | None = None  # nobody is late before the first word
+        self._liveness = Liveness(timeouts)
         self._carrier: Carrier | None = None
-        self._has_places = False
-        self._handing = False
-        self.apart = False
-        """Whether what a carrier takes is handed to it by `hand_over`, and not by `flush`."""
+        self._has_slots = False
+        self._draining = False
+        self._also: list[bytes] = []
+
+    @property
+    def copies_apart(self) -> bool:
+        """Whether what is said waits for copies from a GPU, for which the thread that computes should not wait."""
+        return self.nccl is not None and not self.receives
+
+    def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
+        """Memory that both ends see, as a slot of this end."""
+        return self._make_slot(tensor, memory)
+
+    def say(self, frame: bytes) -> None:
+        """Says a frame of the carrier's own before all else."""
+        with self._lock:
+            self._also.append(frame)
+            self._wake.notify()
+        self.flush()
 
     def receive(self, frame: Frame) -> None:
         """Takes what the other end says. For one thread.
@@ -110,103 +131,108 @@ class LinkEnd:
         """
         raise NotImplementedError
 
-    def _begin_locked(self) -> Message | None:
+    def _next_locked(self) -> Message | None:
         """What is to be said next."""
         raise NotImplementedError
 
     def _said_locked(self, message: Message) -> None:
         """A message has left."""
 
+    def _use_slots(self, route: PlannedRoute, slots: Sequence[Slot]) -> None:
+        """Tensors of a route lie in these slots, which both ends see."""
+        raise NotImplementedError
+
+    def open(self, carrier: Carrier) -> None:
+        """Says from now on what there is by a carrier, with tensors in its slots, if it has such."""
+        for route in self.routes:
+            if slots := carrier.slots(route):
+                self._use_slots(route, slots)
+                self._has_slots = True
+        self._carrier = carrier
+        carrier.wake()
+
     def frames(self) -> Iterator[bytes]:
-        """What this end says in a stream, until it is closed. For one thread.
+        """What this end says until it is closed, with heartbeats. For one thread, which waits here.
 
         Raises:
             WorkerUnavailableError: the other end has been silent for too long.
         """
+        for message in self._messages():
+            if message is None:
+                yield HEARTBEAT
+            else:
+                yield from message.frames()
+
+    def serve(self, send: Callable[[bytes], None]) -> None:
+        """Says by ``send`` what there is, until the link is closed. For one thread, which waits here.
+
+        Raises:
+            Exception: a tensor cannot be copied, as by a GPU that fails.
+        """
+        for message in self._messages():
+            for frame in message.frames() if message is not None else ():
+                send(frame)
+
+    def _messages(self) -> Iterator[Message | None]:
+        """What there is to say, until the link is closed; None when there was nothing for a beat."""
         while True:
             with self._lock:
                 while (message := self._begin_locked()) is None and not self._closed:
-                    begin = time.monotonic()
-                    if not self._wake.wait(BEAT_SECONDS):
+                    begin = self._liveness.clock()
+                    if not self._wake.wait(self.timeouts.beat_seconds):
                         self.require_life(begin)
                         break
                 if self._closed:
                     return
-            if message is None:
-                yield HEARTBEAT
-                continue
-            yield from message.frames()
-            with self._lock:
-                if self._closed:
-                    return
-                self._said_locked(message)
-
-    def carry(self, carrier: Carrier | None, place: Place) -> None:
-        """From now on messages go to a carrier, or None: to a stream, and tensors to their places. Before the first
-        one."""
-        with self._lock:
-            self._carrier, self._has_places = carrier, True
-        self.flush()
-
-    def hand_over(self, carrier: Carrier) -> None:
-        """Hands to the carrier what there is to say, in the place of `flush`, until the link is closed. For one
-        thread."""
-        message: Message | None = None
-        while True:
-            with self._lock:
-                if message is not None and not self._closed:
+            yield message
+            if message is not None:
+                with self._lock:
+                    if self._closed:
+                        return
                     self._said_locked(message)
-                while (message := self._begin_locked()) is None and not self._closed:
-                    self._wake.wait(BEAT_SECONDS)
-                if self._closed or message is None:
-                    return
-            if not self._handed(message, carrier):
-                return
 
-    def _handed(self, message: Message, carrier: Carrier) -> bool:
-        """Whether it could be: what a GPU copies may fail."""
-        try:
-            message.hand_to(carrier)
-        except Exception as error:
-            carrier.fail(str(error))
-            return False
-        return True
+    def drain(self, send: Callable[[bytes], None]) -> None:
+        """Says by ``send`` what there is now, unless another thread does, which then looks again before it ends.
 
-    def flush(self) -> None:
-        """Hands to the carrier what there is to say. For any thread, without the lock; for streams it does nothing."""
-        carrier = self._carrier
-        if carrier is None or self.apart:
-            return
+        Raises:
+            Exception: a tensor cannot be copied; the link says no more.
+        """
         with self._lock:
-            if self._handing or self._closed:
-                return  # whoever hands something over looks again before ending
-            message = self._begin_locked()
-            self._handing = message is not None
-        while message is not None:
-            if not self._handed(message, carrier):
+            if self._draining or self._closed:
                 return
+            message = self._begin_locked()
+            self._draining = message is not None
+        while message is not None:
+            for frame in message.frames():
+                send(frame)
             with self._lock:
                 if self._closed:
                     return
                 self._said_locked(message)
                 message = self._begin_locked()
-                self._handing = message is not None
+                self._draining = message is not None
+
+    def flush(self) -> None:
+        """Tells the carrier that there may be something to say. For any thread, without the lock."""
+        if self._carrier is not None:
+            self._carrier.wake()
+
+    def _begin_locked(self) -> Message | None:
+        if self._also:
+            frames, self._also = self._also, []
+            return Frames(frames)
+        return self._next_locked()
 
     def require_life(self, begin: float) -> None:
         """Called after waiting in vain for a beat, since ``begin`` of the monotonic clock.
 
         Raises:
-            WorkerUnavailableError: nothing has arrived for ``SILENCE_SECONDS``.
+            WorkerUnavailableError: nothing has arrived for too long.
         """
-        here = time.monotonic()
-        if self._heard is None or self._patient:
-            return
-        if here - begin > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
-            self._heard = here
-        if here - self._heard > SILENCE_SECONDS:
+        if not self._patient and self._liveness.is_silent(begin):
             raise WorkerUnavailableError(
-                f"nothing has arrived for {SILENCE_SECONDS:g} seconds: the connection is dead, or its other end "
-                "stands still"
+                f"nothing has arrived for {self.timeouts.silence_seconds:g} seconds: the connection is dead, or its "
+                "other end stands still"
             )
 
     def _takes(self, frame: Frame, kind: FrameKind) -> bool:
@@ -215,16 +241,12 @@ class LinkEnd:
         Raises:
             ProtocolError: it is neither that nor of ``kind``.
         """
-        self._heard = time.monotonic()
+        self._liveness.hear()
         if frame.kind is FrameKind.HEARTBEAT:
             return False
         if frame.kind is not kind:
             raise ProtocolError(f"expected a {kind.name}, got a frame of kind {frame.kind.name}")
         return True
-
-    def _wake_locked(self) -> None:
-        if self._carrier is None or self.apart:  # else nobody waits: `flush` says it
-            self._wake.notify()
 
     @property
     def closed(self) -> bool:

@@ -5,8 +5,8 @@ receiver grants one per micro-batch it has consumed, and the sender starts a ten
 it. So a receiver never blocks, and a tensor that must wait never holds up another one on the same link. How many may be
 under way grows where a link's latency makes both ends wait: `credit_window`.
 
-In a stream a route's codec writes its tensors, in the thread that sends, and reads them, in the one that receives,
-while the station computes. A carrier has them as they are: memory does not limit.
+In frames a route's codec writes its tensors, in the thread that sends, and reads them, in the one that receives, while
+the station computes. Slots that both ends see have them as they are: memory does not limit.
 
 Locks: everything of one deployment on one machine shares one lock; methods named ``*_locked`` expect it to be held.
 """
@@ -29,7 +29,8 @@ from rpc_runtime.program.program import CLIENT, TensorSpec
 from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from rpc_runtime.transports.credits import Grants, Outbox
-from rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
+from rpc_runtime.transports.link_end import Frames, LinkEnd, Message, Station
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.nccl_device import MakeNccl
 from rpc_runtime.transports.slots import MakeSlot, Slot
 from rpc_runtime.wire.framing import (
@@ -45,22 +46,22 @@ from rpc_runtime.wire.framing import (
 
 @dataclass
 class _Sending:
-    """``slots`` lie in memory that both ends see, if a carrier has such, and ``places`` numbers those that are free."""
+    """``slots`` lie in memory that both ends see, if the carrier has such; ``free`` are the indices of free ones."""
 
     route: PlannedRoute
     window: SendWindow
     coder: TensorCoder | None
     slots: list[Slot] = field(default_factory=list)
-    places: deque[int] = field(default_factory=deque)
+    free: deque[int] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
 class _Parcel:
-    """One micro-batch of a tensor that leaves, through ``slot``, number ``place``, if the link has such."""
+    """One micro-batch of a tensor that leaves, through ``slot``, if the carrier has such, which has this index."""
 
     link: OutgoingLink
     sending: _Sending
-    place: int
+    slot_index: int
     slot: Slot | None
     sequence: int
     value: Any
@@ -81,32 +82,12 @@ class _Parcel:
             link.station.moved()
         self._has_left(data.size)
 
-    def hand_to(self, carrier: Carrier) -> None:
-        if self.slot is not None:
-            self.slot.fill(self.value)
-        carrier.send(self._header())
-        self._has_left(self.sending.route.tensor.size_bytes)
-
     def _header(self) -> bytes:
         route = self.sending.route
-        return shared_tensor_frame(route.tensor_index, self.sequence, self.place, route.tensor.size_bytes)
+        return shared_tensor_frame(route.tensor_index, self.sequence, self.slot_index, route.tensor.size_bytes)
 
     def _has_left(self, size_bytes: int) -> None:
         self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now(), size_bytes)
-
-
-@dataclass(slots=True)
-class _Credits:
-    """How far tensors were consumed."""
-
-    granted: list[bytes]
-
-    def frames(self) -> Iterator[bytes]:
-        return iter(self.granted)
-
-    def hand_to(self, carrier: Carrier) -> None:
-        for frame in self.granted:
-            carrier.send(frame)
 
 
 class OutgoingLink(LinkEnd):
@@ -116,6 +97,8 @@ class OutgoingLink(LinkEnd):
         WorkerError: what the codec of a route needs is missing here.
     """
 
+    receives = False
+
     def __init__(
         self,
         station: Station,
@@ -123,17 +106,17 @@ class OutgoingLink(LinkEnd):
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         require_available(routes)
-        super().__init__(station, routes, nccl, patient=any(route.destination == CLIENT for route in routes))
+        patient = any(route.destination == CLIENT for route in routes)
+        super().__init__(station, routes, make_slot, nccl, timeouts, patient=patient)
         self._outbox = Outbox(routes)
         self._sending = {
             route.tensor_index: _Sending(route, self._outbox.window(route.tensor_index), coder_of(route))
             for route in routes
         }
-        self.apart = nccl is not None  # to copy from a GPU would hold up the thread that computes
         self.as_bytes = as_bytes
-        self._make_slot = make_slot
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -146,26 +129,24 @@ class OutgoingLink(LinkEnd):
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
         """Queues a tensor, whose content must not change any more. There must be room. ``flush`` comes after."""
         self._outbox.put(tensor, sequence, value)
-        self._wake_locked()
+        self._wake.notify()
 
-    def carry(self, carrier: Carrier | None, place: Place) -> None:
-        for sending in self._sending.values():
-            route, depth = sending.route, sending.window.depth
-            sending.window.largest = depth
-            sending.slots = _slots(route, depth, place, self._make_slot)
-            sending.places.extend(range(depth))
-        super().carry(carrier, place)
+    def _use_slots(self, route: PlannedRoute, slots: Sequence[Slot]) -> None:
+        sending = self._sending[route.tensor_index]
+        sending.window.largest = sending.window.depth
+        sending.slots = list(slots)
+        sending.free.extend(range(len(slots)))
 
-    def _begin_locked(self) -> _Parcel | None:
+    def _next_locked(self) -> _Parcel | None:
         start = now()
         departure = None if self._closed else self._outbox.next(start)
         if departure is None:
             return None
         chosen = self._sending[departure.tensor_index]
         flags = FrameFlag.WAITED if departure.waited else FrameFlag.NONE
-        place = chosen.places.popleft() if chosen.places else 0
-        slot = chosen.slots[place] if chosen.slots else None
-        return _Parcel(self, chosen, place, slot, departure.sequence, departure.value, flags, start)
+        index = chosen.free.popleft() if chosen.free else 0
+        slot = chosen.slots[index] if chosen.slots else None
+        return _Parcel(self, chosen, index, slot, departure.sequence, departure.value, flags, start)
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
@@ -180,24 +161,24 @@ class OutgoingLink(LinkEnd):
             sending = self._sending.get(frame.tensor)
             if sending is None:
                 raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
-            window, (depth, places) = sending.window, credit_of(frame)
+            window, (depth, freed) = sending.window, credit_of(frame)
             if not window.is_possible(frame.sequence, depth):
                 raise ProtocolError(
                     f"a credit for {frame.sequence} micro-batches of tensor {sending.route.tensor.name!r} and {depth} "
                     f"under way, when {window.started} were sent, {window.credited} were credited before, and "
                     f"{window.depth} to {window.largest} may be under way"
                 )
-            free = {*sending.places, *places}
+            free = {*sending.free, *freed}
             held = window.started - frame.sequence
-            expected = depth - held if self._has_places else 0
-            if len(sending.places) + len(places) != len(free) or len(free) != expected or max(free, default=0) >= depth:
+            expected = depth - held if self._has_slots else 0
+            if len(sending.free) + len(freed) != len(free) or len(free) != expected or max(free, default=0) >= depth:
                 raise ProtocolError(
-                    f"a credit frees the places {list(places)} of tensor {sending.route.tensor.name!r}, of {depth}, of "
-                    f"which {list(sending.places)} are free and {held} hold what was not consumed"
+                    f"a credit frees the slots {list(freed)} of tensor {sending.route.tensor.name!r}, of {depth}, of "
+                    f"which {list(sending.free)} are free and {held} hold what was not consumed"
                 )
-            sending.places.extend(places)
+            sending.free.extend(freed)
             window.credit(frame.sequence, depth, now())
-            self._wake_locked()
+            self._wake.notify()
         self.flush()
 
     def close_locked(self) -> None:
@@ -209,15 +190,15 @@ class OutgoingLink(LinkEnd):
 
 @dataclass
 class _Receiving:
-    """``places`` are the slots in memory that both ends see, if a carrier has such. They come free in another order
-    than they were filled where not every micro-batch is for the same stages. ``freed`` the sender does not know yet.
+    """``slots`` lie in memory that both ends see, if the carrier has such. They come free in another order than they
+    were filled where not every micro-batch is for the same stages. ``freed`` the sender does not know yet.
     """
 
     route: PlannedRoute
     window: ReceiveWindow
     coder: TensorCoder | None
     free: list[Slot] = field(default_factory=list)
-    places: list[Slot] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
     filled: set[int] = field(default_factory=set)
     freed: list[int] = field(default_factory=list)
 
@@ -243,46 +224,42 @@ class IncomingLink(LinkEnd):
         WorkerError: what the codec of a route needs is missing here.
     """
 
+    receives = True
+
     def __init__(
         self,
         station: Station,
         routes: Sequence[PlannedRoute],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         *,
         reuse: bool,
     ) -> None:
         require_available(routes)
-        super().__init__(station, routes, nccl, patient=any(route.source == CLIENT for route in routes))
+        patient = any(route.source == CLIENT for route in routes)
+        super().__init__(station, routes, make_slot, nccl, timeouts, patient=patient)
         self._grants = Grants(routes)
         self._receiving = {
             route.tensor_index: _Receiving(route, self._grants.window(route.tensor_index), coder_of(route))
             for route in routes
         }
-        self._make_slot = make_slot
         self._reuse = reuse
         self._current: _Arriving | None = None
-        self._also: list[bytes] = []
 
-    def say(self, frame: bytes) -> None:
-        """Before the next credits."""
-        with self._lock:
-            self._also.append(frame)
-            self._wake_locked()
+    def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
+        return super().slot_over(tensor, memory) if self._reuse else Slot(memory, None)
 
-    def carry(self, carrier: Carrier | None, place: Place) -> None:
-        make_slot = self._make_slot if self._reuse else lambda tensor, memory: Slot(memory, None)
-        for receiving in self._receiving.values():
-            route, window = receiving.route, receiving.window
-            window.largest = window.depth
-            receiving.places = _slots(route, window.depth, place, make_slot)
-        super().carry(carrier, place)
+    def _use_slots(self, route: PlannedRoute, slots: Sequence[Slot]) -> None:
+        receiving = self._receiving[route.tensor_index]
+        receiving.window.largest = receiving.window.depth
+        receiving.slots = list(slots)
 
     def receive(self, frame: Frame) -> None:
         """Takes a frame with a tensor, a part of one, or word of one in shared memory, or a heartbeat."""
         if not self._takes(frame, FrameKind.TENSOR):
             return
-        if frame.is_shared != self._has_places:
+        if frame.is_shared != self._has_slots:
             raise ProtocolError("a tensor came in memory that is not shared, or in a frame although it is")
         if frame.is_shared:
             self._take_shared(frame)
@@ -290,24 +267,24 @@ class IncomingLink(LinkEnd):
             self._take_part(frame)
 
     def _take_shared(self, frame: Frame) -> None:
-        start, place = now(), frame.offset
+        start, index = now(), frame.offset
         with self._lock:
             if self._closed:
                 return
             receiving = self._count_in_locked(frame)
-            if place >= len(receiving.places) or place in receiving.filled:
+            if index >= len(receiving.slots) or index in receiving.filled:
                 name = receiving.route.tensor.name
-                raise ProtocolError(f"tensor {name!r} came in place {place}, which is not free")
-            receiving.filled.add(place)
-        tensor, slot = receiving.route.tensor, receiving.places[place]
-        sequence = self._sequence_of(receiving, frame, place, tensor.size_bytes)
-        slot.fetch()
+                raise ProtocolError(f"tensor {name!r} came in slot {index}, which is not free")
+            receiving.filled.add(index)
+        tensor, slot = receiving.route.tensor, receiving.slots[index]
+        sequence = self._sequence_of(receiving, frame, index, tensor.size_bytes)
+        slot.wait()
         if not self._reuse:
             own = self._make_slot(tensor)
             own.data[:] = slot.data
             slot = own
         self.station.moved()
-        self._complete(receiving, frame, sequence, slot, place, start)
+        self._complete(receiving, frame, sequence, slot, index, start)
 
     def _take_part(self, frame: Frame) -> None:
         if self._current is None:
@@ -368,42 +345,36 @@ class IncomingLink(LinkEnd):
         return sequence
 
     def _complete(
-        self, receiving: _Receiving, last: Frame, sequence: int, slot: Slot, place: int | None, start: int
+        self, receiving: _Receiving, last: Frame, sequence: int, slot: Slot, index: int | None, start: int
     ) -> None:
         route, waited = receiving.route, last.flags == FrameFlag.WAITED
         with self._lock:
             starves = waited and receiving.window.may_widen and self.station.starves_locked(route, sequence)
             if self._grants.arrive(route.tensor_index, waited, starves):
-                self._wake_locked()
-        release = partial(self._release_locked, receiving, slot, place)
+                self._wake.notify()
+        release = partial(self._release_locked, receiving, slot, index)
         self.station.transferred(RECEIVE, route, sequence, start, now(), last.total)
         self.station.deliver(route, sequence, slot.value, release)
 
-    def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
+    def _release_locked(self, receiving: _Receiving, slot: Slot, index: int | None) -> None:
         self._grants.consume(receiving.route.tensor_index)
-        if place is not None:
-            receiving.filled.remove(place)
-            receiving.freed.append(place)
+        if index is not None:
+            receiving.filled.remove(index)
+            receiving.freed.append(index)
         elif self._reuse and not self._closed:
             receiving.free.append(slot)
-        self._wake_locked()
+        self._wake.notify()
 
-    def _begin_locked(self) -> _Credits | None:
-        frames, self._also = self._also, []
+    def _next_locked(self) -> Frames | None:
+        frames = []
         for index, consumed, depth in () if self._closed else self._grants.due():
             receiving = self._receiving[index]
             frames.append(credit_frame(index, consumed, depth, receiving.freed))
             receiving.freed = []
-        return _Credits(frames) if frames else None
+        return Frames(frames) if frames else None
 
     def close_locked(self) -> None:
         for receiving in self._receiving.values():
             receiving.free.clear()
-            receiving.places.clear()
+            receiving.slots.clear()
         super().close_locked()
-
-
-def _slots(route: PlannedRoute, depth: int, place: Place, make_slot: Callable[[TensorSpec, Bytes], Slot]) -> list[Slot]:
-    """All places of a route, by their numbers."""
-    places = (place(route, number) for number in range(depth))
-    return [each if isinstance(each, Slot) else make_slot(route.tensor, each) for each in places]

@@ -12,16 +12,16 @@ import contextlib
 import faulthandler
 import itertools
 import secrets
+import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS, LinkEnd
-from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.transports.liveness import Liveness
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 JOIN_SECONDS = 60.0
@@ -34,12 +34,64 @@ AT_WORK_SECONDS, AT_REST_SECONDS, UNUSED_SECONDS = 50e-6, 1e-3, 50e-3
 """Between two looks for messages: as long as some come, when none has come for `CALM_SECONDS`, and without links."""
 CALM_SECONDS = 0.05
 STOP_SECONDS = 2.0
+_RANK = struct.Struct(f"<{WORLD_BYTES}sI")
+_ANSWER = struct.Struct(f"<{WORLD_BYTES}sII")
 
 
-def join() -> World:
+class Mpi(Transport):
+    """Joins ranks of one MPI world. An offer is the world and the caller's rank; an answer the worker's, and a number
+    for the link: the tags of its messages are twice this, and one more back to the caller."""
+
+    name = "mpi"
+    title = "MPI"
+    joins_client = False
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+
+    def start(self) -> None:
+        self.world = join()
+
+    def stop(self) -> None:
+        if self.world is not None:
+            self.world.close()
+
+    def offer(self, opening: Opening) -> bytes:
+        world = self._own_world()
+        return _RANK.pack(world.identity, world.rank)
+
+    def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
+        world = self._own_world()
+        identity, rank = _unpacked(_RANK, offer)
+        world.require(identity, rank)
+        number = world.next_number()
+        carrier = MpiCarrier(world, rank, number, opening, calls=False)
+        return _ANSWER.pack(world.identity, world.rank, number), _MpiPending(carrier)
+
+    def connect(self, opening: Opening, answer: bytes) -> Carrier:
+        world = self._own_world()
+        identity, rank, number = _unpacked(_ANSWER, answer)
+        world.require(identity, rank)
+        return MpiCarrier(world, rank, number, opening, calls=True)
+
+    def _own_world(self) -> World:
+        if self.world is None:
+            raise Unusable(
+                "a process at one end is in no MPI world: start both workers by one mpiexec, with --transport mpi"
+            )
+        return self.world
+
+
+def _unpacked(layout: struct.Struct, content: bytes) -> tuple[Any, ...]:
+    if len(content) != layout.size:
+        raise ProtocolError(f"what joins a link by MPI has {layout.size} bytes, got {len(content)}")
+    return layout.unpack(content)
+
+
+def join(seconds: float = JOIN_SECONDS) -> World:
     """The world that this process is started in. For the main thread, once, before other threads use the interpreter.
 
-    A process that takes longer than `JOIN_SECONDS` ends: MPI waits for all ranks, and can be told no other deadline.
+    A process that takes longer than ``seconds`` ends: MPI waits for all ranks, and can be told no other deadline.
 
     Raises:
         InputError: MPI is not installed, or was not started by its own ``mpiexec``.
@@ -52,7 +104,7 @@ def join() -> World:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise InputError(f"MPI cannot be used ({error}): pip install 'tvm-split[mpi]'") from error
-    faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         level = _initialized_when_all_ranks_are_there(MPI)
         communicator = MPI.COMM_WORLD
@@ -93,39 +145,35 @@ class World:
         self._mpi = mpi
         self.failure: type[Exception] = mpi.Exception
         self._communicator = mpi.COMM_WORLD
-        self.me = pb.MpiRank(world=identity, rank=self._communicator.rank)
+        self.identity, self.rank = identity, int(self._communicator.rank)
         self._numbers = itertools.count()
         self._most_links: int = self._communicator.Get_attr(mpi.TAG_UB) // 2
         self._lock = threading.Lock()
-        self._streams: dict[tuple[int, int], MpiStream] = {}
+        self._carriers: dict[tuple[int, int], MpiCarrier] = {}
         self._coming: dict[tuple[int, int], deque[_Coming]] = defaultdict(deque)
         self._left: list[Any] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._look, name="mpi", daemon=True)
         self._thread.start()
 
-    def require(self, other: pb.MpiRank) -> None:
-        """Refuses a process that is not one of this world.
-
-        Raises:
-            WorkerError: says why.
-        """
-        if other.world != self.me.world:
-            raise WorkerError("the two workers are in different MPI worlds: one mpiexec has to start both")
-        if other.rank >= self._communicator.size:
-            raise WorkerError(f"rank {other.rank} is none of the {self._communicator.size} of this MPI world")
+    def require(self, identity: bytes, rank: int) -> None:
+        """Raises `Unusable` for a process that is not one of this world."""
+        if identity != self.identity:
+            raise Unusable("the two workers are in different MPI worlds: one mpiexec has to start both")
+        if rank >= self._communicator.size:
+            raise Unusable(f"rank {rank} is none of the {self._communicator.size} of this MPI world")
 
     def next_number(self) -> int:
         """For a link that this process answers: those that it calls for are numbered by the other ends."""
         return next(self._numbers) % self._most_links
 
-    def add(self, stream: MpiStream) -> None:
+    def add(self, carrier: MpiCarrier) -> None:
         with self._lock:
-            self._streams[stream.rank, stream.tag_in] = stream
+            self._carriers[carrier.rank, carrier.tag_in] = carrier
 
-    def remove(self, stream: MpiStream) -> None:
+    def remove(self, carrier: MpiCarrier) -> None:
         with self._lock:
-            self._streams.pop((stream.rank, stream.tag_in), None)
+            self._carriers.pop((carrier.rank, carrier.tag_in), None)
 
     def send(self, frame: bytes, rank: int, tag: int) -> Any:
         """Begins to send; ``Test`` of what this returns says whether it is done, which it keeps the frame for."""
@@ -153,7 +201,7 @@ class World:
             else:
                 with self._lock:
                     self._left = [request for request in self._left if not self._has_ended(request)]
-                time.sleep(AT_REST_SECONDS if self._streams else UNUSED_SECONDS)
+                time.sleep(AT_REST_SECONDS if self._carriers else UNUSED_SECONDS)
 
     def _begin_to_receive(self) -> bool:
         status = self._mpi.Status()
@@ -165,8 +213,8 @@ class World:
             content = bytearray(min(size, LONGEST_BYTES))
             request = message.Irecv([content, self._mpi.BYTE])
         except self.failure as error:
-            for stream in list(self._streams.values()):
-                stream.end(WorkerUnavailableError(f"MPI has failed: {error}"))
+            for carrier in list(self._carriers.values()):
+                carrier.end(WorkerUnavailableError(f"MPI has failed: {error}"))
             return False
         self._coming[status.source, status.tag].append(_Coming(request, content, size))
         return True
@@ -185,11 +233,11 @@ class World:
                 coming, moved = queue.popleft(), True
                 if coming.size > LONGEST_BYTES:
                     error = ProtocolError(f"a frame has at most {LONGEST_BYTES} bytes, got {coming.size}")
-                stream = self._streams.get(key)
-                if stream is not None and error is not None:
-                    stream.end(error)
-                elif stream is not None:
-                    stream.receive(coming.content)
+                carrier = self._carriers.get(key)
+                if carrier is not None and error is not None:
+                    carrier.end(error)
+                elif carrier is not None:
+                    carrier.receive(coming.content)
             if not queue:
                 del self._coming[key]
         return moved
@@ -213,37 +261,33 @@ class _Coming:
         self.size = size
 
 
-class MpiStream:
-    """Carries one end of a link to and from ``rank`` of a world; ``number`` is what the answering end has given it.
+class MpiCarrier(Carrier):
+    """Carries one end of a link to and from ``rank`` of a world; ``number`` is what the called end has given it.
 
     It takes what comes from the beginning, and says what the link says from ``start`` on, in a thread of its own.
-    ``on_end(error)`` is called once when the link ends otherwise than by ``close``.
     """
 
-    def __init__(
-        self,
-        world: World,
-        rank: int,
-        number: int,
-        link: LinkEnd,
-        on_end: Callable[[TvmSplitError], None],
-        name: str,
-        *,
-        calls: bool,
-    ) -> None:
+    def __init__(self, world: World, rank: int, number: int, opening: Opening, *, calls: bool) -> None:
         self.rank = rank
         self.tag_in = 2 * number + calls
         self._tag_out = 2 * number + (not calls)
         self._world = world
-        self._link = link
-        self._on_end = on_end
+        self._link = opening.link
+        self._on_end: OnEnd | None = None
+        self._failure: TvmSplitError | None = None
         self._telling = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._say, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._say, name=f"link-{opening.peer}-mpi", daemon=True)
         world.add(self)
 
-    def start(self) -> None:
-        self._thread.start()
+    def start(self, on_end: OnEnd) -> None:
+        self._link.open(self)
+        with self._telling:
+            self._on_end, failure = on_end, self._failure
+        if failure is not None:  # of what came before
+            on_end(failure)
+        else:
+            self._thread.start()
 
     def receive(self, message: bytearray) -> None:
         """Takes what the other end has said."""
@@ -256,19 +300,19 @@ class MpiStream:
 
     def end(self, error: TvmSplitError) -> None:
         with self._telling:
-            told = self._over.is_set()
+            told, on_end = self._over.is_set(), self._on_end
             self._over.set()
+            self._failure = self._failure or error
         self._world.remove(self)
-        if not told:
-            self._on_end(error)
+        if not told and on_end is not None:
+            on_end(error)
 
     def close(self) -> None:
-        """Ends it. May be called again."""
         self._over.set()
         self._world.remove(self)
         if self._thread is not threading.current_thread():
             with contextlib.suppress(RuntimeError):  # it was never started
-                self._thread.join(BEAT_SECONDS + STOP_SECONDS)
+                self._thread.join(self._link.timeouts.beat_seconds + STOP_SECONDS)
 
     def _say(self) -> None:
         under_way: deque[Any] = deque()
@@ -291,15 +335,27 @@ class MpiStream:
             self._world.leave(under_way)
 
     def _wait(self, request: Any) -> None:
-        begin = last = time.monotonic()
+        timeouts = self._link.timeouts
+        taking = Liveness(timeouts)
+        taking.hear()
         while not request.Test():
+            since = taking.clock()
             if self._over.wait(AT_WORK_SECONDS):
                 self._world.leave(deque([request]))
                 return
-            here = time.monotonic()
-            if here - last > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
-                begin = here
-            last = here
-            if here - begin > SILENCE_SECONDS:
+            if taking.is_silent(since):
                 self._world.leave(deque([request]))
-                raise WorkerUnavailableError(f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds")
+                raise WorkerUnavailableError(
+                    f"its other end has taken nothing for {timeouts.silence_seconds:g} seconds"
+                )
+
+
+class _MpiPending:
+    def __init__(self, carrier: MpiCarrier) -> None:
+        self._carrier = carrier
+
+    def accept(self) -> Carrier:
+        return self._carrier
+
+    def close(self) -> None:
+        self._carrier.close()

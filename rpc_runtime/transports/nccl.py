@@ -23,90 +23,167 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
-from rpc_runtime.transports.links import IncomingLink
-from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, Nccl, version_text
+from rpc_runtime.transports.link_end import HEARTBEAT
+from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, NcclDevice, nccl_of, version_text
 from rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
-from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
 from rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_frame
 
 logger = logging.getLogger(__name__)
 
-JOIN_SECONDS = 60.0
-STALL_SECONDS = 30.0
-"""So long, and what the slowest link takes that is meant to work, may a transfer when both ends have begun it; the
-first one connects."""
-SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / SILENCE_SECONDS
-TURN_SECONDS = 300.0
+SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / 4
 GRACE_SECONDS = 1.0
 """So long may what is under way still take when a link is closed: as a rule the other end lives."""
 ABORT_SECONDS = 2.0
 REST_SECONDS = 100e-6
 
 
-class NcclTransfers:
-    """Those of one end of ``link``, of which the ``other`` end has said so much; the called end makes the unique id.
+_END = struct.Struct(f"<I{UNIQUE_ID_BYTES}s")
 
-    Life: made, `join`, `begin`, `receive` for what comes, `close`.
 
-    Raises:
-        ProtocolError: the caller has got something else than a unique id.
-        WorkerError: the two cannot be joined, or the GPU has no memory for the link's places.
+@dataclass(frozen=True)
+class NcclEnd:
+    """What joins one end of a link to the other: the version of the library (22703 is 2.27.3), a name of the GPU that
+    no other one has, and the communicator's unique id, which the worker makes."""
+
+    version: int
+    gpu: str
+    unique_id: bytes = bytes(UNIQUE_ID_BYTES)
+
+    def to_bytes(self) -> bytes:
+        return _END.pack(self.version, self.unique_id) + self.gpu.encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> NcclEnd:
+        """Raises a `ProtocolError` where the content is none."""
+        if len(content) < _END.size:
+            raise ProtocolError(f"what joins a link by NCCL has at least {_END.size} bytes, got {len(content)}")
+        version, unique_id = _END.unpack_from(content)
+        return cls(version, content[_END.size :].decode(errors="replace"), unique_id)
+
+
+@dataclass(frozen=True)
+class NcclTimeouts:
+    """How long the two ends of a link wait for each other and for NCCL.
+
+    Args:
+        join_seconds: both ends have joined the communicator.
+        stall_seconds: a transfer that both ends have begun has ended, beyond what the slowest link takes for it; the
+            first one connects.
+        turn_seconds: other transfers of the GPU have ended.
     """
 
-    def __init__(self, link: LinkEnd, nccl: Nccl, other: pb.NcclEnd, *, calls: bool) -> None:
+    join_seconds: float = 60.0
+    stall_seconds: float = 30.0
+    turn_seconds: float = 300.0
+
+
+class Nccl(Transport):
+    """Joins processes with a GPU each. An offer is the caller's `NcclEnd`, an answer the worker's."""
+
+    name = "nccl"
+    title = "NCCL"
+    memory = "device"
+    uses_codecs = False
+    joins_client = False
+    connect_seconds = NcclTimeouts().join_seconds
+
+    def __init__(self, timeouts: NcclTimeouts | None = None) -> None:
+        self._timeouts = timeouts or NcclTimeouts()
+
+    def offer(self, opening: Opening) -> bytes:
+        own = nccl_of(opening.link.nccl)
+        return NcclEnd(own.version, own.gpu).to_bytes()
+
+    def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
+        carrier = self._carrier(opening, NcclEnd.from_bytes(offer), calls=False)
+        return carrier.own.to_bytes(), _NcclPending(carrier)
+
+    def connect(self, opening: Opening, answer: bytes) -> Carrier:
+        carrier = self._carrier(opening, NcclEnd.from_bytes(answer), calls=True)
+        try:
+            carrier.join()
+        except BaseException:
+            carrier.close()
+            raise
+        return carrier
+
+    def _carrier(self, opening: Opening, other: NcclEnd, *, calls: bool) -> NcclCarrier:
+        own, kind = nccl_of(opening.link.nccl), _Receiving if opening.link.receives else _Sending
+        return kind(opening, own, other, self._timeouts, calls=calls)
+
+
+class _NcclPending:
+    def __init__(self, carrier: NcclCarrier) -> None:
+        self._carrier = carrier
+
+    def accept(self) -> Carrier:
+        self._carrier.join()
+        return self._carrier
+
+    def close(self) -> None:
+        self._carrier.close()
+
+
+class NcclCarrier(Carrier):
+    """Carries one end of a link: tensors by NCCL, all else over the stream. The called end makes the unique id.
+
+    Raises:
+        WorkerError: the two cannot be joined, or the GPU has no memory for the link's slots.
+    """
+
+    def __init__(
+        self, opening: Opening, nccl: NcclDevice, other: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
+    ) -> None:
         _require_fit(nccl, other)
-        if calls and len(other.unique_id) != UNIQUE_ID_BYTES:
-            raise ProtocolError(f"a unique id of NCCL has {UNIQUE_ID_BYTES} bytes, got {len(other.unique_id)}")
-        self._link, self._nccl = link, nccl
+        self._link, self._stream, self._nccl, self._timeouts = opening.link, opening.stream, nccl, timeouts
         self._is_first = nccl.gpu < other.gpu
         self._slots = {
-            (route.tensor_index, number): self._slot(route.tensor)
-            for route in link.routes
-            for number in range(route.queue_depth)
+            route.tensor_index: [self._slot(route.tensor) for _ in range(route.queue_depth)]
+            for route in self._link.routes
         }
         unique_id = other.unique_id if calls else nccl.unique_id()
-        self.own = pb.NcclEnd(version=nccl.version, gpu=nccl.gpu, unique_id=unique_id)
+        self.own = NcclEnd(nccl.version, nccl.gpu, unique_id)
         """What the caller joins this end by."""
         self._communicator = nccl.communicator(unique_id, int(calls))
-        self._joined = threading.Event()
         self._at_work = threading.Lock()
         self._has_turn = False
         self._latest = math.inf
         self._closer = threading.Thread(target=self._end, name="nccl-end", daemon=True)
 
-    def join(self, is_wanted: Callable[[], bool]) -> bool:
-        """Whether both ends have; not if that is no longer wanted.
+    def join(self) -> None:
+        """Returns when both ends have joined the communicator.
 
         Raises:
-            WorkerUnavailableError: NCCL fails, or the other end does not come.
+            WorkerUnavailableError: NCCL fails, the other end does not come in time, or has gone.
         """
         advice = "for the other end to join: can the hosts reach each other as NCCL_SOCKET_IFNAME says?"
-        for _ in self._until(lambda: not is_wanted() or self._communicator.is_ready(), JOIN_SECONDS, advice):
+        for _ in self._until(self._is_joined, self._timeouts.join_seconds, advice):
             pass
-        if is_wanted():
-            self._joined.set()
-        return self._joined.is_set()
 
-    def begin(self) -> None:
-        """Tensors go this way from now on.
+    def _is_joined(self) -> bool:
+        if not self._stream.is_alive():
+            raise WorkerUnavailableError("the other end has gone")
+        return self._communicator.is_ready()
 
-        Raises:
-            WorkerUnavailableError: this end has not joined.
-        """
-        for _ in self._until(self._joined.is_set, JOIN_SECONDS, "to join"):
-            pass
-        self._link.carry(None, lambda route, number: self._slots[route.tensor_index, number])
+    def slots(self, route: PlannedRoute) -> Sequence[Slot]:
+        return self._slots[route.tensor_index]
+
+    def start(self, on_end: OnEnd) -> None:
+        self._link.open(self)
+        self._stream.carry(self.receive)
 
     def receive(self, frame: Frame) -> None:
         """Takes what the other end says in the stream. For one thread.
@@ -117,8 +194,7 @@ class NcclTransfers:
         self._link.receive(frame)
 
     def close(self) -> None:
-        """Ends all. Returns when the communicator is no more, or after a while; then what it uses stays. May be called
-        again."""
+        """Returns when the communicator is no more, or after a while; then what it uses stays."""
         with contextlib.suppress(RuntimeError):  # it was started
             self._closer.start()
         self._closer.join(2 * GRACE_SECONDS + ABORT_SECONDS)
@@ -131,12 +207,13 @@ class NcclTransfers:
     def _turn(self) -> Iterator[bytes]:
         """Takes it, for one transfer."""
         take = partial(self._nccl.turn.acquire, blocking=False)
-        yield from self._until(take, TURN_SECONDS, "for other transfers of its GPU")
+        yield from self._until(take, self._timeouts.turn_seconds, "for other transfers of its GPU")
         self._has_turn = True
 
     def _transferred(self, size_bytes: int) -> Iterator[bytes]:
         """Waits for what was begun, and ends the turn."""
-        seconds = size_bytes / SLOWEST_BYTES_PER_SECOND + (TURN_SECONDS if self._is_first else STALL_SECONDS)
+        waits = self._timeouts.turn_seconds if self._is_first else self._timeouts.stall_seconds
+        seconds = size_bytes / SLOWEST_BYTES_PER_SECOND + waits
         yield from self._until(self._communicator.is_done, seconds, f"for {size_bytes} bytes to pass")
         self._end_turn()
 
@@ -160,7 +237,7 @@ class NcclTransfers:
                     return
                 if here - begin > seconds:
                     raise WorkerUnavailableError(f"this end has waited {seconds:.0f} seconds {what}")
-                if here - said > BEAT_SECONDS:
+                if here - said > self._link.timeouts.beat_seconds:
                     said = here
                     yield HEARTBEAT
                 time.sleep(REST_SECONDS)
@@ -185,9 +262,11 @@ class NcclTransfers:
         self._slots.clear()
 
 
-class _Sending(NcclTransfers):
-    def __init__(self, link: LinkEnd, nccl: Nccl, other: pb.NcclEnd, *, calls: bool) -> None:
-        super().__init__(link, nccl, other, calls=calls)
+class _Sending(NcclCarrier):
+    def __init__(
+        self, opening: Opening, nccl: NcclDevice, other: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
+    ) -> None:
+        super().__init__(opening, nccl, other, timeouts, calls=calls)
         self._awaits_ready = False
         self._kept: Any = None
 
@@ -210,7 +289,7 @@ class _Sending(NcclTransfers):
             if not self._is_first:
                 self._awaits_ready = True
                 yield header
-                yield from self._until(lambda: not self._awaits_ready, TURN_SECONDS, "for the receiver")
+                yield from self._until(lambda: not self._awaits_ready, self._timeouts.turn_seconds, "for the receiver")
             yield from self._turn()
             self._communicator.send(self._nccl.address(value), size_bytes)
             if self._is_first:
@@ -226,29 +305,30 @@ class _Sending(NcclTransfers):
         self._kept = None
 
 
-class _Receiving(NcclTransfers):
-    """Tensors of which it was told are received in a thread of its own, one after the other: who reads the stream does
-    not wait for them. ``on_end(error)`` is called if that fails."""
+class _Receiving(NcclCarrier):
+    """Tensors of which it was told are received in a thread of its own, one after the other: the thread that reads the
+    stream does not wait for them. ``on_end(error)`` is called if that fails."""
 
     def __init__(
-        self, link: IncomingLink, nccl: Nccl, other: pb.NcclEnd, on_end: Callable[[TvmSplitError], None], *, calls: bool
+        self, opening: Opening, nccl: NcclDevice, other: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
     ) -> None:
-        super().__init__(link, nccl, other, calls=calls)
-        self._say, self._on_end = link.say, on_end
+        super().__init__(opening, nccl, other, timeouts, calls=calls)
+        self._most = sum(map(len, self._slots.values()))
         self._announced: SimpleQueue[Frame | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._take, name="nccl", daemon=True)
 
-    def begin(self) -> None:
-        super().begin()
+    def start(self, on_end: OnEnd) -> None:
+        self._on_end = on_end
+        super().start(on_end)
         self._thread.start()
 
     def receive(self, frame: Frame) -> None:
         if frame.kind is not FrameKind.TENSOR:
             super().receive(frame)
-        elif self._announced.qsize() < len(self._slots):
+        elif self._announced.qsize() < self._most:
             self._announced.put(frame)
         elif self._latest == math.inf:
-            raise ProtocolError(f"the link has {len(self._slots)} places, and more tensors were announced")
+            raise ProtocolError(f"the link has {self._most} slots, and more tensors were announced")
 
     def close(self) -> None:
         self._announced.put(None)
@@ -265,7 +345,7 @@ class _Receiving(NcclTransfers):
                 pass
             self._communicator.receive(address, size_bytes)
             if self._is_first:
-                self._say(control_frame(FrameKind.READY))
+                self._link.say(control_frame(FrameKind.READY))
             for _ in self._transferred(size_bytes):
                 pass
 
@@ -284,15 +364,6 @@ class _Receiving(NcclTransfers):
             self._on_end(WorkerError(f"{unexpected!r}"))
 
 
-def nccl_transfers(
-    link: LinkEnd, nccl: Nccl, other: pb.NcclEnd, on_end: Callable[[TvmSplitError], None], *, calls: bool
-) -> NcclTransfers:
-    """Of either end. ``on_end(error)`` is called when a tensor cannot be received; sending one raises."""
-    if isinstance(link, IncomingLink):
-        return _Receiving(link, nccl, other, on_end, calls=calls)
-    return _Sending(link, nccl, other, calls=calls)
-
-
 @dataclass(frozen=True, slots=True)
 class _Way(Slot):
     transfers: _Sending
@@ -308,19 +379,19 @@ class _Place(Slot):
     size_bytes: int
     address: int
 
-    def fetch(self) -> None:
+    def wait(self) -> None:
         if self.size_bytes:
             self.transfers.fetch(self.address, self.size_bytes)
 
 
-def _require_fit(own: Nccl, other: pb.NcclEnd) -> None:
+def _require_fit(own: NcclDevice, other: NcclEnd) -> None:
     if own.version != other.version:
-        raise WorkerError(
+        raise Unusable(
             f"both ends need the same NCCL, this one has {version_text(own.version)}, the other one "
             f"{version_text(other.version)}"
         )
     if own.gpu == other.gpu:
-        raise WorkerError("both ends are on the same GPU, and NCCL needs one for each")
+        raise Unusable("both ends are on the same GPU, and NCCL needs one for each")
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ class Communicator(Protocol):
         """Ends it, with what is under way. May take long."""
 
 
-class Nccl(Protocol):
+class NcclDevice(Protocol):
     """NCCL with a station's GPU. ``version`` is as NCCL writes it, ``gpu`` a name that no other one in the world has;
     ``turn`` is this process's."""
 
@@ -52,11 +52,11 @@ class Nccl(Protocol):
     def address(self, value: Any) -> int: ...
 
 
-MakeNccl = Callable[[], Nccl]
+MakeNccl = Callable[[], NcclDevice]
 """Raises a `WorkerError` where NCCL's library cannot be used. The first call loads it."""
 
 
-def nccl_of(make: MakeNccl | None) -> Nccl:
+def nccl_of(make: MakeNccl | None) -> NcclDevice:
     """NCCL with the GPU of a link's station.
 
     Raises:

@@ -1,15 +1,17 @@
 """Carries a link between two processes of one host: tensors in memory that both see, headers over a unix socket.
 
 The receiver makes the memory: a sealed memfd, which is nobody's file and is freed by the kernel however its owners die,
-with as many places for each tensor as its queue is deep. The sender copies a tensor into its next place and says so;
-the receiver's kernels read it where it lies. The socket's end is the other process's death.
+with as many slots for each tensor as its queue is deep. The sender copies a tensor into its next slot and says so; the
+receiver's kernels read it where it lies. The socket's end is the other process's death.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
+import mmap
 import os
 import re
 import secrets
@@ -18,22 +20,62 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.hardware import boot_id, memory_domain
-from rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
-from rpc_runtime.transports.link_memory import OwnMemory, others_memory, own_memory
+from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
+from rpc_runtime.transports.liveness import LinkTimeouts
+from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
+from rpc_runtime.transports.transport import Carrier, Host, OnEnd, Opening, Pending, Transport, Unusable
 from rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
 WAITING = 128
-"""Whoever may not come in can wait before the door, and should not fill the place before it."""
+"""A caller that may not come in waits in this queue; a short one would keep the right caller out."""
+JOIN_SECONDS = 5.0
 OFFERED = re.compile("tvm-split-[0-9a-f]{32}")
-HANDSHAKE_SECONDS = 5.0
-CONNECT_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")
-_SECONDS = struct.Struct("ll")
+_TIMEVAL = struct.Struct("ll")
+MESSAGE = b"memory"
+"""What the descriptor is sent with."""
+
+
+class SharedMemory(Transport):
+    """Joins processes of one user on one host. An answer is a secret, and the name of a socket."""
+
+    name = "shm"
+    title = "shared memory"
+    rank = 10
+    memory = "host"
+    uses_codecs = False
+
+    def joins(self, source: Host, destination: Host) -> bool:
+        return bool(source.memory_domain) and source.memory_domain == destination.memory_domain
+
+    def offer(self, opening: Opening) -> bytes:
+        proof = host_proof(opening.deployment)
+        if not proof:
+            raise Unusable("the caller cannot share memory")
+        return proof
+
+    def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
+        proof = host_proof(opening.deployment)
+        if not proof or not hmac.compare_digest(offer, proof):
+            raise Unusable("caller and worker are on different hosts")
+        door = Door(opening)
+        return door.secret + door.name.encode(), door
+
+    def connect(self, opening: Opening, answer: bytes) -> Carrier:
+        own = own_memory(opening.link, "the caller")
+        name = answer[SECRET_BYTES:].decode(errors="replace")
+        connection = call(name, answer[:SECRET_BYTES], opening.link.timeouts)
+        return SharedMemoryCarrier(connection, own, opening.link, opening.peer)
 
 
 def host_proof(deployment: str) -> bytes:
@@ -42,73 +84,77 @@ def host_proof(deployment: str) -> bytes:
     return hashlib.sha256(f"{boot_id()} {deployment}".encode()).digest() if shares else b""
 
 
-class Offer:
-    """A door for one caller: an abstract socket, which no file system holds, and a secret to be said there.
+class Door:
+    """What one caller connects to: an abstract socket, which no file system holds, and a secret to be said there.
 
     Raises:
-        OSError: there can be no socket, or no memory for ``link``.
+        Unusable: there can be no socket, or no memory for the link.
     """
 
-    def __init__(self, link: LinkEnd) -> None:
-        self.memory = own_memory(link)
+    def __init__(self, opening: Opening) -> None:
+        self._link, self._peer = opening.link, opening.peer
+        self._memory = own_memory(opening.link, "the worker")
         self.name = f"tvm-split-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(SECRET_BYTES)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(f"\0{self.name}")
-        self._listener.listen(WAITING)
-        self._listener.settimeout(HANDSHAKE_SECONDS)
+        self._seconds = opening.link.timeouts.handshake_seconds
+        try:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._listener.bind(f"\0{self.name}")
+            self._listener.listen(WAITING)
+        except OSError as error:
+            raise Unusable(f"the worker cannot make a socket for it: {error}") from error
+        self._listener.settimeout(self._seconds)
 
-    def accept(self) -> socket.socket:
-        """The caller's connection, once.
+    def accept(self) -> Carrier:
+        """Raises a `ProtocolError` if nobody came who is this user and knows the secret."""
+        connection, (memory, self._memory) = self._accepted(), (self._memory, None)
+        return SharedMemoryCarrier(connection, memory, self._link, self._peer)
 
-        Raises:
-            ProtocolError: nobody came who is this user and knows the secret.
-        """
-        deadline = time.monotonic() + HANDSHAKE_SECONDS
+    def close(self) -> None:
+        self._listener.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def _accepted(self) -> socket.socket:
+        deadline = time.monotonic() + self._seconds
         with contextlib.closing(self._listener), contextlib.suppress(OSError):
             while time.monotonic() < deadline:
                 connection, _ = self._listener.accept()
-                connection.settimeout(HANDSHAKE_SECONDS)
+                connection.settimeout(self._seconds)
                 with contextlib.suppress(OSError):
                     if _is_same_user(connection) and hmac.compare_digest(connection.recv(SECRET_BYTES), self.secret):
                         return connection
                 connection.close()
         raise ProtocolError("the caller chose shared memory, and did not come for it")
 
-    def close(self) -> None:
-        """Also lets go of the memory, unless somebody uses a place in it. May be called again."""
-        self._listener.close()
-        if self.memory is not None:
-            self.memory.close()
-            self.memory = None
 
-
-def call(name: str, secret: bytes) -> socket.socket:
-    """Connects to what an `Offer` names.
+def call(name: str, secret: bytes, timeouts: LinkTimeouts) -> socket.socket:
+    """Connects to what a `Door` names.
 
     Raises:
-        WorkerError: it cannot be reached, or is another user's; says why.
+        Unusable: it cannot be reached, or is another user's; says why.
     """
     if not OFFERED.fullmatch(name):
-        raise WorkerError(f"it is offered at {name!r}, where no worker listens")
+        raise Unusable(f"it is offered at {name!r}, where no worker listens")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(HANDSHAKE_SECONDS)
-        _connect(connection, f"\0{name}")
+        connection.settimeout(timeouts.handshake_seconds)
+        _connect(connection, f"\0{name}", timeouts.handshake_seconds)
         if not _is_same_user(connection):
-            raise WorkerError("it belongs to another user")
+            raise Unusable("it belongs to another user")
         connection.send(secret)
         return connection
     except (OSError, ValueError) as error:
         connection.close()
-        raise WorkerError(f"its socket cannot be reached ({error}): is it in another network namespace?") from error
+        raise Unusable(f"its socket cannot be reached ({error}): is it in another network namespace?") from error
     except BaseException:
         connection.close()
         raise
 
 
-def _connect(connection: socket.socket, address: str) -> None:
-    deadline = time.monotonic() + CONNECT_SECONDS
+def _connect(connection: socket.socket, address: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return connection.connect(address)
@@ -118,78 +164,103 @@ def _connect(connection: socket.socket, address: str) -> None:
             time.sleep(0.02)
 
 
+def _timeval(seconds: float) -> bytes:
+    """As the kernel takes it: seconds and microseconds."""
+    return _TIMEVAL.pack(*divmod(round(seconds * 1e6), 1_000_000))
+
+
 def _is_same_user(connection: socket.socket) -> bool:
     content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(content)[1] == os.geteuid())
 
 
-class SharedMemoryCarrier:
+class SharedMemoryCarrier(Carrier):
     """Carries ``link`` over a connection to the other process, and reads what that one says, in a thread of its own.
 
-    ``memory`` is the link's `own_memory`. ``on_end(error)`` is called once, from that thread, when the link ends
-    otherwise than by ``close``; None: the other end has closed it.
-
-    Raises:
-        TvmSplitError: the other end gives no memory that fits; the connection is then closed.
+    ``own`` is the link's memory at the receiving end, and None at the sending one.
     """
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        memory: OwnMemory | None,
-        link: LinkEnd,
-        on_end: Callable[[TvmSplitError | None], None],
-        name: str,
-    ) -> None:
+    def __init__(self, connection: socket.socket, own: OwnMemory | None, link: LinkEnd, peer: str) -> None:
         self._connection = connection
+        self._own = own
         self._link = link
-        self._on_end = on_end
+        self._peer = peer
+        self._memory: Memory | None = None
         self._failure: TvmSplitError | None = None
         self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def slots(self, route: PlannedRoute) -> Sequence[Slot]:
+        memory = self._memory.slots(route) if self._memory is not None else ()
+        return [self._link.slot_over(route.tensor, each) for each in memory]
+
+    def start(self, on_end: OnEnd) -> None:
+        self._on_end = on_end
         try:
-            if memory is not None:
-                memory.send(connection)
-                shared = memory.memory
-            else:
-                shared = others_memory(connection, link.routes)
-            timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
-            connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout[1])
+            self._memory = self._agreed_memory()
+            timeouts = self._link.timeouts
+            self._connection.settimeout(None)
+            for option, seconds in (
+                (socket.SO_RCVTIMEO, timeouts.beat_seconds),
+                (socket.SO_SNDTIMEO, timeouts.silence_seconds),
+            ):
+                self._connection.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
         except OSError as error:
-            connection.close()
+            self._connection.close()
             raise WorkerUnavailableError(f"memory could not be shared: {error}") from error
         except BaseException:
-            connection.close()
+            self._connection.close()
             raise
-        link.carry(self, shared.place)  # which the link's slots keep, until it is closed
-        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._link.open(self)
+        self._memory = None  # the link's slots keep it, until it is closed
+        self._thread = threading.Thread(target=self._read, name=f"link-{self._peer}-shm", daemon=True)
         self._thread.start()
-        if link.apart:
-            threading.Thread(target=link.hand_over, args=(self,), name=f"{name}-copies", daemon=True).start()
+        if self._link.copies_apart:
+            name = f"link-{self._peer}-copies"
+            threading.Thread(target=self._say, args=(self._link.serve,), name=name, daemon=True).start()
 
-    def send(self, header: bytes) -> None:
+    def wake(self) -> None:
+        if not self._link.copies_apart:
+            self._say(self._link.drain)
+
+    def close(self) -> None:
+        self._closing = True
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+        if self._thread is None:
+            self._connection.close()
+            return
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _agreed_memory(self) -> Memory:
+        own, self._own = self._own, None
+        if own is None:
+            return others_memory(self._connection, self._link.routes)
+        own.send(self._connection)
+        return own.memory
+
+    def _say(self, what: Callable[[Callable[[bytes], None]], None]) -> None:
+        """Fails the link for what cannot be copied, as by a GPU, and not the thread that computes."""
+        try:
+            what(self._send)
+        except Exception as error:
+            self._fail(error if isinstance(error, TvmSplitError) else WorkerError(f"{error!r}"))
+
+    def _send(self, header: bytes) -> None:
         try:
             self._connection.send(header)
         except OSError as error:
-            why = f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds"
+            why = f"its other end has taken nothing for {self._link.timeouts.silence_seconds:g} seconds"
             self._fail(WorkerUnavailableError(why if isinstance(error, BlockingIOError) else str(error)))
-
-    def fail(self, why: str) -> None:
-        self._fail(WorkerError(why))
 
     def _fail(self, error: TvmSplitError) -> None:
         self._failure = self._failure or error
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, which tells
-
-    def close(self) -> None:
-        """Ends the link. May be called again."""
-        self._closing = True
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        if self._thread is not threading.current_thread():
-            self._thread.join(HANDSHAKE_SECONDS)
 
     def _read(self) -> None:
         error: TvmSplitError | None = None
@@ -217,6 +288,112 @@ class SharedMemoryCarrier:
             except BlockingIOError:
                 self._link.require_life(begin)
             begin = time.monotonic()
-            if begin - said >= BEAT_SECONDS:
-                self.send(HEARTBEAT)
+            if begin - said >= self._link.timeouts.beat_seconds:
+                self._send(HEARTBEAT)
                 said = begin
+
+
+class Memory:
+    """Slots for the tensors of ``routes``, in a mapping that lives as long as somebody uses a slot."""
+
+    def __init__(self, routes: Sequence[PlannedRoute], mapping: mmap.mmap) -> None:
+        self._bytes: Bytes = np.frombuffer(mapping, np.uint8)
+        self._begins: dict[int, int] = {}
+        begin = 0
+        for route in routes:
+            self._begins[route.tensor_index] = begin
+            begin += route.queue_depth * _stride(route)
+
+    @classmethod
+    def create(cls, routes: Sequence[PlannedRoute]) -> tuple[Memory, int]:
+        """New memory, and its descriptor, which is the caller's to close.
+
+        Raises:
+            OSError: there is not enough of it.
+        """
+        descriptor = os.memfd_create("tvm-split", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, _size(routes))
+            # Whoever shortened it would kill the other process, which reads behind its end.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(routes, mmap.mmap(descriptor, _size(routes))), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open(cls, routes: Sequence[PlannedRoute], descriptor: int) -> Memory:
+        """What the other end has made.
+
+        Raises:
+            ProtocolError: it is something else.
+        """
+        expected, size = _size(routes), os.fstat(descriptor).st_size
+        try:
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        except OSError:
+            sealed = 0
+        if size != expected or not sealed:
+            kind = "sealed" if sealed else "unsealed"
+            raise ProtocolError(
+                f"shared memory should be sealed and have {expected} bytes, it is {kind} and has {size}"
+            )
+        return cls(routes, mmap.mmap(descriptor, expected))
+
+    def slots(self, route: PlannedRoute) -> list[Bytes]:
+        """The slots of a route, by their index."""
+        begin, stride = self._begins[route.tensor_index], _stride(route)
+        starts = range(begin, begin + route.queue_depth * stride, stride)
+        return [self._bytes[start : start + route.tensor.size_bytes] for start in starts]
+
+
+def _stride(route: PlannedRoute) -> int:
+    return max(1, -(-route.tensor.size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+
+
+def _size(routes: Sequence[PlannedRoute]) -> int:
+    return max(ALIGNMENT_BYTES, sum(route.queue_depth * _stride(route) for route in routes))
+
+
+class OwnMemory:
+    """The memory that a link's receiver makes before a transport is chosen, so that the link can fall back to gRPC.
+
+    Raises:
+        Unusable: ``machine`` has not enough memory, or may not make it.
+    """
+
+    def __init__(self, routes: Sequence[PlannedRoute], machine: str) -> None:
+        try:
+            self.memory, self._descriptor = Memory.create(routes)
+        except OSError as error:
+            raise Unusable(f"{machine} cannot make it: {error}") from error
+        self.close = weakref.finalize(self, os.close, self._descriptor)
+
+    def send(self, connection: socket.socket) -> None:
+        """To the other end, once."""
+        with contextlib.closing(self):
+            socket.send_fds(connection, [MESSAGE], [self._descriptor])
+
+
+def others_memory(connection: socket.socket, routes: Sequence[PlannedRoute]) -> Memory:
+    """What the receiver sends.
+
+    Raises:
+        ProtocolError: it sends something else.
+        WorkerUnavailableError: it is gone.
+    """
+    message, descriptors, _, _ = socket.recv_fds(connection, len(MESSAGE) + 1, 2)
+    try:
+        if not message and not descriptors:
+            raise WorkerUnavailableError("its other end went before it had sent memory")
+        if message != MESSAGE or len(descriptors) != 1:
+            raise ProtocolError(f"the other end has sent no memory that fits, in {len(descriptors)} descriptors")
+        return Memory.open(routes, descriptors[0])
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def own_memory(link: LinkEnd, machine: str) -> OwnMemory | None:
+    """The memory that a link's receiver makes; None at the sending end. Raises as `OwnMemory`."""
+    return OwnMemory(link.routes, machine) if link.receives else None

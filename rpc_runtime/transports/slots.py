@@ -25,15 +25,16 @@ class Slot:
     data: Bytes
     value: Any
 
-    def fill(self, value: Any) -> None:
+    def copy_in(self, value: Any) -> None:
         """Copies such a value as this one."""
         self.data[:] = flat_bytes(value)
 
     def send(self, value: Any, header: bytes) -> Iterator[bytes]:
-        """Brings such a value to the other end beside a stream, which says the ``header`` and what else this yields."""
-        raise NotImplementedError
+        """Brings such a value to the other end; yields the ``header``, and what else is to be said, when it is time."""
+        self.copy_in(value)
+        yield header
 
-    def fetch(self) -> None:
+    def wait(self) -> None:
         """Returns when the tensor of which the other end has told is here."""
 
 

@@ -16,7 +16,6 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.wire.security import TlsFiles, numeric_address
 
@@ -70,7 +69,7 @@ class WorkerEndpoint:
     address: str
     token: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
-    transport: Transport = Transport.AUTO
+    transport: str = "auto"
 
     def __str__(self) -> str:
         return f"machine {self.machine!r} at {self.address}"

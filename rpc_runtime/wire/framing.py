@@ -8,6 +8,7 @@ version    1          ``PROTOCOL_VERSION``
 kind       1          :class:`FrameKind`
 flags      2          :class:`FrameFlag`, 0 but in frames of kind ``TENSOR``
 tensor     4          index of the tensor in the deployment's table of routes
+epoch      4          of the link: 0
 sequence   8          number of the micro-batch, from 0
 offset     8          where the payload begins in what was written of the tensor, in bytes
 total      8          size of the whole tensor as its route's codec has written it, in bytes
@@ -31,9 +32,9 @@ from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.interface import Bytes
 from rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAGIC = b"TVMS"
-HEADER = struct.Struct("<4sBBHIQQQ")
+HEADER = struct.Struct("<4sBBHIIQQQ")
 CHUNK_BYTES = 1 << 20
 """Below 256 KiB the cost of a gRPC message dominates; above some MiB the copies no longer overlap."""
 MAXIMUM_TEXT_BYTES = 4096
@@ -85,7 +86,7 @@ class Frame(NamedTuple):
 
 def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, sequence: int = 0) -> bytes:
     """One frame that carries no tensor."""
-    return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, sequence, 0, len(payload)) + payload
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, 0, sequence, 0, len(payload)) + payload
 
 
 def credit_frame(tensor: int, consumed: int, depth: int, places: Sequence[int] = ()) -> bytes:
@@ -134,13 +135,13 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = Fr
     """The frames of one tensor; ``data`` is its content as a flat array of bytes. An empty tensor is one frame."""
     total = data.size
     for offset in range(0, max(total, 1), CHUNK_BYTES):
-        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, flags, tensor, sequence, offset, total)
+        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, flags, tensor, 0, sequence, offset, total)
         yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
 
 
 def shared_tensor_frame(tensor: int, sequence: int, place: int, total: int) -> bytes:
     """Word of a tensor that lies in memory which both ends see, in the place with this number."""
-    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, sequence, place, total)
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, 0, sequence, place, total)
 
 
 def decode(message: bytes | memoryview) -> Frame:
@@ -151,7 +152,7 @@ def decode(message: bytes | memoryview) -> Frame:
     """
     if len(message) < HEADER.size:
         raise ProtocolError(f"a frame has at least {HEADER.size} bytes, got {len(message)}")
-    magic, version, kind, flags, tensor, sequence, offset, total = HEADER.unpack_from(message)
+    magic, version, kind, flags, tensor, _, sequence, offset, total = HEADER.unpack_from(message)
     if magic != MAGIC:
         raise ProtocolError(f"a frame begins with {MAGIC!r}, got {magic!r}")
     if version != PROTOCOL_VERSION:

@@ -457,67 +457,51 @@ class TimeKernelsReply(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi", "nccl")
+    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "epoch", "offers")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    MPI_FIELD_NUMBER: _ClassVar[int]
-    NCCL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     deployment: str
     source: str
     destination: str
     secret: bytes
-    host: bytes
-    mpi: MpiRank
-    nccl: NcclEnd
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
+    epoch: int
+    offers: _containers.RepeatedCompositeFieldContainer[Offer]
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., epoch: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ...) -> None: ...
 
-class MpiRank(_message.Message):
-    __slots__ = ("world", "rank")
-    WORLD_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    world: bytes
-    rank: int
-    def __init__(self, world: _Optional[bytes] = ..., rank: _Optional[int] = ...) -> None: ...
+class Offer(_message.Message):
+    __slots__ = ("transport", "offer")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    offer: bytes
+    def __init__(self, transport: _Optional[str] = ..., offer: _Optional[bytes] = ...) -> None: ...
 
-class NcclEnd(_message.Message):
-    __slots__ = ("version", "gpu", "unique_id")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    GPU_FIELD_NUMBER: _ClassVar[int]
-    UNIQUE_ID_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    gpu: str
-    unique_id: bytes
-    def __init__(self, version: _Optional[int] = ..., gpu: _Optional[str] = ..., unique_id: _Optional[bytes] = ...) -> None: ...
+class Refused(_message.Message):
+    __slots__ = ("transport", "reason")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    reason: str
+    def __init__(self, transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("socket", "secret", "reason", "mpi", "number", "nccl")
-    SOCKET_FIELD_NUMBER: _ClassVar[int]
-    SECRET_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    MPI_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    NCCL_FIELD_NUMBER: _ClassVar[int]
-    socket: str
-    secret: bytes
-    reason: str
-    mpi: MpiRank
-    number: int
-    nccl: NcclEnd
-    def __init__(self, socket: _Optional[str] = ..., secret: _Optional[bytes] = ..., reason: _Optional[str] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., number: _Optional[int] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
+    __slots__ = ("answer", "refused")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    answer: Offer
+    refused: _containers.RepeatedCompositeFieldContainer[Refused]
+    def __init__(self, answer: _Optional[_Union[Offer, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("shared_memory", "refusal", "mpi", "nccl")
-    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    MPI_FIELD_NUMBER: _ClassVar[int]
-    NCCL_FIELD_NUMBER: _ClassVar[int]
-    shared_memory: bool
-    refusal: str
-    mpi: bool
-    nccl: bool
-    def __init__(self, shared_memory: bool = ..., refusal: _Optional[str] = ..., mpi: bool = ..., nccl: bool = ...) -> None: ...
+    __slots__ = ("transport", "reason")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    reason: str
+    def __init__(self, transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from rpc_runtime.errors import InputError
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.transport import TRANSPORTS
 from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_address, token_from
 from rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
 
+SILENCE_VARIABLE = "TVM_SPLIT_SILENCE_SECONDS"
+"""Environment variable: so long may a link's other end be silent before it is dead; for tests, which wait for that."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -23,9 +28,9 @@ class WorkerConfig:
     CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
     has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
     and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
-    with ``exit_with_parent`` it ends when its standard input does; with ``mpi`` it is a rank of the world of its
-    ``mpiexec``; at ``health_listen`` (HOST:PORT) it answers for its health alone, without TLS; with ``tracker`` it
-    registers with TVM's RPC tracker.
+    with ``exit_with_parent`` it ends when its standard input does; ``transports`` are made ready at the start, as
+    ``mpi`` of a rank of ``mpiexec``; at ``health_listen`` (HOST:PORT) it answers for its health alone, without TLS;
+    with ``tracker`` it registers with TVM's RPC tracker; ``timeouts`` are those of its links.
     """
 
     listen: str = "127.0.0.1:0"
@@ -40,9 +45,10 @@ class WorkerConfig:
     log_level: str = "warning"
     ready_json: bool = False
     exit_with_parent: bool = False
-    mpi: bool = False
+    transports: tuple[str, ...] = ()
     health_listen: str | None = None
     tracker: TrackerOptions | None = None
+    timeouts: LinkTimeouts = USUAL_TIMEOUTS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,7 +77,13 @@ def _parser(program: str, *, with_help: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="default %(default)s")
     parser.add_argument("--json", "--ready-json", action="store_true", help="print one line of JSON when ready")
-    parser.add_argument("--mpi", action="store_true", help="a rank of mpiexec: links of the transport mpi are possible")
+    parser.add_argument(
+        "--transport",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="make a transport ready that needs it, such as mpi for a worker that mpiexec starts; may be repeated",
+    )
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
     parser.add_argument(
         "--health-listen",
@@ -118,7 +130,22 @@ def config_from_arguments(
         log_level=given.log_level,
         ready_json=given.json,
         exit_with_parent=given.exit_with_parent,
-        mpi=given.mpi,
+        transports=_transports(given.transport),
         health_listen=numeric_address(given.health_listen) if given.health_listen else None,
         tracker=tracker_options(given),
+        timeouts=_timeouts(os.environ.get(SILENCE_VARIABLE)),
     )
+
+
+def _timeouts(silence: str | None) -> LinkTimeouts:
+    try:
+        return LinkTimeouts() if silence is None else LinkTimeouts.of_silence(float(silence))
+    except ValueError as error:
+        raise InputError(f"${SILENCE_VARIABLE} is a number of seconds, got {silence!r}: {error}") from None
+
+
+def _transports(names: Sequence[str]) -> tuple[str, ...]:
+    unknown = [name for name in names if name not in TRANSPORTS]
+    if unknown:
+        raise InputError(f"--transport takes {', '.join(TRANSPORTS)}, got {', '.join(unknown)}")
+    return tuple(dict.fromkeys(names))

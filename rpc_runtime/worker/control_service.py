@@ -14,9 +14,8 @@ import grpc
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.kernel_times import TimingEffort
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import BlobSpec
-from rpc_runtime.transports.mpi import World
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, status_of
 from rpc_runtime.wire.control_methods import CONTROL_SERVICE, DEFAULT_REQUEST_BYTES, METHODS, Method
@@ -30,7 +29,6 @@ from rpc_runtime.worker.program_blobs import ProgramBlobs
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
 UPLOAD_SILENCE_SECONDS = 20.0
 SLOWEST_UPLOAD = 64 << 10
@@ -41,11 +39,11 @@ MAXIMUM_CONNECT_SECONDS = 600.0
 class HeldPrograms:
     """What a worker holds of each deployment, by their random names. Thread-safe.
 
-    ``world`` is the worker's, where it is a rank of one. ``on_change`` is called when one came or went.
+    ``on_change`` is called when one came or went.
     """
 
-    def __init__(self, blobs: BlobStore, world: World | None) -> None:
-        self.world = world
+    def __init__(self, blobs: BlobStore, timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
+        self.timeouts = timeouts
         self.on_change: Callable[[], None] = lambda: None
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
@@ -62,7 +60,7 @@ class HeldPrograms:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            program = self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials, self.world)
+            program = self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials, self.timeouts)
         self.on_change()
         return program
 
@@ -148,7 +146,7 @@ class ControlService:
                 return
             yield pb.WatchEvent()
             while context.is_active():
-                event = program.wait_event(HEARTBEAT_SECONDS)
+                event = program.wait_event(self._programs.timeouts.beat_seconds)
                 if event is None:
                     return
                 if not context.is_active():
@@ -159,7 +157,7 @@ class ControlService:
             # It can do nothing more, so its memory is freed at once, whether its client lives or not.
             threading.Thread(target=program.free, name="free", daemon=True).start()
             while context.is_active() and not program.closed:
-                program.wait_closed(HEARTBEAT_SECONDS)
+                program.wait_closed(self._programs.timeouts.beat_seconds)
                 yield pb.WatchEvent()
         finally:
             self._programs.drop(request.deployment)
@@ -193,7 +191,7 @@ class ControlService:
         caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
         peers = {
             peer.machine: WorkerEndpoint(
-                peer.machine, peer.address, tls=caller if peer.tls else None, transport=_transport(peer)
+                peer.machine, peer.address, tls=caller if peer.tls else None, transport=peer.transport
             )
             for peer in request.peers
         }
@@ -298,13 +296,6 @@ def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutB
         return named
 
     return (messages for _, messages in groupby(requests, number))
-
-
-def _transport(peer: pb.Peer) -> Transport:
-    try:
-        return Transport(peer.transport)
-    except ValueError:
-        raise ProtocolError(f"this worker knows no transport {peer.transport!r}: upgrade one side") from None
 
 
 def _patience(context: Any) -> float:

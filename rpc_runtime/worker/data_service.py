@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.transports.link_answer import LinkAnswer
+from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import status_of
 from rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH
@@ -73,7 +73,7 @@ class DataService:
                 program.internal_failed(error)
 
         try:
-            yield from LinkAnswer(link, hello, peer, on_end, self._programs.world).frames(requests)
+            yield from LinkAnswer(link, hello, peer, on_end).frames(requests)
         except TvmSplitError:
             raise
         except Exception as error:

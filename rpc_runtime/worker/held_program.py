@@ -35,11 +35,11 @@ from rpc_runtime.program.kernel_times import KernelSet
 from rpc_runtime.program.machine_plan import MachinePlan
 from rpc_runtime.program.measurements import LinkStatistics, Recorder
 from rpc_runtime.program.program import CLIENT, StageSpec
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from rpc_runtime.transports.mpi import World
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.slots import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -58,11 +58,17 @@ JOIN_SECONDS = 10.0
 class HeldProgram:
     """What a worker holds of one program. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
 
-    def __init__(self, identifier: str, store: BlobStore, trials: LibraryTrials, world: World | None) -> None:
+    def __init__(
+        self,
+        identifier: str,
+        store: BlobStore,
+        trials: LibraryTrials,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+    ) -> None:
+        self._timeouts = timeouts
         self.identifier = identifier
         self.blobs = ProgramBlobs(identifier, store, self._check_open)
         self._trials = trials
-        self._world = world
         self._lock = threading.Lock()
         # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
         self._events = threading.Condition()
@@ -137,9 +143,9 @@ class HeldProgram:
                 station = UploadingStation(self._executor, transfers)
                 as_bytes, make_slot = transfers.bytes_of, transfers.slot
             for machine, routes in plan.by_destination.items():
-                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl)
+                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
             for machine, routes in plan.by_source.items():
-                self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, reuse=True)
+                self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
             self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
@@ -224,7 +230,7 @@ class HeldProgram:
         ends = (machine, peer.machine)
         self._attach(ends)
         hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
-        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken, self._world)
+        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken)
 
     def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
         """Whether this is the secret of that link."""

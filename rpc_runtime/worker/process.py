@@ -63,7 +63,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     Its one line that says where it listens is written to ``results``.
 
     Raises:
-        InputError: the configuration is contradictory or unsafe, or MPI is wanted and not there.
+        InputError: the configuration is contradictory or unsafe, or a transport cannot be used.
         WorkerError: the address cannot be used.
         BlobError: the cache cannot.
     """
@@ -159,7 +159,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     import grpc
 
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.transports import mpi
+    from rpc_runtime.transports.transport import transport_named
     from rpc_runtime.wire.channels import SERVER_OPTIONS
     from rpc_runtime.worker.call_limits import CallLimits
     from rpc_runtime.worker.control_service import ControlService, HeldPrograms
@@ -170,8 +170,10 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     name = config.name or socket.gethostname()
     folder = config.cache or cache_folder("blobs")
     blobs = BlobStore(folder, config.cache_limit_bytes)
-    world = mpi.join() if config.mpi else None
-    programs = HeldPrograms(blobs, world)
+    transports = [transport_named(name) for name in config.transports]
+    for transport in transports:
+        transport.start()
+    programs = HeldPrograms(blobs, config.timeouts)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     control = ControlService(name, bool(config.name), config.threads, programs, config.tls)
@@ -204,8 +206,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
         stopped = server.stop(STOP_SECONDS)
         programs.close()
         stopped.wait(STOP_SECONDS + 1)
-        if world is not None:
-            world.close()
+        for transport in transports:
+            transport.stop()
         blobs.close()
 
 

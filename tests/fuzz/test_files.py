@@ -21,11 +21,12 @@ from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tests.helpers.planner.steps import step
 from tests.helpers.scenarios import scenario_of_problem
 from tests.helpers.trials import Trials
-from tvm_split.cli.plan_report import print_plan
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.measured_file import read_computing, read_measured
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
+from tvm_split.display.plan import plan_parts
+from tvm_split.display.view import print_parts
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import Certificate, predict
 from tvm_split.planner.problem import Problem, Sharding, Stage
@@ -114,7 +115,7 @@ def use_plan(path: Path) -> None:
     plan = Plan.load(path)
     plan.to_dict()
     for details in (False, True):
-        print_plan(plan, [0.5] * len(plan.stages), 2000.0, Console(width=120), details=details)
+        print_parts(plan_parts(plan, [0.5] * len(plan.stages), details=details), Console(width=120))
     simulate(scenario_of_plan(plan), micro_batches=3, in_flight=plan.in_flight)
 
 

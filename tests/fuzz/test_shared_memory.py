@@ -17,7 +17,8 @@ import numpy as np
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.transports import shared_memory
-from rpc_runtime.transports.link_memory import MESSAGE, SharedMemory
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS
+from rpc_runtime.transports.shared_memory import MESSAGE, SECRET_BYTES, Memory
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import (
@@ -54,7 +55,7 @@ def said(source: random.Random) -> list[bytes]:
                 frames.append(credit_frame(0, source.choice((sequence, 0, 2**40)), 3, places))
             case 4:
                 fields = (source.randrange(1, 9), source.choice((0, 1, 2, 3)), source.choice((0, 1, 2**32 - 1)))
-                header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, sequence, source.choice((0, 1)), size)
+                header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, 0, sequence, source.choice((0, 1)), size)
                 frames.append(header + source.randbytes(source.choice((0, 4, 5000))))
             case _:
                 frames.append(control_frame(FrameKind.HEARTBEAT))
@@ -73,13 +74,14 @@ def memory(source: random.Random) -> list[int]:
         case 2:
             return [os.open("/dev/zero", os.O_RDWR)]
         case 3:
-            return [SharedMemory.create([one_route(2000)])[1]]
-    return [SharedMemory.create([ROUTE])[1]]
+            return [Memory.create([one_route(2000)])[1]]
+    return [Memory.create([ROUTE])[1]]
 
 
 def attack(answering: Answering, receives: bool, source: random.Random) -> None:
     """One caller, who follows the greeting more or less."""
-    hello = pb.Hello(deployment=DEPLOYMENT, source="a", destination="b", host=shared_memory.host_proof(DEPLOYMENT))
+    offer = pb.Offer(transport="shm", offer=shared_memory.host_proof(DEPLOYMENT))
+    hello = pb.Hello(deployment=DEPLOYMENT, source="a", destination="b", offers=[offer])
     requests: queue.Queue[bytes | None] = queue.Queue()
 
     def speaking() -> Iterator[bytes]:
@@ -91,11 +93,12 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
         until_end.callback(requests.put, None)
         call = caller.begin(LINK_PATH, speaking(), 20, ((HELLO_KEY, hello.SerializeToString()),))
         until_end.callback(call.cancel)
-        accept = parsed(pb.Accept, decode(next(call)))
-        secret = accept.secret if source.random() < 0.9 else source.randbytes(source.choice((0, 1, 32)))
-        connection = until_end.enter_context(shared_memory.call(accept.socket, secret))
+        answer = parsed(pb.Accept, decode(next(call))).answer.offer
+        secret = answer[:SECRET_BYTES] if source.random() < 0.9 else source.randbytes(source.choice((0, 1, 32)))
+        name = answer[SECRET_BYTES:].decode()
+        connection = until_end.enter_context(shared_memory.call(name, secret, USUAL_TIMEOUTS))
         if source.random() < 0.9:
-            requests.put(control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=True).SerializeToString()))
+            requests.put(control_frame(FrameKind.CHOICE, pb.Choice(transport="shm").SerializeToString()))
         else:
             requests.put(mutated(control_frame(FrameKind.CHOICE, source.randbytes(3)), source))
         with contextlib.suppress(OSError, struct.error):

@@ -138,7 +138,7 @@ def wrong_frames(program: Program, source: random.Random) -> list[bytes]:
         flags, tensor = source.choice((0, 0, 0, 1, 7)), source.choice((0, 0, 0, 1, 2**32 - 1))
         total = source.choice((len(payload), len(payload), 2**64 - 1))
         offset = source.choice((0, 0, 0, 1, 2**63))
-        frame = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, flags, tensor, number, offset, total) + payload
+        frame = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, flags, tensor, 0, number, offset, total) + payload
         frames.append(frame if source.random() < 0.7 else mutated(frame, source))
     return frames
 

@@ -16,13 +16,13 @@ import numpy as np
 import tvm_split
 from tests.helpers.empty_root import command_in_root, python_in_root
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.cli.hidden_torch import hide_torch_from_tvm
+from tvm_split.cli.source import load_tvm
 
 TOKEN = "open-sesame"
 
 
 def main() -> None:
-    hide_torch_from_tvm()
+    load_tvm()
     root, kit, folder, inputs = map(Path, sys.argv[1:])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=20)
     bundle = tvm_split.Bundle.load(folder)

@@ -192,7 +192,7 @@ def test_without_inputs_to_try_it_on_a_named_codec_is_predicted_by_its_bytes() -
             Link(*ends, 1e5, 0.001, transport="grpc", codec=codec) for ends in permutations((CLIENT, A, B), 2)
         )
         cluster = Cluster(tuple(Machine(name, target={"kind": "llvm"}) for name in (A, B)), links, launcher=Local())
-        found[codec] = tvm_split.plan(model, cluster, split={A: ["0"]}, shards=shard, predict=True, measure=False)
+        found[codec] = tvm_split.plan(model, cluster, split={A: ["0"]}, shards=shard, predict=True, estimate=True)
     predictions = {codec: plan.prediction for codec, plan in found.items()}
     sizes, latencies = {}, {}
     for codec, prediction in predictions.items():

@@ -40,7 +40,7 @@ def test_answers_are_those_of_the_source(
     name: str, workers: int, split: dict[str, list[str]] | None, three_workers: tvm_split.Cluster
 ) -> None:
     model = load(name)
-    planned = tvm_split.plan(model, three_workers, split=split, stages=workers, measure=False)
+    planned = tvm_split.plan(model, three_workers, split=split, stages=workers, estimate=True)
     generator = np.random.default_rng(7)
     batches = [
         tuple(generator.standard_normal(each.shape).astype(each.dtype) for each in model.inputs) for _ in range(3)
@@ -64,7 +64,7 @@ def test_answers_are_those_of_the_source(
 def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.Cluster) -> None:
     module, inputs = torch_models.small_models()[name]
     model = tvm_split.load_model(module, inputs)
-    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, stages=3, measure=False))
+    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, stages=3, estimate=True))
     with tvm_split.deploy(bundle, three_workers) as deployment:
         assert len(deployment.stages) == 3
         outputs = deployment.run(*inputs)
@@ -91,6 +91,6 @@ def test_workers_sort(three_workers: tvm_split.Cluster) -> None:
     torch.manual_seed(0)
     network, x = Sorted().eval(), torch.randn(5, 6)
     split = {"machine-a": ["first"], "machine-b": ["second"]}
-    with tvm_split.compile_and_deploy(network, (x,), three_workers, split) as deployment:
+    with tvm_split.compile_and_deploy(network, (x,), three_workers, split=split) as deployment:
         for mine, right in zip(deployment.run(x), network(x), strict=True):
             np.testing.assert_allclose(mine, right.detach().numpy(), rtol=1e-4, atol=1e-5)

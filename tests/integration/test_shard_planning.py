@@ -22,7 +22,7 @@ from tvm_split.planner.explain import one_machine_advice
 from tvm_split.planner.problem import Exchange
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import plan_again
+from tvm_split.planning import replan
 from tvm_split.posing import pose
 
 A, B, C = "machine-a", "machine-b", "machine-c"
@@ -66,7 +66,7 @@ def test_latency_is_shared_where_that_is_faster(convolutions: tvm_split.Model) -
     assert found.prediction.latency_seconds < 0.7 * min(each.latency_seconds for each in found.prediction.baselines)
     assert found.prediction.lower_bound_seconds <= found.prediction.latency_seconds
     assert any(each.name.startswith("whole layers") for each in found.prediction.alternatives)
-    without = tvm_split.plan(convolutions, cluster, objective="latency", consider_shards=False)
+    without = tvm_split.plan(convolutions, cluster, objective="latency", auto_shards=False)
     assert not shared(without)
     assert without.prediction is not None
     assert without.prediction.latency_seconds > found.prediction.latency_seconds
@@ -91,14 +91,14 @@ def test_attention_is_shared_where_that_is_faster() -> None:
 
 def test_a_slow_link_leaves_layers_whole_and_the_plan_says_so(convolutions: tvm_split.Model) -> None:
     machines = (Machine(A), Machine(B))
-    slow = tvm_split.plan(convolutions, linked(machines, 1e8, 0.003), objective="latency", measure=False)
+    slow = tvm_split.plan(convolutions, linked(machines, 1e8, 0.003), objective="latency", estimate=True)
     assert not shared(slow)
     assert slow.prediction is not None
     why = slow.prediction.why_no_more_machines
     assert "no split inside layers pays: one machine" in why
     assert "best split inside layers" in why
     assert "no split is faster than one machine alone" in (one_machine_advice(slow, 2) or "")
-    far = tvm_split.plan(convolutions, linked(machines, 1e9, 1.0), objective="latency", measure=False)
+    far = tvm_split.plan(convolutions, linked(machines, 1e9, 1.0), objective="latency", estimate=True)
     assert far.prediction is not None
     assert "no split inside layers can pay" in far.prediction.why_no_more_machines
     assert far.prediction.gap == 0
@@ -106,13 +106,13 @@ def test_a_slow_link_leaves_layers_whole_and_the_plan_says_so(convolutions: tvm_
 
 def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_split.Model) -> None:
     unequal = linked((Machine(A, threads=1), Machine(B, threads=3)), 1e12, 0.0)
-    found = tvm_split.plan(convolutions, unequal, objective="latency", measure=False)
+    found = tvm_split.plan(convolutions, unequal, objective="latency", estimate=True)
     (first, *_) = [stage for stage in found.stages if stage.sharding]
     shares = dict(zip(first.machines, first.shares, strict=True))
     assert shares[B] == pytest.approx(0.75, abs=0.08)
     three = linked((Machine(A), Machine(B), Machine(C)), 1e12, 0.0)
-    two = tvm_split.plan(convolutions, three, objective="latency", measure=False, maximum_machines=2)
-    all_three = tvm_split.plan(convolutions, three, objective="latency", measure=False)
+    two = tvm_split.plan(convolutions, three, objective="latency", estimate=True, maximum_machines=2)
+    all_three = tvm_split.plan(convolutions, three, objective="latency", estimate=True)
     assert max(len(each) for each in shared(all_three)) == 3
     assert all(len(each) == 2 for each in shared(two))
     assert two.prediction is not None
@@ -122,7 +122,7 @@ def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_spli
 
 def test_equal_machines_of_a_host_share_equally_though_one_was_disturbed(convolutions: tvm_split.Model) -> None:
     cluster = linked((Machine(A), Machine(B)), 1e12, 0.0)
-    profile = pose(convolutions, cluster, PlanRequest(objective="latency", measure=False)).profile
+    profile = pose(convolutions, cluster, PlanRequest(objective="latency", estimate=True)).profile
     one, other = (dataclasses.replace(each, hostname="host") for each in profile.machines)
     disturbed = {
         name: dataclasses.replace(each, contended_seconds=1.28 * each.contended_seconds)
@@ -136,23 +136,23 @@ def test_equal_machines_of_a_host_share_equally_though_one_was_disturbed(convolu
 def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
     """A machine that is three times as slow as profiled gets less; what was learned is not learned twice."""
     cluster = linked((Machine(A), Machine(B)), 1e12, 0.0)
-    request = PlanRequest(objective="latency", measure=False)
-    current = tvm_split.plan(convolutions, cluster, objective="latency", measure=False)
+    request = PlanRequest(objective="latency", estimate=True)
+    current = tvm_split.plan(convolutions, cluster, objective="latency", estimate=True)
     assert shared(current)
-    same, change = plan_again(convolutions, cluster, request, current, Measured({A: 1.0, B: 1.0}))
+    same, change = replan(convolutions, cluster, current, Measured({A: 1.0, B: 1.0}), request=request)
     assert (change.changed, same.stages) == (False, current.stages)
     slow = Measured({A: 1.0, B: 3.0})
-    better, change = plan_again(convolutions, cluster, request, current, slow)
+    better, change = replan(convolutions, cluster, current, slow, request=request)
     assert change.changed
     assert change.gain > 0.2
     (first, *_) = [stage for stage in better.stages if stage.sharding]
     assert dict(zip(first.machines, first.shares, strict=True))[A] == pytest.approx(0.75, abs=0.08)
     assert better.prediction is not None
     assert dict(better.prediction.corrections.compute_ratios) == {A: 1.0, B: 3.0}
-    again, change = plan_again(convolutions, cluster, request, better, slow)
+    again, change = replan(convolutions, cluster, better, slow, request=request)
     assert (change.changed, again.stages) == (False, better.stages)
-    pinned = dataclasses.replace(request, pins=(("0", B),))
-    moved, change = plan_again(convolutions, cluster, pinned, better, slow)
+    pinned = dataclasses.replace(request, pin={"0": B})
+    moved, change = replan(convolutions, cluster, better, slow, request=pinned)
     assert change.changed
     assert next(stage for stage in moved.stages if "0" in stage.layers).machines == (B,)
 
@@ -166,7 +166,7 @@ def test_few_rows_that_machines_share() -> None:
     model = tvm_split.load_model(network, (x,))
     threads = {A: 39, B: 22, C: 39}
     unequal = linked(tuple(Machine(name, threads=each) for name, each in threads.items()), 1e12, 0.0)
-    assert tvm_split.plan(model, unequal, objective="latency", measure=False).prediction is not None
+    assert tvm_split.plan(model, unequal, objective="latency", estimate=True).prediction is not None
     cluster = Cluster.in_process(machines=3, threads=1)
     shares = {name: each / 100 for name, each in threads.items()}
     for exchange in get_args(Exchange):
@@ -192,12 +192,12 @@ def test_what_fits_on_no_machine_is_shared() -> None:
     model = tvm_split.load_model(network, (torch.zeros(1, 1000),))
     small = linked(tuple(Machine(name, memory_bytes=3_000_000) for name in (A, B)), 1e9, 1e-4)
     for objective in ("latency", "throughput"):
-        found = tvm_split.plan(model, small, objective=objective, measure=False)  # type: ignore[arg-type]
+        found = tvm_split.plan(model, small, objective=objective, estimate=True)  # type: ignore[arg-type]
         assert shared(found)
         assert found.prediction is not None
         assert all(each.memory_bytes <= 3_000_000 for each in found.prediction.machines)
         with pytest.raises(tvm_split.PlanError, match="memory"):
-            tvm_split.plan(model, small, objective=objective, measure=False, consider_shards=False)  # type: ignore[arg-type]
+            tvm_split.plan(model, small, objective=objective, estimate=True, auto_shards=False)  # type: ignore[arg-type]
 
 
 def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster) -> None:
@@ -211,7 +211,7 @@ def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster)
     small = Cluster(machines)
     by_hand = [tvm_split.Shard("0", "2", "channels", {A: 0.4, B: 0.3, C: 0.3})]
     for planned in (
-        tvm_split.plan(model, small, measure=False),
+        tvm_split.plan(model, small, estimate=True),
         tvm_split.plan(model, small, shards=by_hand),
     ):
         assert shared(planned) == [(A, B, C)]

@@ -54,7 +54,7 @@ def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, 
 def test_the_simulated_program_is_the_one_that_is_compiled(
     image_network: tvm_split.Model, three_workers: tvm_split.Cluster, shards: Sequence[tvm_split.Shard]
 ) -> None:
-    plan = tvm_split.plan(image_network, three_workers, shards=shards, predict=True, measure=False)
+    plan = tvm_split.plan(image_network, three_workers, shards=shards, predict=True, estimate=True)
     compiled = tvm_split.compile(image_network, plan, verify=False).program
     assert content(scenario_of_plan(plan).program) == content(compiled)
 
@@ -64,7 +64,7 @@ def test_heads_are_simulated_as_they_are_compiled(
 ) -> None:
     shard = tvm_split.Shard("layers", "layers", "heads", {B: 0.5, C: 0.5})
     split = {A: ["word_embeddings"], C: ["pooler"]}
-    plan = tvm_split.plan(attention_network, three_workers, shards=[shard], split=split, predict=True, measure=False)
+    plan = tvm_split.plan(attention_network, three_workers, shards=[shard], split=split, predict=True, estimate=True)
     compiled = tvm_split.compile(attention_network, plan, verify=False).program
     assert content(scenario_of_plan(plan).program) == content(compiled)
 
@@ -101,7 +101,7 @@ def test_workers_do_what_is_simulated_in_the_same_order(
 ) -> None:
     """Inputs one by one: of a stream, the order is a matter of times."""
     shard = tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.5}, "each")
-    plan = tvm_split.plan(image_network, three_workers, shards=[shard], predict=True, measure=False)
+    plan = tvm_split.plan(image_network, three_workers, shards=[shard], predict=True, estimate=True)
     scenario = scenario_of_plan(plan)
     simulated = [
         each

@@ -122,7 +122,7 @@ def test_deploy_tune_deploy_again(network, tmp_path):
                 if each.registration is not None and each.registration.state == "tuning":
                     seen.add(each.registration.name)
 
-        here = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1), measure=False)
+        here = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1), estimate=True)
         report = tvm_split.tune(
             model, here, database=tmp_path / "tuned", trials=8, tracker=lab.address, key=KEY, effort=QUICK,
             on_progress=look,

@@ -240,7 +240,7 @@ class Words(nn.Module):
 def test_a_word_that_does_not_exist_is_no_number_and_hurts_no_worker(three_workers: tvm_split.Cluster) -> None:
     words = torch.zeros(2, 5, dtype=torch.int64)
     model = tvm_split.load_model(Words().eval(), (words,))
-    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, stages=2, measure=False))
+    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, stages=2, estimate=True))
     with tvm_split.deploy(bundle, three_workers) as deployment:
         (expected,) = deployment.run(words)
         wrong = words.clone()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
 
-from rpc_runtime.hardware import cpu_features, features_in, memory_domain
+from rpc_runtime.hardware import DISABLED_FEATURES_VARIABLE, cpu_features, features_in, memory_domain
 from tests.helpers.recorded_processors import recorded
 
 
@@ -54,3 +55,11 @@ def test_a_user_is_who_it_is_outside_of_its_namespace(option: str, is_same: bool
     if told.returncode:
         pytest.skip(f"no namespace of users can be had here: {told.stderr}")
     assert told.stdout.strip() == (memory_domain() if is_same else "")
+
+
+@pytest.mark.parametrize("names", ["avx512f,amx_tile", "avx512q"])
+def test_disabled_instruction_sets_that_there_are_not_are_refused(names: str) -> None:
+    code = "from rpc_runtime.hardware import cpu_features; cpu_features()"
+    environment = {**os.environ, DISABLED_FEATURES_VARIABLE: names}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert f"{DISABLED_FEATURES_VARIABLE} names {names}, which is no instruction set here" in ended.stderr

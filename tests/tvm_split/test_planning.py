@@ -21,7 +21,7 @@ from tvm_split.launchers.local import Local
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import plan_again, plan_as_requested
+from tvm_split.planning import replan
 from tvm_split.posing import pose, predict_stages
 from tvm_split.simulation.of_prediction import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
@@ -69,7 +69,7 @@ def test_measured_on_workers_and_kept(model):
 
 def test_estimates_start_nothing(model):
     before = set(psutil.Process().children(recursive=True))
-    found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), measure=False)
+    found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), estimate=True)
     assert found.origin == "estimated"
     assert {machine.estimated_share for machine in found.prediction.machines} == {1.0}
     assert found.prediction.profiled_at == 0
@@ -84,33 +84,33 @@ def enough(*machines):
 def test_cores_that_are_shared_are_counted(wide):
     machines = Machine(A), Machine(B)
     one = tvm_split.Cluster(machines, shared_cores=(SharedCores((A, B, "client"), 1),), launcher=Local())
-    assert len(tvm_split.plan(wide, one, measure=False).stages) == 1
-    forced = tvm_split.plan(wide, one, measure=False, stages=2).prediction
+    assert len(tvm_split.plan(wide, one, estimate=True).stages) == 1
+    forced = tvm_split.plan(wide, one, estimate=True, stages=2).prediction
     assert forced.limiting == "computing on the one core that machine-a, machine-b and the client share"
     assert forced.period_seconds == pytest.approx(sum(each.compute_seconds for each in forced.machines))
     two = tvm_split.Cluster(machines, shared_cores=enough(A, B), launcher=Local())
-    assert tvm_split.plan(wide, two, measure=False, stages=2).prediction.period_seconds < 0.6 * forced.period_seconds
+    assert tvm_split.plan(wide, two, estimate=True, stages=2).prediction.period_seconds < 0.6 * forced.period_seconds
 
 
 def test_estimates_of_what_is_worth_two_machines(wide):
-    found = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), measure=False)
+    found = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), estimate=True)
     assert layers_on(found) == {A: ("0", "1"), B: ("2", "3")}
     assert found.prediction.links[1].bytes == 128 * 512 * 4
     slow = (Link(A, B, 1e5, 0.01),)
-    alone = tvm_split.plan(wide, tvm_split.Cluster((Machine(A), Machine(B)), slow, launcher=Local()), measure=False)
+    alone = tvm_split.plan(wide, tvm_split.Cluster((Machine(A), Machine(B)), slow, launcher=Local()), estimate=True)
     assert len(alone.stages) == 1
     unequal = tvm_split.Cluster(
         (Machine(A, threads=1), Machine(B, threads=2)), shared_cores=enough(A, B), launcher=Local()
     )
-    assert layer_counts(tvm_split.plan(wide, unequal, measure=False)) == {A: 1, B: 3}
+    assert layer_counts(tvm_split.plan(wide, unequal, estimate=True)) == {A: 1, B: 3}
 
 
 def test_a_closed_link_is_not_used(wide):
     closed = (Link(A, B, 0.0, 0.0),)
     cluster = tvm_split.Cluster((Machine(A), Machine(B)), closed, launcher=Local())
-    assert len(tvm_split.plan(wide, cluster, measure=False).stages) == 1
+    assert len(tvm_split.plan(wide, cluster, estimate=True).stages) == 1
     with pytest.raises(PlanError, match="link"):
-        tvm_split.plan(wide, cluster, measure=False, stages=2)
+        tvm_split.plan(wide, cluster, estimate=True, stages=2)
 
 
 def test_in_process_nothing_is_measured(wide):
@@ -122,9 +122,9 @@ def test_in_process_nothing_is_measured(wide):
 
 def test_pins(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    pinned = tvm_split.plan(wide, cluster, measure=False, pin={"0": B})
+    pinned = tvm_split.plan(wide, cluster, estimate=True, pin={"0": B})
     assert "0" in layers_on(pinned)[B]
-    off = tvm_split.plan(wide, cluster, measure=False, keep_off={"0": [A], "3": A})
+    off = tvm_split.plan(wide, cluster, estimate=True, keep_off={"0": [A], "3": A})
     assert {"0", "3"} <= set(layers_on(off)[B])
     nowhere = {"keep_off": {"1": [A, B]}}
     for demands, message in (
@@ -134,13 +134,13 @@ def test_pins(wide):
         ({"maximum_latency_seconds": 1e-6}, "latency"),
     ):
         with pytest.raises(PlanError, match=message):
-            tvm_split.plan(wide, cluster, measure=False, **demands)
+            tvm_split.plan(wide, cluster, estimate=True, **demands)
 
 
 def test_limits_and_counts(wide):
     cluster = tvm_split.Cluster.local(workers=3)
-    assert len(tvm_split.plan(wide, cluster, measure=False, maximum_machines=1).stages) == 1
-    assert len(tvm_split.plan(wide, cluster, measure=False, stages=3).stages) == 3
+    assert len(tvm_split.plan(wide, cluster, estimate=True, maximum_machines=1).stages) == 1
+    assert len(tvm_split.plan(wide, cluster, estimate=True, stages=3).stages) == 3
     going_round = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), stages=4)
     assert [stage.machine for stage in going_round.stages] == [A, B, A, B]
     assert going_round.prediction is None
@@ -149,7 +149,7 @@ def test_limits_and_counts(wide):
 def test_replicas(wide):
     machines = tuple(Machine(name) for name in (A, B, "machine-c"))
     cluster = tvm_split.Cluster(machines, shared_cores=enough(A, B, "machine-c"), launcher=Local())
-    found = tvm_split.plan(wide, cluster, measure=False, replicas=True, stages=1)
+    found = tvm_split.plan(wide, cluster, estimate=True, replicas=True, stages=1)
     assert found.stages[0].machines == (A, B, "machine-c")
     assert {machine.machine for machine in found.prediction.machines} == {A, B, "machine-c"}
     assert found.prediction.period_seconds < found.prediction.baselines[-1].period_seconds
@@ -157,12 +157,12 @@ def test_replicas(wide):
 
 def test_memory_of_the_cluster(wide):
     tight = tuple(Machine(name, memory_bytes=4_000_000) for name in (A, B))
-    found = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", measure=False)
+    found = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", estimate=True)
     assert len(found.stages) == 2
     assert not any(each.name.startswith("one machine") for each in found.prediction.baselines)
     smaller = tuple(Machine(name, memory_bytes=1_500_000) for name in (A, B))
     with pytest.raises(PlanError, match="memory"):
-        tvm_split.plan(wide, tvm_split.Cluster(smaller, launcher=Local()), measure=False)
+        tvm_split.plan(wide, tvm_split.Cluster(smaller, launcher=Local()), estimate=True)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_demands_are_never_dropped(model):
     with pytest.raises(PlanError, match="3 stages on 2 machines go round"):
         tvm_split.plan(model, two, stages=3, maximum_latency_seconds=1.0)
     with pytest.raises(PlanError, match="machine-b"):
-        tvm_split.plan(model, one, measure=False, pin={"dense": B})
+        tvm_split.plan(model, one, estimate=True, pin={"dense": B})
     with pytest.raises(PlanError, match="'size'"):
         tvm_split.plan(model, two, objective="size")
 
@@ -200,13 +200,13 @@ def test_a_model_without_work(model):
             return x
 
     nothing = tvm_split.load_model(Identity(), (torch.zeros(1),))
-    planned = tvm_split.plan(nothing, tvm_split.Cluster.local(workers=2), measure=False)
+    planned = tvm_split.plan(nothing, tvm_split.Cluster.local(workers=2), estimate=True)
     assert [(stage.machine, stage.layers) for stage in planned.stages] == [("machine-a", ("output_0",))]
 
 
 def test_a_split_by_hand_is_predicted_by_a_profile(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     found = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=profile)
     best = tvm_split.plan(wide, cluster, profile=profile)
     assert found.origin == "by hand"
@@ -218,7 +218,7 @@ def test_a_split_by_hand_is_predicted_by_a_profile(wide):
 def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     """Machines with several stages, which pass on to each other; what is simulated of them is as predicted."""
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
     twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=profile)
     assert predict_stages(wide, cluster, profile, "throughput", twice.stages) is None
@@ -228,7 +228,7 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     )
     assert twice.prediction.latency_seconds > once.prediction.latency_seconds
     assert twice.prediction.lower_bound_seconds <= twice.prediction.period_seconds
-    better, found = plan_again(wide, cluster, PlanRequest(profile=profile), twice, Measured({A: 1.0, B: 1.0}))
+    better, found = replan(wide, cluster, twice, Measured({A: 1.0, B: 1.0}), request=PlanRequest(profile=profile))
     assert found.changed
     assert better.prediction.period_seconds < twice.prediction.period_seconds
     alone = simulate(scenario_of_plan(twice), micro_batches=2).single
@@ -237,57 +237,57 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
 
 def test_improved_by_what_happened(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     slow = Measured({B: 3.0}, profiled_at=0.0)
-    better, found = plan_again(wide, cluster, PlanRequest(profile=profile), current, slow)
+    better, found = replan(wide, cluster, current, slow, request=PlanRequest(profile=profile))
     assert found.changed
     assert layer_counts(better) == {A: 3, B: 1}
     assert better.origin == "corrected by measurements"
     assert dict(better.prediction.corrections.compute_ratios) == {B: 3.0}
-    same, found = plan_again(wide, cluster, PlanRequest(profile=profile), better, slow)
+    same, found = replan(wide, cluster, better, slow, request=PlanRequest(profile=profile))
     assert not found.changed
     assert same.stages == better.stages
     as_predicted = Measured({A: 1.0, B: 1.0}, earlier=better.prediction.corrections, profiled_at=0.0)
-    same, found = plan_again(wide, cluster, PlanRequest(profile=profile), better, as_predicted)
+    same, found = replan(wide, cluster, better, as_predicted, request=PlanRequest(profile=profile))
     assert not found.changed
     assert same.prediction.period_seconds == pytest.approx(better.prediction.period_seconds)
 
 
 def test_the_precision_stays_that_of_the_plan(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    half = tvm_split.plan(wide, cluster, precision="float16", measure=False)
+    half = tvm_split.plan(wide, cluster, precision="float16", estimate=True)
     slow = Measured({B: 3.0}, profiled_at=0.0)
-    better, found = plan_again(wide, cluster, PlanRequest(measure=False), half, slow)
+    better, found = replan(wide, cluster, half, slow, request=PlanRequest(estimate=True))
     assert found.changed
     assert (half.precision, better.precision) == ("float16", "float16")
 
 
 def test_replicas_are_kept_when_nothing_is_better(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     request = PlanRequest(profile=profile, replicas=True, stages=1)
-    current = plan_as_requested(wide, cluster, request)
+    current = tvm_split.plan(wide, cluster, request)
     assert current.stages[0].machines == (A, B)
-    same, found = plan_again(wide, cluster, request, current, Measured({A: 1.1, B: 1.1}))
+    same, found = replan(wide, cluster, current, Measured({A: 1.1, B: 1.1}), request=request)
     assert not found.changed
     assert same.stages == current.stages
 
 
 def test_what_cannot_be_improved(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     with pytest.raises(PlanError, match="profiled again"):
-        plan_again(wide, cluster, PlanRequest(profile=profile), current, Measured({A: 2.0}, profiled_at=123.0))
+        replan(wide, cluster, current, Measured({A: 2.0}, profiled_at=123.0), request=PlanRequest(profile=profile))
     lost = dataclasses.replace(current, stages=(dataclasses.replace(current.stages[0], layers=("0",)),))
     with pytest.raises(PlanError, match="cuts through layers"):
-        plan_again(wide, cluster, PlanRequest(profile=profile), lost, Measured({A: 2.0}))
+        replan(wide, cluster, lost, Measured({A: 2.0}), request=PlanRequest(profile=profile))
 
 
 def test_plans_with_shards_are_predicted_by_a_profile(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     shards = [tvm_split.Shard("0", "1", "channels", {A: 0.5, B: 0.5})]
     planned = tvm_split.plan(wide, cluster, shards=shards, profile=profile)
     assert planned.prediction.method.startswith("given")
@@ -296,7 +296,7 @@ def test_plans_with_shards_are_predicted_by_a_profile(wide):
 
 
 def test_corrections_travel_in_the_plan_file(wide, tmp_path):
-    plan = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), measure=False)
+    plan = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), estimate=True)
     corrections = Corrections(((A, 1.25),), ((A, B, 1e6),))
     plan = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, corrections=corrections))
     plan.save(tmp_path / "plan.json")
@@ -316,7 +316,7 @@ def test_graphs_of_any_shape(network, inputs):
     torch.manual_seed(0)
     loaded = tvm_split.load_model(network().eval(), inputs)
     for constraints in ({}, {"objective": "latency"}, {"stages": 2}):
-        found = tvm_split.plan(loaded, tvm_split.Cluster.local(workers=2), measure=False, **constraints)
+        found = tvm_split.plan(loaded, tvm_split.Cluster.local(workers=2), estimate=True, **constraints)
         placed = [layer for stage in found.stages for layer in stage.layers]
         assert sorted(placed) == sorted(loaded.layer_names)
         tvm_split.compile(loaded, found)
@@ -370,7 +370,7 @@ def test_a_tiny_network_is_not_distributed():
     x = torch.randn(1, 16)
     with pytest.warns(OneMachineWarning, match=r"machine-[ab] .*does .* ms, .* ms"):
         deployment = tvm_split.compile_and_deploy(
-            network, (x,), tvm_split.Cluster.local(workers=2), objective="latency", consider_shards=False
+            network, (x,), tvm_split.Cluster.local(workers=2), objective="latency", auto_shards=False
         )
     with deployment:
         assert len(deployment.stages) == 1
@@ -378,14 +378,14 @@ def test_a_tiny_network_is_not_distributed():
     np.testing.assert_allclose(y, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("measure", [False, True])
-def test_a_network_that_computes_and_sends_nothing(measure):
+@pytest.mark.parametrize("estimate", [False, True])
+def test_a_network_that_computes_and_sends_nothing(estimate):
     nothing = tvm_split.load_model(torch.nn.Identity(), (torch.zeros(0, 2),))
     for cluster in (tvm_split.Cluster.in_process(2), tvm_split.Cluster.local(2)):
-        prediction = tvm_split.plan(nothing, cluster, stages=1, measure=measure).prediction
+        prediction = tvm_split.plan(nothing, cluster, stages=1, estimate=estimate).prediction
         assert min(prediction.period_seconds, prediction.latency_seconds) > 0
         # What is measured of a stream and of one alone are two measurements.
-        assert measure or prediction.period_seconds <= prediction.latency_seconds
+        assert not estimate or prediction.period_seconds <= prediction.latency_seconds
         assert 0 <= prediction.gap <= 1
 
 

@@ -1,56 +1,163 @@
-"""All commands in one application, and what is common to them: exit codes, errors, signals."""
+"""All commands in one table, and what is common to them: exit codes, errors, signals."""
 
 from __future__ import annotations
 
-import dataclasses
+import errno
 import functools
 import gc
-import inspect
+import importlib
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import redirect_stdout
-from typing import Annotated, Any, TextIO, get_type_hints
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.registry import Registry
 from rpc_runtime.result_stream import take_stdout
-from tvm_split.cli import (
-    bench,
-    cache,
-    compile,
-    demo,
-    deploy,
-    doctor,
-    plan,
-    profile,
-    replan,
-    run,
-    simulate,
-    solve,
-    status,
-    tune,
-    up,
-    worker,
-    worker_kit,
-)
-from tvm_split.cli.console import STDOUT, print_error, print_note
-from tvm_split.cli.hidden_torch import hide_torch_from_tvm
 from tvm_split.cli.interrupts import ended_by_signals
+from tvm_split.cli.options import has_hidden, with_groups
+from tvm_split.display.console import STDOUT, print_error, print_note
 from tvm_split.errors import MeasurementsWarning, UntriedVersionWarning
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1
 WRONG_USE = 2
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a file that cannot take what is written; Python does not say of which one."""
+PLANS_TOO = "It takes the planning options of `tvm-split plan` as well."
+START, PLAN, BUILD, RUN, MACHINES = "Start", "Plan", "Build", "Run", "Machines"
+
+
+class Command(NamedTuple):
+    """One command: the function of its name, with underscores, in a module that is loaded when it is called."""
+
+    name: str
+    panel: str
+    summary: str
+    module: str
+    example: str
+    hidden: bool = False
+
+
+COMMANDS = (
+    Command("demo", START, "Train a small network, split it, and show what happens.", "demo", "tvm-split demo"),
+    Command("doctor", START, "Check this installation.", "doctor", "tvm-split doctor"),
+    Command(
+        "plan",
+        PLAN,
+        "Show the best split of a model over the machines.",
+        "plan",
+        "tvm-split plan net.onnx --cluster lab.yaml --output plan.json",
+    ),
+    Command(
+        "replan",
+        PLAN,
+        "Improve a plan that has run by what was measured of it.",
+        "replan",
+        "tvm-split replan net.onnx --plan plan.json --measured report.json --cluster lab.yaml",
+    ),
+    Command(
+        "simulate",
+        PLAN,
+        "Say what a plan would do, without machines.",
+        "simulate",
+        "tvm-split simulate plan.json --slow box=2",
+    ),
+    Command(
+        "profile",
+        PLAN,
+        "Time the kernels of a model here, or its pieces on a cluster.",
+        "profile",
+        "tvm-split profile net.onnx --threads 4",
+    ),
+    Command(
+        "solve",
+        PLAN,
+        "Plan numbers instead of a model.",
+        "solve",
+        "tvm-split solve problem.json",
+        hidden=True,
+    ),
+    Command(
+        "compile",
+        BUILD,
+        "Compile each stage of a plan for its machine, and check the result.",
+        "compile",
+        "tvm-split compile net.onnx --plan plan.json --output bundle",
+    ),
+    Command(
+        "tune",
+        BUILD,
+        "Measure better choices for a model's kernels.",
+        "tune",
+        "tvm-split tune net.onnx --trials 500",
+    ),
+    Command(
+        "run",
+        RUN,
+        "Stream inputs through a bundle or a model.",
+        "run",
+        "tvm-split run bundle --cluster lab.yaml --inputs images.npz --output scores.npz",
+    ),
+    Command(
+        "bench",
+        RUN,
+        "Measure latency and throughput beside what the plan predicts.",
+        "bench",
+        "tvm-split bench bundle --cluster lab.yaml --json > report.json",
+    ),
+    Command(
+        "deploy",
+        RUN,
+        "Bring a bundle to its machines ahead of the first run.",
+        "deploy",
+        "tvm-split deploy bundle --cluster lab.yaml",
+    ),
+    Command(
+        "worker",
+        MACHINES,
+        "Run stages on this machine until Ctrl-C or SIGTERM.",
+        "worker",
+        "tvm-split worker --listen 0.0.0.0:9000 --tls-certificate box.pem --tls-key box.key --tls-ca ca.pem",
+    ),
+    Command(
+        "worker-kit",
+        MACHINES,
+        "Pack a worker for a machine without internet.",
+        "worker_kit",
+        "tvm-split worker-kit worker.tar.gz --target llvm",
+    ),
+    Command("up", MACHINES, "Start workers over ssh.", "up", "tvm-split up lab.yaml"),
+    Command("down", MACHINES, "End the workers that `up` started.", "up", "tvm-split down lab.yaml"),
+    Command("status", MACHINES, "Ask workers what they are.", "status", "tvm-split status --cluster lab.yaml"),
+    Command("cache", MACHINES, "Show or clear what is kept on this host.", "cache", "tvm-split cache show"),
+)
+
+registry = Registry[Command](
+    "tvm_split.commands",
+    "command",
+    {row.name: row._replace(module=f"tvm_split.cli.{row.module}") for row in COMMANDS},
+    base=Command,
+)
 
 
 class Commands(TyperGroup):
-    """Turns expected errors into one line and an exit code: 1 for what failed, 2 for what cannot be meant."""
+    """The commands of the registry; expected errors become one line and an exit code.
+
+    The code is 1 for what failed, 2 for what cannot be meant.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(registry)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return ListedCommand(registry[cmd_name]) if cmd_name in registry else None
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -58,14 +165,25 @@ class Commands(TyperGroup):
         except TvmSplitError as error:
             _end_with(error, str(error), wrong_use=isinstance(error, ValueError))
         except BrokenPipeError:
-            raise  # whoever read the output has left; typer ends quietly
+            raise  # the reader of the output has left; typer ends quietly
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in UNWRITABLE:
                 raise
-            _end_with(error, f"{error.filename}: {error.strerror}", wrong_use=False)
+            _end_with(error, _os_error_text(error), wrong_use=False)
 
 
-class Command(TyperCommand):
+class ListedCommand(TyperCommand):
+    """A command as the help of all commands shows it; its module is loaded when it is called."""
+
+    def __init__(self, row: Command) -> None:
+        super().__init__(row.name, help=row.summary, rich_help_panel=row.panel, hidden=row.hidden)
+        self._row = row
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return loaded(self._row).make_context(info_name, args, parent, **extra)
+
+
+class LoadedCommand(TyperCommand):
     """While a command runs, ``sys.stdout`` is the stream for libraries, if there is one: the context's object."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -75,11 +193,30 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
 
+def loaded(row: Command) -> Any:
+    """The command that typer runs, with its options."""
+    module = importlib.import_module(row.module)
+    function = getattr(module, row.name.replace("-", "_"))
+    help = (function.__doc__ or row.summary) + (f"\n\n{PLANS_TOO}" if has_hidden(function) else "")
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    settings = getattr(module, "CONTEXT_SETTINGS", {"help_option_names": ["-h", "--help"]})
+    alone.command(row.name, cls=LoadedCommand, help=help, epilog=f"Example: {row.example}", context_settings=settings)(
+        with_groups(function)
+    )
+    return typer.main.get_command(alone)
+
+
 def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
     if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
         traceback.print_exception(error)
     print_error(text)
     raise typer.Exit(WRONG_USE if wrong_use else FAILED) from error
+
+
+def _os_error_text(error: OSError) -> str:
+    if error.filename is None:
+        return f"the result cannot be written: {error.strerror}; make room, or write it elsewhere"
+    return f"{error.filename}: {error.strerror}"
 
 
 app = typer.Typer(
@@ -111,54 +248,6 @@ def _common(
         os.environ[DEBUG_VARIABLE] = "1"
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer whose parameters that are frozen dataclasses become one option for each of their fields."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    parameters = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += [
-                inspect.Parameter(field, parameter.KEYWORD_ONLY, default=each.default, annotation=each.annotation)
-                for field, each in inspect.signature(groups[name], eval_str=True).parameters.items()
-            ]
-        else:
-            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
-
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
-        command(**given)
-
-    del with_options.__wrapped__  # typer is to see the options
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
-    return with_options
-
-
-app.command("demo")(demo.demo)
-app.command("plan")(with_groups(plan.plan))
-app.command("replan")(with_groups(replan.replan))
-app.command("solve")(solve.solve)
-app.command("simulate")(simulate.simulate)
-app.command("compile")(with_groups(compile.compile))
-app.command("tune")(with_groups(tune.tune))
-app.command("worker", context_settings=worker.PASSED_ON)(worker.worker)
-app.command("worker-kit")(worker_kit.worker_kit)
-app.command("up")(up.up)
-app.command("down")(up.down)
-app.command("deploy")(with_groups(deploy.deploy))
-app.command("run")(with_groups(run.run))
-app.command("bench")(with_groups(bench.bench))
-app.command("profile")(with_groups(profile.profile))
-app.command("cache")(cache.cache)
-app.command("status")(with_groups(status.status))
-app.command("doctor")(doctor.doctor)
-for _registered in app.registered_commands:
-    _registered.cls = Command
-
-
 def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
@@ -167,7 +256,6 @@ def run_application() -> None:
             warnings.simplefilter("always", category)
         # Without the place in our code, which tells the user of a command nothing.
         warnings.showwarning = lambda message, *_, **__: _print_warning(str(message))
-    hide_torch_from_tvm()
     # Help and shell completion, which come before a command, are results too, and typer writes them to `sys.stdout`.
     for_libraries = sys.stdout
     sys.stdout = STDOUT.file = take_stdout()
@@ -186,8 +274,11 @@ def _print_warning(text: str) -> None:
 
 
 def _flush(stream: TextIO) -> None:
-    """Write what is buffered; where nobody reads it any more, drop it, or Python would complain of it at its end."""
+    """Write what is buffered; where it cannot be written, drop it, or Python would complain of it at its end."""
     try:
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if error.errno in UNWRITABLE:
+            print_error(_os_error_text(error))
+            raise SystemExit(FAILED) from error

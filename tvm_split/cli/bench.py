@@ -7,23 +7,26 @@ from typing import Annotated
 
 import typer
 
+import tvm_split
 from tvm_split.cli import options
-from tvm_split.cli.bundle_source import SOURCE_HELP, bundle_and_cluster
-from tvm_split.cli.console import STDOUT, print_json
 from tvm_split.cli.deploy import deploy_with_progress
-from tvm_split.cli.model_source import ModelOptions
-from tvm_split.cli.options import WrongUseError
-from tvm_split.cli.planning import ClusterOrProcessOptions, PlanOptions
+from tvm_split.cli.inputs import inputs_from_file, random_inputs
+from tvm_split.cli.machines import MachineOptions
+from tvm_split.cli.options import HIDDEN, WrongUseError
+from tvm_split.cli.source import ModelOptions, bundle_and_cluster
+from tvm_split.display.console import print_json
+from tvm_split.display.view import show
+from tvm_split.planner.request import PlanRequest
 from tvm_split.progress import step_progress
 
 RANDOM_MICRO_BATCHES = 8
 
 
 def bench(
-    source: Annotated[str, typer.Argument(metavar="BUNDLE|MODEL", help=SOURCE_HELP, show_default=False)],
-    cluster: ClusterOrProcessOptions,
+    source: options.SourceArgument,
+    machines: MachineOptions,
     shapes: ModelOptions,
-    request: PlanOptions,
+    request: Annotated[PlanRequest, HIDDEN],
     inputs: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Micro-batches, as for `tvm-split run`; used in turn.")
     ] = None,
@@ -39,24 +42,19 @@ def bench(
     """Measure latency and throughput, and put them, every machine and every link beside what the plan predicts."""
     if inputs is not None and random is not None:
         raise WrongUseError("give one of them", "--inputs, --random")
-    bundle, machines = bundle_and_cluster(source, shapes, request, cluster)
-    from tvm_split.cli.inputs import inputs_from_file, random_inputs
-    from tvm_split.deployment.benchmark import bench as bench_deployment
-
+    bundle, cluster = bundle_and_cluster(source, shapes, request, machines)
     expected = bundle.program.inputs
     if inputs is None:
         fed = random_inputs(expected, random or RANDOM_MICRO_BATCHES)
     else:
         fed = inputs_from_file(expected, inputs)
     with (
-        deploy_with_progress(bundle, machines, timeout, in_flight=in_flight) as deployment,
+        deploy_with_progress(bundle, cluster, timeout, in_flight=in_flight) as deployment,
         step_progress("warming up") as bar,
     ):
         batches = list(fed.stream(1))
-        report = bench_deployment(deployment, batches, rounds=rounds, micro_batches=micro_batches, on_progress=bar)
+        report = tvm_split.bench(deployment, batches, rounds=rounds, micro_batches=micro_batches, on_progress=bar)
     if json:
-        print_json({**report.to_dict(), **fed.about, "digest": bundle.digest, "rounds": rounds})
-        return
-    from tvm_split.cli.report_table import print_report
-
-    print_report(report, STDOUT)
+        print_json({**report.to_dict(), "inputs": fed.source, "digest": bundle.digest, "rounds": rounds})
+    else:
+        show(report)

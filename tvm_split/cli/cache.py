@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_json
+from tvm_split.display.console import STDOUT, print_json
 from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:

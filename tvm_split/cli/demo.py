@@ -10,7 +10,7 @@ import typer
 
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
-from tvm_split.cli.console import print_json
+from tvm_split.display.console import print_json
 from tvm_split.progress import step_progress
 
 NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")
@@ -36,13 +36,13 @@ def demo(
     if missing:
         raise TvmSplitError(f"the demonstration needs {', '.join(missing)}: pip install 'tvm-split[demo]'")
     output.mkdir(parents=True, exist_ok=True)
-    from tvm_split.cli.demo_report import as_json, print_report, write_files
     from tvm_split.demo.demonstration import demonstrate
+    from tvm_split.display.demo import content_of, print_report, write_files
 
     with step_progress("starting") as report:
         found = demonstrate(workers, output, report, shard=shard)
     write_files(found, output)
     if json:
-        print_json(as_json(found, output))
+        print_json(content_of(found, output))
     else:
         print_report(found, output)

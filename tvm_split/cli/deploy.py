@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
+import tvm_split
 from tvm_split.cli import options
-from tvm_split.cli.bundle_source import cluster_for
-from tvm_split.cli.console import STDOUT, new_table, print_json, transfer_progress
-from tvm_split.cli.planning import ClusterOptions
+from tvm_split.cli.machines import MachineOptions
+from tvm_split.cli.source import cluster_for, load_tvm
+from tvm_split.display.console import transfer_progress
+from tvm_split.display.view import Table, View, view, write
 from tvm_split.units import bytes_text
-
-if TYPE_CHECKING:
-    from tvm_split.cluster.cluster import Cluster
-    from tvm_split.compiler.bundle import Bundle
-    from tvm_split.deployment.deployment import Deployment
 
 
 def deploy(
     bundle: options.BundleArgument,
-    cluster: ClusterOptions,
+    machines: MachineOptions,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
@@ -28,29 +25,23 @@ def deploy(
     does not fit (versions, memory, a missing GPU) shows here and not later. With workers on this host, which end with
     the command, it is a rehearsal.
     """
-    from tvm_split.compiler.bundle import Bundle
-
-    loaded = Bundle.load(bundle)
-    machines = cluster_for(loaded, cluster)
+    load_tvm()
+    loaded = tvm_split.Bundle.load(bundle)
+    cluster = cluster_for(loaded, machines)
     sent: dict[str, int] = {}
-    with deploy_with_progress(loaded, machines, timeout, sent) as deployment:
-        report = [_machine_report(loaded, name, sent.get(name, 0)) for name in deployment.program.machines]
-    if json:
-        print_json({"model": loaded.model, "digest": loaded.digest, "machines": report})
-    else:
-        _print_report(loaded, report)
+    with deploy_with_progress(loaded, cluster, timeout, sent) as deployment:
+        machines_sent = tuple(_blobs_of(loaded, name, sent.get(name, 0)) for name in deployment.program.machines)
+    write(DeployedBundle(loaded.model, loaded.digest, machines_sent), json=json)
 
 
 def deploy_with_progress(
-    bundle: Bundle,
-    cluster: Cluster,
+    bundle: tvm_split.Bundle,
+    cluster: tvm_split.Cluster,
     timeout_seconds: float,
     sent: dict[str, int] | None = None,
     in_flight: int | None = None,
-) -> Deployment:
+) -> tvm_split.Deployment:
     """Deploy with a bar per machine on stderr; ``sent`` receives the bytes that each machine was sent."""
-    from tvm_split.deployment.deployment import deploy as deploy_bundle
-
     with transfer_progress() as bars:
 
         def report(machine: str, done: int, total: int) -> None:
@@ -58,23 +49,41 @@ def deploy_with_progress(
                 sent[machine] = done
             bars(machine, done, total)
 
-        return deploy_bundle(bundle, cluster, timeout_seconds=timeout_seconds, on_transfer=report, in_flight=in_flight)
+        return tvm_split.deploy(
+            bundle, cluster, timeout_seconds=timeout_seconds, on_transfer=report, in_flight=in_flight
+        )
 
 
-def _machine_report(bundle: Bundle, machine: str, sent_bytes: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class MachineBlobs:
+    """What a machine needs of a bundle, and what it was sent."""
+
+    machine: str
+    stages: tuple[str, ...]
+    needed_bytes: int
+    sent_bytes: int
+
+
+def _blobs_of(bundle: tvm_split.Bundle, machine: str, sent_bytes: int) -> MachineBlobs:
     stages = bundle.program.stages_on(machine)
-    blobs = {blob.sha256: blob for stage in stages for blob in stage.blobs}
-    return {
-        "machine": machine,
-        "stages": [stage.name for stage in stages],
-        "needed_bytes": sum(blob.size_bytes for blob in blobs.values()),
-        "sent_bytes": sent_bytes,
-    }
+    sizes = {blob.sha256: blob.size_bytes for stage in stages for blob in stage.blobs}
+    return MachineBlobs(machine, tuple(stage.name for stage in stages), sum(sizes.values()), sent_bytes)
 
 
-def _print_report(bundle: Bundle, report: list[dict[str, Any]]) -> None:
-    rows = (
-        (each["machine"], ", ".join(each["stages"]), bytes_text(each["needed_bytes"]), bytes_text(each["sent_bytes"]))
-        for each in report
-    )
-    STDOUT.print(new_table(f"{bundle.model} is on its machines", ("machine", "stages"), ("needs", "was sent"), rows))
+@dataclass(frozen=True)
+class DeployedBundle:
+    """A bundle that is on its machines."""
+
+    model: str
+    digest: str
+    machines: tuple[MachineBlobs, ...]
+
+
+@view.register
+def view_of_deployed(deployed: DeployedBundle, *, details: bool = False) -> View:
+    """A row for each machine."""
+    rows = [
+        (each.machine, ", ".join(each.stages), bytes_text(each.needed_bytes), bytes_text(each.sent_bytes))
+        for each in deployed.machines
+    ]
+    return [Table(f"{deployed.model} is on its machines", ("machine", "stages"), ("needs", "was sent"), rows)]

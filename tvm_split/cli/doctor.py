@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,21 +16,12 @@ from rich.text import Text
 
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_json
-from tvm_split.frontends.frontend import FRONTENDS
+from tvm_split.display.console import STDOUT, print_json
 from tvm_split.units import bytes_text
 
 DISTRIBUTION = "tvm-split"
-EXTRAS = {
-    "demo": "`tvm-split demo`, and timelines as pictures",
-    "images": "images as inputs of `tvm-split run`",
-    "tracker": "starting TVM's RPC tracker, for tuning on several machines",
-    "mpi": "links of the transport mpi between workers that one mpiexec starts",
-    "codecs": "links with the codecs lz4 and zstd",
-    "ray": "workers that Ray places on its nodes",
-    "cross": "compiling for machines of another architecture",
-    "cuda": "compiling for GPUs without CUDA's toolkit, and running on them",
-}
+NOT_FOR_USERS = ("development", "frameworks")
+"""Extras of those who work on this package."""
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -95,21 +87,29 @@ def _python() -> Check:
 
 
 def _packages() -> Iterator[Check]:
-    """What this one requires, and each extra; other versions than required are known to break, or untried."""
+    """What this package requires, extras of untried versions, and in one line those that are missing."""
     try:
         required = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:
         yield Check("installation", Verdict.WARN, f"{DISTRIBUTION} is not installed as a package", "pip install -e .")
         return
     own = [each for each in required if each.marker is None]
-    yield _versions("packages", own, Verdict.FAIL, "")
-    frontends = {name: frontend.title for name, frontend in FRONTENDS.items() if not frontend.install}
-    for extra, purpose in (frontends | EXTRAS).items():
+    yield _versions("packages", own, Verdict.FAIL)
+    missing = []
+    for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
         its = [each for each in required if each.marker is not None and each.marker.evaluate({"extra": extra})]
-        yield _versions(f"extra {extra}", its, Verdict.WARN, f"for {purpose}: ")
+        if extra in NOT_FOR_USERS:
+            continue
+        if any(_version(each.name) is None for each in its):
+            missing.append(extra)
+        elif (check := _versions(f"extra {extra}", its, Verdict.WARN)).verdict is not Verdict.OK:
+            yield check
+    if missing:
+        advice = f"where one is needed: pip install 'tvm-split[{missing[0]}]'"
+        yield Check("extras", Verdict.OK, f"not installed: {', '.join(missing)}", advice)
 
 
-def _versions(name: str, required: Sequence[Requirement], verdict: Verdict, purpose: str) -> Check:
+def _versions(name: str, required: Sequence[Requirement], verdict: Verdict) -> Check:
     found = {each.name: _version(each.name) for each in required}
     wrong = [
         each
@@ -120,7 +120,7 @@ def _versions(name: str, required: Sequence[Requirement], verdict: Verdict, purp
     if not wrong:
         return Check(name, Verdict.OK, text)
     install = " ".join(f"'{each.name}{each.specifier}'" for each in wrong)
-    return Check(name, verdict, text, f"{purpose}pip install {install}")
+    return Check(name, verdict, text, f"pip install {install}")
 
 
 def _compiler() -> Check:
@@ -138,6 +138,8 @@ def _linker() -> Check:
     found = cc.get_cc()
     if found is None:
         return Check("linker", Verdict.FAIL, "no C compiler to link with", "install gcc or clang, or set CXX")
+    if shutil.which(found) is None:
+        return Check("linker", Verdict.FAIL, f"{found} does not exist", "set CXX to a compiler, or unset it")
     return Check("linker", Verdict.OK, str(found))
 
 

@@ -1,12 +1,11 @@
-"""Inputs for ``tvm-split run``: from an .npz file, from images, or random."""
+"""Inputs of commands that run: from an .npz file, or random."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
@@ -19,11 +18,11 @@ Arrays = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """``count`` micro-batches, made one by one by ``make``; ``about`` is what a report should say of them."""
+    """``count`` micro-batches, made one by one by ``make``; ``source`` says where they are from."""
 
     count: int
     make: Callable[[int], Arrays]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    source: str
 
     def stream(self, repeat: int) -> Iterator[Arrays]:
         for _ in range(repeat):
@@ -38,7 +37,7 @@ def random_inputs(expected: Sequence[TensorSpec], count: int) -> MicroBatches:
         generator = np.random.default_rng(index)
         return tuple(_random(spec, generator) for spec in expected)
 
-    return MicroBatches(count, make, {"inputs": "random"})
+    return MicroBatches(count, make, "random")
 
 
 def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches:
@@ -66,10 +65,10 @@ def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches
         raise InputError(f"{path}: the inputs have different numbers of micro-batches: {found}")
     count = next(iter(counts.values()), None)
     if count is None:
-        return MicroBatches(1, lambda index: arrays, {"inputs": str(path)})
+        return MicroBatches(1, lambda index: arrays, str(path))
     if count == 0:
         raise InputError(f"{path} holds no micro-batch: its leading axis has length 0")
-    return MicroBatches(count, lambda index: tuple(array[index] for array in arrays), {"inputs": str(path)})
+    return MicroBatches(count, lambda index: tuple(array[index] for array in arrays), str(path))
 
 
 def save_outputs(path: Path, names: Sequence[str], results: Sequence[Arrays]) -> dict[str, list[int]]:

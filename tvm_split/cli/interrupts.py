@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from rpc_runtime.endings import clear_away
-from tvm_split.cli.console import STDOUT
+from tvm_split.display.console import STDOUT
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 END_SECONDS = 20.0

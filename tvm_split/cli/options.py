@@ -1,19 +1,25 @@
-"""Options that several commands have, each with one spelling and one help text; and the error for wrong ones."""
+"""Options: those of dataclasses whose fields `rpc_runtime.option` makes, and those that several commands have."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.option import default_of, options
 
-MODEL_HELP = (
-    "A file (.onnx, .pt2 as torch.export.save writes it, .keras, .mlir, or .jax as jax.export serialises it), the "
-    "folder of a SavedModel, or MODULE:NAME, a Python function that returns a network and its example inputs, or an "
-    "nn.Module (then with --input-shape)."
-)
+HIDDEN = "hidden"
+"""Annotates a group of options that a command accepts, and that its help does not show."""
+
+
+SIMPLE = {int, float, bool, str, Path, type(None)}
+"""Types of which an option has one value."""
 
 
 class WrongUseError(TvmSplitError, ValueError):
@@ -23,78 +29,111 @@ class WrongUseError(TvmSplitError, ValueError):
         super().__init__(f"{option}: {text}")
 
 
+def options_of(group: type, *, hidden: bool = False) -> list[inspect.Parameter]:
+    """The parameters, for typer, of a dataclass with options: one for each field."""
+    hints = get_type_hints(group)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, **_default_and_type(group, field, hints[field.name], hidden)
+        )
+        for field in options(group)
+    ]
+
+
+def flag_of(group: type, name: str) -> str:
+    """How the command line calls a field."""
+    shown: dict[str, Any] = next(
+        (field.metadata["json_schema_extra"] for field in options(group) if field.name == name), {}
+    )
+    return shown.get("flag") or "--" + name.replace("_", "-")
+
+
+def _default_and_type(group: type, field: dataclasses.Field[Any], hint: Any, hidden: bool) -> dict[str, Any]:
+    """Default and annotation of an option; what is neither a number, a path, a choice nor a flag is repeated text."""
+    default, text = default_of(field), field.metadata["description"]
+    flags = flag_of(group, field.name).split()
+    if default is True:
+        flags, text = [f" /{flags[0]}"], f"Leave out {text[0].lower()}{text[1:]}"
+    if not (get_origin(hint) is Literal or set(get_args(hint) or (hint,)) <= SIMPLE):
+        default, hint, text = None, list[str] | None, f"{text} Repeatable."
+    shown: Any = typer.Option(
+        *flags,
+        help=text,
+        min=field.metadata.get("ge"),
+        metavar=field.metadata["json_schema_extra"]["metavar"],
+        hidden=hidden,
+        rich_help_panel=getattr(group, "PANEL", None),
+    )
+    return {"default": default, "annotation": Annotated[hint, shown]}
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer whose parameters that are dataclasses become one option for each of their fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = _groups_of(hints)
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += options_of(groups[name], hidden=HIDDEN in get_args(hints[name]))
+        else:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = _instance(group, {field.name: given.pop(field.name) for field in options(group)})
+        command(**given)
+
+    del with_options.__wrapped__  # typer is to see the options
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_options
+
+
+def has_hidden(command: Callable[..., None]) -> bool:
+    """Whether a command accepts options that its help does not show."""
+    return any(HIDDEN in get_args(hint) for hint in get_type_hints(command, include_extras=True).values())
+
+
+def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The dataclasses among the types of a command's parameters."""
+    kinds = {name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()}
+    return {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
+
+
+def _instance(group: type, given: Mapping[str, Any]) -> Any:
+    """The group of these options; its errors name the options as the command line does."""
+    try:
+        return group(**{name: value for name, value in given.items() if value not in (None, [])})
+    except TvmSplitError as error:
+        raise wrong_use(group, error) from error
+
+
+def wrong_use(group: type, error: TvmSplitError) -> TvmSplitError:
+    """The same error with options in place of the fields that it names, if it names any."""
+    fields = getattr(error, "fields", ())
+    if not fields:
+        return error
+    return WrongUseError(error.problem, ", ".join(flag_of(group, name) for name in fields))  # type: ignore[attr-defined]
+
+
 def require_folder(path: Path | None, option: str) -> None:
     """Before work starts whose result is to be written to a file, if one is given: that its folder is there."""
     if path is not None and not path.absolute().parent.is_dir():
         raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", option)
 
 
-Objective = Literal["throughput", "latency"]
-Precision = Literal["float32", "float16", "bfloat16"]
-"""As the planner has them, in a module that commands which do not plan need not load."""
+MODEL_HELP = (
+    "A file (.onnx, .pt2 as torch.export.save writes it, .keras, .mlir, or .jax as jax.export serialises it), the "
+    "folder of a SavedModel, or MODULE:NAME, a Python function that returns a network and its example inputs, or an "
+    "nn.Module (then with --input-shape)."
+)
+SOURCE_HELP = "A folder of `tvm-split compile`, or a MODEL as for `tvm-split plan`, planned and compiled first."
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
+SourceArgument = Annotated[str, typer.Argument(metavar="BUNDLE|MODEL", help=SOURCE_HELP, show_default=False)]
 BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A folder of `tvm-split compile`.", exists=True, file_okay=False)
-]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", min=1, help="The size of an open first axis of the inputs.")
-]
-DimensionOption = Annotated[
-    list[str] | None,
-    typer.Option("--dimension", metavar="NAME=SIZE", help="The size of an open axis, by its name. Repeatable."),
-]
-InputShapeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input-shape",
-        metavar="1,3,224,224[:float32]",
-        help="Shape and dtype of an input of an nn.Module that comes without example inputs. One per input, in order.",
-    ),
-]
-ClusterOption = Annotated[
-    Path | None,
-    typer.Option("--cluster", metavar="FILE", help="A cluster file (YAML) that names machines with running workers."),
-]
-TrackerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tracker",
-        metavar="HOST:PORT",
-        help="Instead of a cluster file: the workers that a TVM RPC tracker lists now.",
-    ),
-]
-KeyOption = Annotated[
-    str | None, typer.Option("--key", help="With --tracker: those of this key (default: of every key).")
-]
-KubernetesOption = Annotated[
-    str | None,
-    typer.Option("--kubernetes", metavar="LABELS", help="Instead of a file: the ready pods that have these labels."),
-]
-NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", help="With --kubernetes: their namespace (default: kubectl's own).")
-]
-TokenFileOption = Annotated[
-    Path | None,
-    typer.Option("--token-file", help="Of workers not in a file: their secret (default: $TVM_SPLIT_TOKEN)."),
-]
-TlsAuthorityOption = Annotated[
-    Path | None,
-    typer.Option("--tls-ca", metavar="PEM", help="Of workers not in a file: use TLS, trust this authority."),
-]
-TlsCertificateOption = Annotated[
-    Path | None, typer.Option("--tls-certificate", metavar="PEM", help="With --tls-ca: prove who you are, too.")
-]
-TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", help="The key of --tls-certificate.")]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="Instead of a cluster: so many worker processes on this host."),
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads of each worker process on this host (default: 1).")
-]
-InProcessOption = Annotated[
-    bool, typer.Option("--in-process", help="No workers: call the stages in turn in this process.")
 ]
 InFlightOption = Annotated[
     int | None,

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+import tvm_split
 from tvm_split.cli import options
-from tvm_split.cli.console import print_json, print_json_file, print_note, print_unwrapped
-from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_output import PlanOutput
-from tvm_split.cli.planning import SPLITTING, ClusterOptions, PlanOptions
-
-if TYPE_CHECKING:
-    from tvm_split.cluster.cluster import Cluster
-    from tvm_split.model import Model
-    from tvm_split.planner.micro_batches import SizedPlan
-    from tvm_split.planner.problem import Problem
+from tvm_split.cli.source import ModelOptions, load_tvm, planned
+from tvm_split.display.console import print_json, print_json_file, print_note, print_unwrapped
+from tvm_split.planner.problem import Problem
+from tvm_split.planner.problem_file import problem_to_dict
+from tvm_split.planner.request import PlanRequest
 
 
 def plan(
     model: options.ModelArgument,
-    cluster: ClusterOptions,
+    machines: MachineOptions,
     shapes: ModelOptions,
-    request: PlanOptions,
+    request: PlanRequest,
     shown: PlanOutput,
     batches: Annotated[
         str | None, typer.Option(metavar="1,2,4", help="Plan for each of these micro-batch sizes; take the best.")
@@ -40,34 +38,33 @@ def plan(
 ) -> None:
     """Show the best split of a model over the machines: measured, proven, and compared with the obvious others."""
     shown.require_possible(model)
-    request.require_possible(model)
     options.require_folder(write_problem, "--write-problem")
     if layers:
         _list_layers(shapes.load(model), shown.json)
         return
+    if (batches or write_problem) and request.is_by_hand:
+        text = "a split by hand leaves nothing to search"
+        raise WrongUseError(text, "--split" if request.split else "--shard")
+    cluster = machines.machines()
     if batches is not None:
         for given, option in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
             if given is not None:
-                raise WrongUseError(
-                    "every size is a batch and a problem of its own", ", ".join(sorted([option, "--batches"]))
-                )
-        request.require_none("sizes are compared by predictions, and a split by hand has none", SPLITTING)
-        machines = cluster.machines()
-        best, *others = _sizes(model, batches, shapes, request, machines)
-        shown.show(model, best.model, best.plan, len(machines.machines), (best, *others))
+                both = ", ".join(sorted([option, "--batches"]))
+                raise WrongUseError("every size is a batch and a problem of its own", both)
+        best, *others = _sizes(model, batches, shapes, request, cluster)
+        shown.show(model, best.model, best.plan, len(cluster.machines), (best, *others))
         return
-    if write_problem is not None:
-        request.require_none("a split by hand leaves nothing to search, and so no problem to write", SPLITTING)
     on_problem = None if write_problem is None else partial(_write_problem, write_problem)
-    machines = cluster.machines()
     loaded = shapes.load(model)
-    shown.show(model, loaded, request.plan(model, loaded, machines, on_problem), len(machines.machines))
+    found = planned(loaded, cluster, request, on_problem=on_problem)
+    shown.show(model, loaded, found, len(cluster.machines))
 
 
 def _sizes(
-    source: str, batches: str, shapes: ModelOptions, request: PlanOptions, machines: Cluster
-) -> tuple[SizedPlan, ...]:
+    source: str, batches: str, shapes: ModelOptions, request: PlanRequest, cluster: tvm_split.Cluster
+) -> Sequence[Any]:
     """Plans for every micro-batch size in a list with commas, the best first."""
+    load_tvm()
     from tvm_split.planner.micro_batches import plan_sizes
 
     try:
@@ -77,8 +74,8 @@ def _sizes(
     found = plan_sizes(
         wanted,
         lambda size: replace(shapes, batch=size).load(source),
-        lambda model: request.plan(source, model, machines),
-        request.maximum_latency or math.inf,
+        lambda model: planned(model, cluster, request),
+        request.latency_limit_seconds,
     )
     for size in wanted:
         if size not in {each.size for each in found}:
@@ -87,12 +84,10 @@ def _sizes(
 
 
 def _write_problem(path: Path, problem: Problem) -> None:
-    from tvm_split.planner.problem_file import problem_to_dict
-
     print_json_file(path, problem_to_dict(problem))
 
 
-def _list_layers(model: Model, json: bool) -> None:
+def _list_layers(model: tvm_split.Model, json: bool) -> None:
     if json:
         print_json({"model": model.name, "layers": list(model.layer_names)})
     else:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import tvm_split
 from tvm_split.cli import options
-from tvm_split.cli.console import print_note
-from tvm_split.cli.model_source import ModelOptions
-from tvm_split.cli.options import WrongUseError
+from tvm_split.cli.machines import MachineOptions
+from tvm_split.cli.options import HIDDEN, WrongUseError, wrong_use
 from tvm_split.cli.plan_output import PlanOutput
-from tvm_split.cli.planning import SPLITTING, ClusterOptions, PlanOptions
-
-if TYPE_CHECKING:
-    from tvm_split.planner.plan import Plan
+from tvm_split.cli.source import ModelOptions
+from tvm_split.deployment.measured_file import read_measured
+from tvm_split.display.console import print_note
+from tvm_split.errors import PlanError
+from tvm_split.planner.request import SPLITTING, PlanRequest, RequestError
 
 
 def replan(
@@ -25,45 +27,49 @@ def replan(
     measured: Annotated[
         Path, typer.Option(metavar="REPORT", dir_okay=False, help="Of `tvm-split bench --json`.", show_default=False)
     ],
-    cluster: ClusterOptions,
+    machines: MachineOptions,
     shapes: ModelOptions,
-    request: PlanOptions,
+    request: Annotated[PlanRequest, HIDDEN],
     shown: PlanOutput,
     threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="The least gain that changes the plan.")] = 0.05,
 ) -> None:
-    """Improve a plan that has run by what was measured of it, and change it only where that gains enough."""
-    from tvm_split.deployment.measured_file import read_measured
-    from tvm_split.planning import plan_again
+    """Improve a plan that has run by what was measured of it, and change it only where that gains enough.
 
+    What was asked of the planner is in the plan; options change it.
+    """
     shown.require_possible(model)
-    request.require_none("new measurements need no correction; use `tvm-split plan`", ("refresh",))
-    request.require_none("a plan that has run is improved by searching", SPLITTING)
-    request.require_none("it is that of the plan; use `tvm-split plan` for another one", ("precision",))
-    machines = cluster.machines()
+    _require_searchable(request)
+    cluster = machines.machines()
     current = _read_plan(plan, measured)
-    loaded = shapes.load(model)
+    loaded = shapes.load(model, current.inputs)
+    asked = replace(current.request.searched(refresh=False), **request.given)
     found = read_measured(measured, loaded.name)
-    asked = request.request(model, loaded, machines)
-    better, change = plan_again(loaded, machines, asked, current, found, threshold)
+    better, change = tvm_split.replan(loaded, cluster, current, found, threshold, asked)
     if not change.changed:
         print_note(f"the plan stays: another gains {change.gain:.1%}, no more than {threshold:.1%}")
     elif change.gain > threshold:
         print_note(f"the plan changes: it gains {change.gain:.1%}, more than the threshold of {threshold:.1%}")
     else:
         print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {change.gain:.1%})")
-    shown.show(model, loaded, better, len(machines.machines))
+    shown.show(model, loaded, better, len(cluster.machines))
 
 
-def _read_plan(plan: Path, measured: Path) -> Plan:
-    """The plan; a `WrongUseError` where the two files were taken for each other."""
-    from tvm_split.errors import PlanError
-    from tvm_split.planner.plan import Plan
-
+def _require_searchable(request: PlanRequest) -> None:
     try:
-        return Plan.load(plan)
+        request.require_default("new measurements need no correction; use `tvm-split plan`", ["refresh"])
+        request.require_default("a plan that has run is improved by searching", SPLITTING)
+        request.require_default("it is that of the plan; use `tvm-split plan` for another one", ["precision"])
+    except RequestError as error:
+        raise wrong_use(PlanRequest, error) from error
+
+
+def _read_plan(plan: Path, measured: Path) -> tvm_split.Plan:
+    """The plan; a `WrongUseError` where the two files were taken for each other."""
+    try:
+        return tvm_split.Plan.load(plan)
     except PlanError:
         with suppress(PlanError):
-            Plan.load(measured)
+            tvm_split.Plan.load(measured)
             text = f"{measured} is the plan, and {plan} is none; give --plan {measured} --measured {plan}"
             raise WrongUseError(text, "--plan, --measured") from None
         raise

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
-from rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, Host, LinkSettings
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
-from tvm_split.cli.found_machines import FoundMachines
-from tvm_split.cli.link_lines import transport_lines
+from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
+from tvm_split.display.console import STDOUT, print_error, print_json, print_line
+from tvm_split.display.links import transport_lines
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ExpectedLink(NamedTuple):
 
 
 def status(
-    found: FoundMachines,
+    found: MachineOptions,
     address: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT", help="A worker to ask. Repeatable.")] = None,
     timeout: options.TimeoutOption = 5.0,
     json: options.JsonOption = False,
@@ -45,18 +45,18 @@ def status(
 
     Exit code 1 if one does not answer, or is another than meant.
     """
-    if found.is_given == bool(address):
+    if found.is_elsewhere == bool(address):
         raise WrongUseError("give one of them", "--cluster, --tracker, --kubernetes, --address")
     if found.tracker is not None:
-        _finish([_tracked(each) for each in found.tracked(timeout)], NO_SETTINGS, json)
+        _finish([_tracked(each) for each in _listed(found, timeout)], NO_SETTINGS, json)
         return
     if found.kubernetes is not None:
-        _finish([_asked(each) for each in found.pods(timeout)], NO_SETTINGS, json)
+        _finish([_asked(each) for each in _pods(found, timeout)], NO_SETTINGS, json)
         return
     asked: list[tuple[Machine | None, WorkerEndpoint]]
     settings = NO_SETTINGS
-    read = found.found()
-    if read is not None:
+    if found.is_elsewhere:
+        read = found.machines()
         from tvm_split.compiler.targets import require_known_targets
 
         require_known_targets(read)
@@ -83,13 +83,29 @@ def _finish(answers: list[dict[str, Any]], settings: LinkSettings, json: bool) -
         raise typer.Exit(1)
 
 
-def _endpoints(addresses: list[str], found: FoundMachines) -> list[WorkerEndpoint]:
+def _endpoints(addresses: list[str], found: MachineOptions) -> list[WorkerEndpoint]:
     from rpc_runtime.wire.channels import WorkerEndpoint
     from rpc_runtime.wire.security import split_address
 
     for address in addresses:
         split_address(address)
     return [WorkerEndpoint(address, address, found.token, found.tls) for address in addresses]
+
+
+def _pods(found: MachineOptions, timeout_seconds: float) -> tuple[AskedMachine, ...]:
+    """Every pod with the labels, also those that are not ready."""
+    from tvm_split.launchers.kubernetes import pod_machines
+
+    return pod_machines(found.kubernetes or "", found.namespace, found.token, found.tls, timeout_seconds)
+
+
+def _listed(found: MachineOptions, timeout_seconds: float) -> tuple[TrackedMachine, ...]:
+    """Everything that the tracker lists, also what cannot be deployed to."""
+    from rpc_runtime.wire.tracker import TrackerAddress
+    from tvm_split.launchers.tracker import tracked_machines
+
+    address = TrackerAddress.parse(found.tracker or "")
+    return tracked_machines(address, found.key, found.token, found.tls, timeout_seconds)
 
 
 def _tracked(found: TrackedMachine) -> dict[str, Any]:
@@ -129,11 +145,11 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """What will carry links, between the client and the workers that have answered, each way."""
     from rpc_runtime.program.program import CLIENT
 
-    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
-    domains = {CLIENT: memory_domain()} | domains
+    hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
+    hosts = {CLIENT: Host(memory_domain())} | hosts
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]).value)
-        for ends in itertools.permutations(domains, 2)
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(hosts[ends[0]], hosts[ends[1]]))
+        for ends in itertools.permutations(hosts, 2)
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import print_json, print_line, print_note
+from tvm_split.display.console import print_json, print_line, print_note
 
 FileArgument = Annotated[
     Path,

@@ -6,9 +6,9 @@ from contextlib import redirect_stdout
 
 import typer
 
-from tvm_split.cli.console import STDOUT
+from tvm_split.display.console import STDOUT
 
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def worker(context: typer.Context) -> None:

@@ -7,18 +7,17 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
 from tvm_split.cli.options import WrongUseError
+from tvm_split.display.console import print_note
+from tvm_split.display.view import write
 from tvm_split.progress import step_progress
-from tvm_split.units import bytes_text
-
-if TYPE_CHECKING:
-    from tvm_split.worker_kit.kit import WorkerKit
+from tvm_split.worker_kit.distributions import Platform
+from tvm_split.worker_kit.kit import write_kit
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 DEVICES = {"llvm": "cpu", "cuda": "cuda"}
@@ -43,17 +42,16 @@ def worker_kit(
     json: options.JsonOption = False,
 ) -> None:
     """Pack a worker for a machine without internet, on which nothing but a Python is installed."""
-    from tvm_split.worker_kit.distributions import Platform
-    from tvm_split.worker_kit.kit import write_kit
-
     device, architecture = _device_of(target)
     made_for = Platform(_python_of(python), architecture)
     with step_progress("packing a worker") as report:
         kit = write_kit(output, device, made_for, report)
-    if json:
-        print_json(_description(kit))
-    else:
-        _print_kit(kit)
+    write(kit, json=json)
+    if not json:
+        note = (
+            f"there, without internet: {kit.folder}/worker --listen HOST:PORT, with the options of `tvm-split worker`"
+        )
+        print_note(note)
 
 
 def _python_of(text: str | None) -> tuple[int, int]:
@@ -92,33 +90,3 @@ def _architecture_of(triple: object) -> str:
     if system and ("linux" not in system.split("-") or "musl" in system):
         raise WrongUseError(f"a worker runs on Linux with glibc, and mtriple is {triple!r}", "--target")
     return ARCHITECTURES[name]
-
-
-def _description(kit: WorkerKit) -> dict[str, Any]:
-    return {
-        "output": str(kit.path),
-        "device": kit.device,
-        "architecture": kit.platform.architecture,
-        "python": ".".join(map(str, kit.platform.python)),
-        "glibc": f"2.{kit.glibc_minor}",
-        "size_bytes": kit.size_bytes,
-        "packed_bytes": kit.packed_bytes,
-        "parts": [
-            {"name": each.name, "version": each.version, "files": each.files, "size_bytes": each.size_bytes}
-            for each in kit.parts
-        ],
-    }
-
-
-def _print_kit(kit: WorkerKit) -> None:
-    largest_first = sorted(kit.parts, key=lambda part: -part.size_bytes)
-    rows = [(part.name, part.version, str(part.files), bytes_text(part.size_bytes)) for part in largest_first]
-    rows.append(("all", "", str(sum(part.files for part in kit.parts)), bytes_text(kit.size_bytes)))
-    python = ".".join(map(str, kit.platform.python))
-    title = f"{kit.path.name}: a worker for {kit.device} on {kit.platform.architecture}, Python {python}"
-    packed = "" if kit.packed_bytes is None else f"packed: {bytes_text(kit.packed_bytes)}; "
-    caption = f"{packed}needs Linux with glibc 2.{kit.glibc_minor} or newer"
-    STDOUT.print(new_table(title, ("package", "version"), ("files", "size"), rows, caption))
-    print_note(
-        f"there, without internet: {kit.folder}/worker --listen HOST:PORT, with the options of `tvm-split worker`"
-    )

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from rpc_runtime.program.link_setting import LinkSetting, Transport
 from rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.transports.transport import LinkSetting, memory_of
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.wire.tracker import TrackerAddress
@@ -195,17 +195,15 @@ class Cluster:
         """What is given of a link; None for one of which nothing is."""
         return self._by_ends.get((source, destination))
 
-    def is_by_nccl(self, source: str, destination: str) -> bool:
-        """Whether NCCL is to carry a link, from GPU to GPU."""
+    def transport_between_gpus(self, source: str, destination: str) -> str:
+        """The name of the transport that is to carry a link from GPU to GPU; empty where none was asked for."""
         given = self.link(source, destination)
-        return given is not None and given.transport == Transport.NCCL
+        return given.transport if given is not None and memory_of(given.transport) == "device" else ""
 
     @property
     def link_settings(self) -> dict[tuple[str, str], LinkSetting]:
         """(source, destination) to how that link is to be opened."""
-        return {
-            (link.source, link.destination): LinkSetting(link.address, Transport(link.transport)) for link in self.links
-        }
+        return {(link.source, link.destination): LinkSetting(link.address, link.transport) for link in self.links}
 
     def endpoints(self) -> dict[str, WorkerEndpoint]:
         """Where the workers listen; starts those that do not run yet."""

@@ -39,12 +39,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.transport import AUTO, TRANSPORTS
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, split_address, token_from
 from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
-from tvm_split.cluster.machine import LINK_CODECS, TRANSPORTS, Link, Machine, SshAccess, faults
+from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import MOST_AMOUNT, few_lines
@@ -79,6 +79,12 @@ def _host_and_port(address: str) -> str:
     if split_address(address)[1] == 0:
         raise ValueError("nobody listens on port 0")
     return address
+
+
+def _known_transport(transport: str) -> str:
+    if transport != AUTO and transport not in TRANSPORTS:
+        raise ValueError
+    return transport
 
 
 def _known_codec(codec: str) -> str:
@@ -143,10 +149,11 @@ class _Link(_Strict):
         description=f"a number of seconds from 0 up, like 0.001; {MOST_AMOUNT:g} at most",
     )
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
-    transport: Transport = Field(default=Transport.AUTO, description=f"one of {TRANSPORTS}")
+    transport: str = Field(default=AUTO, description="one of auto, grpc, shm, mpi, nccl (nccl: from GPU to GPU)")
     codec: str = Field(default=Codec.NONE, description=f"one of {', '.join(LINK_CODECS)}")
 
     check_address = field_validator("address")(_host_and_port)
+    check_transport = field_validator("transport")(_known_transport)
     check_codec = field_validator("codec")(_known_codec)
 
 

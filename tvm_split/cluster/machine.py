@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
@@ -86,7 +86,6 @@ class Machine:
             )
 
 
-TRANSPORTS = f"{', '.join(Transport)} (nccl: from GPU to GPU)"
 AUTO_CODEC = "auto"
 LINK_CODECS = (AUTO_CODEC, *Codec)
 """What can be said of a link."""
@@ -101,7 +100,8 @@ class Link:
     where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
     says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"``,
     ``"shm"``, which is refused where nothing can be shared, ``"mpi"`` between workers that one ``mpiexec`` has
-    started with ``--mpi``, or ``"nccl"`` from GPU to GPU, which is refused where it cannot be. ``codec`` is how tensors
+    started with ``--transport mpi``, ``"nccl"`` from GPU to GPU, or one that an installed package adds; each is refused
+    where it cannot be. ``codec`` is how tensors
     are written where it is a network: ``"none"``, one of `rpc_runtime.program.codec.Codec` for every tensor that it
     fits, or ``"auto"``, by which a plan chooses.
     """
@@ -131,16 +131,20 @@ class Link:
             raise ClusterError(f"{here} has a latency and no bytes_per_second; give both, or neither to measure them")
         if self.address is not None and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has an address; what the client calls is the address of the machine itself")
-        if self.transport not in tuple(Transport):
-            raise ClusterError(f"{here} has transport {self.transport!r}; there are {TRANSPORTS}")
-        if self.transport == Transport.MPI and CLIENT in (self.source, self.destination):
-            raise ClusterError(f"{here} has the transport mpi, and the client is in no MPI world: leave it auto")
-        if self.transport == Transport.NCCL and CLIENT in (self.source, self.destination):
-            raise ClusterError(f"{here} has the transport nccl, and the client has nothing on a GPU: leave it auto")
+        if self.transport != AUTO:
+            self._require_transport(here)
         if self.codec not in LINK_CODECS:
             raise ClusterError(f"{here} has codec {self.codec!r}; there are {', '.join(LINK_CODECS)}")
-        if self.transport == Transport.NCCL and self.codec not in (AUTO_CODEC, Codec.NONE):
-            raise ClusterError(f"{here} has the transport nccl, by which no codec writes: leave out codec {self.codec}")
+        if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, Codec.NONE):
+            raise ClusterError(
+                f"{here} has the transport {self.transport}, by which no codec writes: leave out codec {self.codec}"
+            )
+
+    def _require_transport(self, here: str) -> None:
+        if self.transport not in TRANSPORTS:
+            raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join((AUTO, *TRANSPORTS))}")
+        if CLIENT in (self.source, self.destination) and not transport_named(self.transport).joins_client:
+            raise ClusterError(f"{here} has the transport {self.transport}, which joins no client: leave it auto")
 
     @property
     def is_closed(self) -> bool:
@@ -194,11 +198,12 @@ def faults(
     for index, link in enumerate(links or ()):
         ends = (link.source, link.destination)
         lacking = [end for end in ends if end in without_gpu]
-        if link.transport == Transport.NCCL and lacking:
+        if lacking and memory_of(link.transport) == "device":
             text = f"{' and '.join(map(repr, lacking))} {'have' if len(lacking) > 1 else 'has'} no target with a GPU"
             yield Fault(
                 ("links", index, "transport"),
-                f"the link from {ends[0]!r} to {ends[1]!r} has the transport nccl, and {text}: leave it auto",
+                f"the link from {ends[0]!r} to {ends[1]!r} has the transport {link.transport}, and {text}: "
+                "leave it auto",
             )
         for key, end in zip(("from", "to"), ends, strict=True):
             if end not in named and end != CLIENT:

@@ -33,6 +33,7 @@ from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.planner.plan import Plan
+from tvm_split.shown import Shown
 
 FORMAT = "tvm-split bundle"
 VERSION = 5
@@ -52,7 +53,7 @@ class Verified(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Bundle(Shown):
     """A compiled program, the plan it follows, its blobs and its readable IR.
 
     ``outputs`` are the names of the model's outputs, in its order; the program knows them by the names of its tensors.

@@ -19,23 +19,24 @@ from typing import Annotated, Any, cast
 from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.link_setting import UNCODED
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program, Route, StageSpec
 from rpc_runtime.program.turns import Recurrence
+from rpc_runtime.transports.transport import uses_codecs
 from tvm_split.deployment.report_advice import advice_for
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.profile import Corrections
+from tvm_split.shown import Shown
 
 CLOCK_ERROR = 5_000_000
 """Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
 
 
 @dataclass(frozen=True)
-class DeploymentReport:
+class DeploymentReport(Shown):
     """What was expected and what happened, per micro-batch.
 
     ``period`` is the time between two results of a stream once the pipeline is full (throughput is its inverse),
@@ -264,7 +265,7 @@ def _link_reports(
 
 def _codecs(routes: Sequence[Route], transport: str) -> tuple[Codec, ...]:
     """Those in which tensors cross: where memory is shared, or between GPUs, none."""
-    if transport in UNCODED:
+    if not uses_codecs(transport):
         return ()
     return tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.transport import memory_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
 from tvm_split.planner.graph import LayerGraph
@@ -55,11 +55,11 @@ def model_problem(
         ),
         edges=tuple(edges),
         replicas=request.replicas,
-        pins=(*_pins(profile, request.pins, False), *_pins(profile, request.kept_off, True)),
+        pins=(*_pins(profile, request.pairs("pin"), False), *_pins(profile, request.pairs("keep_off"), True)),
         maximum_machines=request.maximum_machines,
         stages=request.stages,
         maximum_period_seconds=request.maximum_period_seconds,
-        maximum_latency_seconds=request.maximum_latency_seconds,
+        maximum_latency_seconds=request.latency_limit_seconds,
         buffers=BUFFERS,
         shared_cores=profile.shared_cores,
         client_transfer_seconds=statistics.fmean(each.transfer_seconds for each in beside),
@@ -70,11 +70,11 @@ def model_problem(
 def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
     """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
 
-    By ``nccl`` it passes neither: what leads from one GPU to the other is the link, as it was measured. At the other
-    end it is uploaded while the next one is received, so that a stream may be faster than this says. What a single
-    input waits for its stage's start is the link's that brings it.
+    By a transport from GPU to GPU it passes neither: what leads from one GPU to the other is the link, as it was
+    measured. At the other end it is uploaded while the next one is received, so that a stream may be faster than this
+    says. What a single input waits for its stage's start is the link's that brings it.
     """
-    ends = () if link.transport == Transport.NCCL else (link.source, link.destination)
+    ends = () if memory_of(link.transport) == "device" else (link.source, link.destination)
     passed = [buses[end] for end in ends if end in buses]
     bytes_per_second = link.bytes_per_second
     latency_seconds = link.latency_seconds + starts.get(link.destination, 0.0)
@@ -118,7 +118,7 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
     Raises:
         PlanError: one does not; names what is near it.
     """
-    for wanted, what in ((request.pins, "pinned to"), (request.kept_off, "kept off")):
+    for wanted, what in ((request.pairs("pin"), "pinned to"), (request.pairs("keep_off"), "kept off")):
         for name, machine in wanted:
             here = f"layer {name!r} is to be {what} machine {machine!r}"
             if machine not in machines:
@@ -127,7 +127,7 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
                 raise PlanError(f"{here}, and the model has none of that name or prefix; {near_names(graph, name)}")
 
 
-def _pins(profile: ClusterProfile, wanted: Sequence[tuple[str, str]], forbidden: bool) -> list[Pin]:
+def _pins(profile: ClusterProfile, wanted: Iterable[tuple[str, str]], forbidden: bool) -> list[Pin]:
     found = []
     for name, machine in wanted:
         pieces = [piece.name for piece in profile.pieces if any(covers(name, layer) for layer in piece.layers)]

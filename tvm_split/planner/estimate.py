@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import cores_by_address, shared_cores
@@ -103,7 +102,7 @@ def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
     """What the user says of each link, else what a lab's network usually is; in one process nothing is sent at all."""
     for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
         given = cluster.link(source, destination)
-        transport = Transport.NCCL if cluster.is_by_nccl(source, destination) else ""
+        transport = cluster.transport_between_gpus(source, destination)
         if cluster.launcher.in_process:
             yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
         elif given is None or given.bytes_per_second is None:

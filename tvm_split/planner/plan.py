@@ -5,23 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
+from tvm_split.planner.request import PlanRequest
+from tvm_split.shown import Shown
 from tvm_split.units import short_list
 from tvm_split.values import Document, content_of, write
 
 FORMAT = "tvm-split plan"
 VERSION = 2
+OF_THE_PLAN = ("objective", "precision")
+"""Fields of the request that a plan file has as the plan's own."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,14 @@ class PlannedMachine:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """Stages in topological order; every layer of the model is in exactly one.
 
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
     stages and codecs; it is None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that
     have one on a link; ``remarks`` say which codecs were asked for and do nothing, and what stays in float32 although
-    convolutions and products take their operands in ``precision``.
+    convolutions and products take their operands in ``precision``. ``request`` is what was asked of the planner, and
+    ``inputs`` are the model's inputs then; none are known of a plan that was written by hand.
 
     Raises:
         PlanError: the replicas of a stage, or those of all stages together, cannot take turns, or two replicas or
@@ -62,6 +68,8 @@ class Plan:
     codecs: tuple[PlannedCodec, ...] = ()
     remarks: tuple[str, ...] = ()
     precision: Precision = "float32"
+    request: PlanRequest = field(default_factory=PlanRequest)
+    inputs: tuple[TensorSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -102,6 +110,9 @@ class Plan:
         content = {"format": FORMAT, "version": VERSION, **content_of(self)}
         if self.prediction is not None:
             content["prediction"] = {"for_stages": _digest(self), **content["prediction"]}
+        if "request" in content:
+            asked = content.pop("request").items()
+            content["request"] = {name: value for name, value in asked if name not in OF_THE_PLAN}
         return content
 
     def save(self, path: str | Path) -> None:
@@ -132,6 +143,8 @@ def _plan_in(document: Document) -> Plan:
             "plan again"
         )
     own = {key: value for key, value in content.items() if key not in ("format", "version")}
+    if isinstance(asked := own.get("request", {}), dict):
+        own["request"] = {**asked, **{name: own[name] for name in OF_THE_PLAN if name in own}}
     prediction = own.get("prediction")
     digest = None
     if isinstance(prediction, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -158,28 +158,38 @@ class Prediction:
         place = {step.name: number for number, step in enumerate(self.steps)}
         if len(place) < len(self.steps):
             raise ValueError("two steps have the same name")
+        known = {each.machine for each in self.machines}
         for step in self.steps:
-            each_machine = (step.shares, step.compute_seconds, step.alone_seconds, step.transfer_seconds)
-            if not step.machines or any(len(values) != len(step.machines) for values in each_machine):
-                raise ValueError(f"step {step.name!r} has not one value for each of its machines")
+            _check_step(step, known)
         sources: dict[str, str] = {}
         for transfer in self.transfers:
-            source = -1 if transfer.source == CLIENT else place.get(transfer.source, len(place))
-            for target in transfer.targets or (CLIENT,):
-                if source >= (len(place) if target == CLIENT and not transfer.targets else place.get(target, -1)):
-                    text = f"{transfer.tensor} goes from {transfer.source} to {target}, which does not follow it"
-                    raise ValueError(text)
+            _check_order(transfer, place)
             if sources.setdefault(transfer.tensor, transfer.source) != transfer.source:
                 raise ValueError(f"{transfer.tensor} is made by {sources[transfer.tensor]} and by {transfer.source}")
-        known = {each.machine for each in self.machines}
-        unknown = next((name for step in self.steps for name in step.machines if name not in known), None)
-        if unknown is not None:
-            raise ValueError(f"nothing is predicted of machine {unknown!r}")
 
     @property
     def samples_per_second(self) -> float:
         """Micro-batches a second."""
         return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
+
+
+def _check_step(step: StepPrediction, machines: Container[str]) -> None:
+    for values in (step.shares, step.compute_seconds, step.alone_seconds, step.transfer_seconds):
+        if not step.machines or len(values) != len(step.machines):
+            raise ValueError(f"step {step.name!r} has not one value for each of its machines")
+    unknown = next((name for name in step.machines if name not in machines), None)
+    if unknown is not None:
+        raise ValueError(f"nothing is predicted of machine {unknown!r}")
+
+
+def _check_order(transfer: Transfer, place: Mapping[str, int]) -> None:
+    """Raise a `ValueError` unless the targets come after the source; ``place`` has the positions of steps."""
+    source = -1 if transfer.source == CLIENT else place.get(transfer.source, len(place))
+    targets = [place.get(name, -1) for name in transfer.targets] or [len(place)]
+    wrong = next((number for number, target in enumerate(targets) if source >= target), None)
+    if wrong is not None:
+        name = transfer.targets[wrong] if transfer.targets else CLIENT
+        raise ValueError(f"{transfer.tensor} goes from {transfer.source} to {name}, which does not follow it")
 
 
 @dataclass(frozen=True)

@@ -1,93 +1,284 @@
-"""What is asked of the planner: one request, whoever asks."""
+"""What is asked of the planner, for Python calls, the command line and plan files alike."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SkipValidation,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
+
+from rpc_runtime.option import default_of, option, options
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS
-from tvm_split.planner.shard import Shard
+from tvm_split.planner.shard import FORM, Shard
+from tvm_split.units import few_lines
+from tvm_split.values import content_of
 
-Split = Mapping[str, Sequence[str]]
+DEFAULT_TIME_LIMIT_SECONDS = 10.0
+SOURCE = "source"
+"""A split that the model's file itself says; ``source:NAME`` is one of several that it says."""
+SPLITTING = ("split", "shards")
+"""The fields by which a user decides what the planner would."""
+SEARCHING = (
+    "auto_shards",
+    "pin",
+    "keep_off",
+    "replicas",
+    "maximum_machines",
+    "maximum_latency_seconds",
+    "minimum_throughput",
+    "strategy",
+    "time_limit_seconds",
+)
+"""The fields that say nothing where the user decides."""
+DEMANDS = ("pin", "keep_off", "replicas", "maximum_machines", "maximum_latency_seconds", "minimum_throughput")
+"""The fields that only a search can keep to."""
+Split = Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
+class RequestError(PlanError):
+    """Fields of a request do not fit; ``fields`` names them, ``problem`` says why."""
+
+    def __init__(self, problem: str, *fields: str) -> None:
+        super().__init__(f"{', '.join(fields)}: {problem}" if fields else problem)
+        self.problem = problem
+        self.fields = fields
+
+
+def _split(value: Any) -> dict[str, tuple[str, ...]] | str:
+    """A split as a mapping or as texts MACHINE=LAYER,LAYER; one that the source says as the text that asks for it."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and len(texts) == 1 and str(texts[0]).partition(":")[0] == SOURCE:
+        return str(texts[0])
+    layers: dict[str, list[str]] = {}
+    for machine, names in value.items() if isinstance(value, Mapping) else map(_machine_and_layers, texts or ()):
+        if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+            raise RequestError(f"machine {machine!r} has {names!r}; give a list of layer names", "split")
+        if not names:
+            raise RequestError(f"machine {machine!r} has no layers; leave it out, or name a layer for it", "split")
+        layers.setdefault(machine, []).extend(names)
+    return {machine: tuple(names) for machine, names in layers.items()}
+
+
+def _split_content(split: Split | str) -> dict[str, list[str]] | str:
+    """A split as JSON holds it."""
+    return split if isinstance(split, str) else {machine: list(layers) for machine, layers in split.items()}
+
+
+def _machine_and_layers(text: Any) -> tuple[str, list[str]]:
+    machine, separator, names = str(text).partition("=")
+    layers = [name.strip() for name in names.split(",") if name.strip()]
+    if not (machine and separator and layers):
+        raise RequestError(f"{text!r} is not MACHINE=LAYER,LAYER", "split")
+    return machine, layers
+
+
+def _machines_of_layers(value: Any, field: str) -> Any:
+    """Machines by layer from texts LAYER=MACHINE; of a mapping, one machine alone becomes a list."""
+    if isinstance(value, Mapping):
+        return {layer: [machines] if isinstance(machines, str) else machines for layer, machines in value.items()}
+    if not isinstance(value, list | tuple):
+        return {} if value is None else value
+    found: dict[str, list[str]] = {}
+    for text in value:
+        layer, separator, machine = str(text).rpartition("=")
+        if not (layer and separator and machine):
+            raise RequestError(f"{text!r} is not LAYER=MACHINE", field)
+        found.setdefault(layer, []).append(machine)
+    return found
+
+
+def _shards(value: Any) -> Any:
+    """One shard, several or none; texts are parsed."""
+    given = [] if value is None else [value] if isinstance(value, Shard | str | Mapping) else value
+    if not isinstance(given, Iterable):
+        return given
+    return [_parsed(each) if isinstance(each, str) else each for each in given]
+
+
+def _parsed(text: str) -> Shard:
+    try:
+        return Shard.parse(text)
+    except PlanError as error:
+        raise RequestError(str(error), "shards") from error
+
+
+_Split = Annotated[Split | str, PlainValidator(_split), PlainSerializer(_split_content)]
+_Pins = Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(functools.partial(_machines_of_layers, field="pin"))]
+_KeptOff = Annotated[
+    Mapping[str, tuple[str, ...]], BeforeValidator(functools.partial(_machines_of_layers, field="keep_off"))
+]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PlanRequest:
-    """How a model is to be planned. Layers are given by name or prefix, as in a split.
-
-    Attributes:
-        objective: ``"throughput"`` (least time between results) or ``"latency"`` (least time for one input).
-        stages: exactly so many stages. More than there are machines go round.
-        split: layers by machine, decided by the user; see `tvm_split.planner.by_hand`.
-        shards: layers that machines compute together, decided by the user; with ``split``, that is for the others.
-        consider_shards: whether a plan for latency may have layers that machines compute together; also where no other
-            plan fits the machines' memory.
-        predict: a split, or shards, by hand are predicted, too: measured for it, or estimated if ``measure`` is False.
-        pins: pairs of layers and the machine on which they must stay.
-        kept_off: pairs of layers and a machine on which they must not be.
-        replicas: a stage may be dealt out over several machines, each of which then holds its weights.
-        maximum_machines: use so many at most.
-        maximum_period_seconds, maximum_latency_seconds: what the plan must keep to besides its objective.
-        profile: measurements to plan with, instead of making them; by hand, what to predict by.
-        measure: False plans with estimates from operations and bytes; nothing is contacted but for targets.
-        refresh: measure anew what was measured before.
-        database: tuned kernels to measure, as `tvm_split.compile` takes them.
-        allow_lossy: on links with ``codec: auto``, codecs may be chosen that together change an output by so much, as a
-            share of its largest magnitude (0.01, say), on the example inputs; 0 chooses only such that lose nothing.
-        precision: of the operands of convolutions and products, which add in float32: half precision rounds them.
-        strategy: by which a plan is searched for: ``"best"``, ``"first-fit"``, or one that a package adds.
-        time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
+    """How a model is planned. A layer's name stands for the layer of that name and all below it.
 
     Raises:
-        PlanError: an objective or number of stages that there cannot be, or a split with other demands.
+        PlanError: a field has a value that it cannot have, or fields contradict each other; says which and why.
     """
 
-    objective: Objective = "throughput"
-    stages: int | None = None
-    split: Split | None = None
-    shards: tuple[Shard, ...] = ()
-    consider_shards: bool = True
-    predict: bool = False
-    pins: tuple[tuple[str, str], ...] = ()
-    kept_off: tuple[tuple[str, str], ...] = ()
-    replicas: bool = False
-    maximum_machines: int | None = None
-    maximum_period_seconds: float = math.inf
-    maximum_latency_seconds: float = math.inf
-    profile: ClusterProfile | None = None
-    measure: bool = True
-    refresh: bool = False
-    database: str | Path | None = None
-    allow_lossy: float = 0.0
-    precision: Precision = "float32"
-    strategy: str = "best"
-    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
+    PANEL: ClassVar[str] = "Planning"
+    """Under which the help of a command shows the options."""
+
+    objective: Objective = option("throughput", "What the plan is made for: results a second, or one input alone.")
+    stages: int | None = option(
+        None, "Exactly so many stages; more than there are machines go round.", metavar="N", minimum=1
+    )
+    split: _Split = option(
+        {},
+        "Layers for a machine; a name takes all layers below it. `source`: as the ONNX file's own annotations say, "
+        "`source:NAME` of several.",
+        metavar="MACHINE=LAYER,LAYER",
+    )
+    shards: Annotated[tuple[Shard, ...], BeforeValidator(_shards)] = option(
+        (),
+        "Layers that machines compute together on each input, by rows, columns, channels, heads or batch; a split is "
+        "for the other layers.",
+        metavar=FORM,
+        flag="--shard",
+    )
+    auto_shards: bool = option(
+        True,
+        "Plans in which machines compute layers together on each input.",
+        flag="--no-shards",
+    )
+    predict: bool = option(False, "Predict what a split by hand will do, too: its kernels and links are measured.")
+    pin: _Pins = option({}, "Keep a layer, or all below that name, on a machine.", metavar="LAYER=MACHINE")
+    keep_off: _KeptOff = option({}, "Keep a layer, or all below that name, off a machine.", metavar="LAYER=MACHINE")
+    replicas: bool = option(
+        False, "Several machines may run the same stage in a round-robin schedule; each holds its weights."
+    )
+    maximum_machines: int | None = option(None, "Use so many machines at most.", metavar="N", minimum=1)
+    maximum_latency_seconds: float | None = option(
+        None, "One input alone may take so long at most.", metavar="SECONDS", minimum=1e-9, flag="--maximum-latency"
+    )
+    minimum_throughput: float | None = option(
+        None, "Micro-batches a second, at least.", metavar="PER_SECOND", minimum=1e-9
+    )
+    estimate: bool = option(False, "Measure nothing: plan with estimates from operations and bytes.")
+    refresh: bool = option(False, "Measure again what was measured before.")
+    time_limit_seconds: float = option(
+        DEFAULT_TIME_LIMIT_SECONDS,
+        "Search so long, then take the best plan so far.",
+        metavar="SECONDS",
+        minimum=0.1,
+        flag="--time-limit",
+    )
+    allow_lossy: float = option(
+        0.0,
+        "Links with codec: auto may change outputs by such a share of their range, say 0.01.",
+        metavar="SHARE",
+        minimum=0.0,
+    )
+    strategy: str = option(
+        "best", "By what a plan is searched for: best, first-fit, or a strategy that an installed package adds."
+    )
+    precision: Precision = option(
+        "float32", "What convolutions and products take their operands in; they add in float32."
+    )
+    database: Path | None = option(
+        None,
+        "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
+        metavar="FOLDER",
+    )
+    profile: Annotated[SkipValidation[ClusterProfile | None], Field(exclude=True)] = None
+    """Measurements to plan with, instead of making them. It is in no file and no option."""
 
     def __post_init__(self) -> None:
-        if self.objective not in get_args(Objective):
-            raise PlanError(f"objective is {self.objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
-        if self.precision not in get_args(Precision):
-            raise PlanError(f"precision is {self.precision!r}; it can be {', '.join(get_args(Precision))}")
         if self.precision != "float32" and self.shards:
-            raise PlanError("layers that machines compute together stay in float32; leave out the shards, or precision")
-        if self.stages is not None and self.stages < 1:
-            raise PlanError(f"stages={self.stages} was asked for; give at least 1")
-        if not self.allow_lossy >= 0:
-            raise PlanError(f"allow_lossy is {self.allow_lossy}; give the share of outputs that may be lost, like 0.01")
-        if (self.split is not None or self.shards) and self.is_demanding:
-            raise PlanError(
-                "a split by hand leaves nothing to search; leave out the split and shards, or pins, replicas and limits"
-            )
+            raise RequestError("layers that machines compute together stay in float32", "shards", "precision")
+        if self.estimate and self.refresh:
+            raise RequestError("an estimate measures nothing", "estimate", "refresh")
+        if self.is_by_hand:
+            self.require_default("a split by hand leaves nothing to search", SEARCHING)
+        elif self.predict:
+            raise RequestError("belongs to a split or shards; what is searched for is predicted", "predict")
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the user says which layers are on which machine."""
+        return bool(self.split or self.shards)
 
     @property
     def is_demanding(self) -> bool:
         """Whether it has demands, besides a number of stages, that only a search can keep to."""
-        limits = (self.maximum_period_seconds, self.maximum_latency_seconds)
-        counted = self.replicas or self.maximum_machines is not None
-        return bool(self.pins or self.kept_off or counted or min(limits) < math.inf)
+        return any(name in DEMANDS for name in self.given)
+
+    @property
+    def maximum_period_seconds(self) -> float:
+        """The longest time between two results; infinity without a minimum throughput."""
+        return math.inf if self.minimum_throughput is None else 1.0 / self.minimum_throughput
+
+    @property
+    def latency_limit_seconds(self) -> float:
+        """The longest time for one input alone; infinity without a maximum."""
+        return math.inf if self.maximum_latency_seconds is None else self.maximum_latency_seconds
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        pairs = ((field.name, getattr(self, field.name), default_of(field)) for field in options(PlanRequest))
+        return {name: value for name, value, default in pairs if value != default}
+
+    def require_default(self, problem: str, names: Iterable[str]) -> None:
+        """Raise a `RequestError` for the first of these fields that is given."""
+        for name in names:
+            if name in self.given:
+                raise RequestError(problem, name)
+
+    def searched(self, **changes: Any) -> PlanRequest:
+        """The same request without what the user decides, for a search."""
+        return replace(self, split={}, shards=(), predict=False, **changes)
+
+    def pairs(self, field: Literal["pin", "keep_off"]) -> Iterator[tuple[str, str]]:
+        """Each layer with each of its machines."""
+        named: Mapping[str, tuple[str, ...]] = getattr(self, field)
+        return ((layer, machine) for layer, machines in named.items() for machine in machines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options that are given, as JSON has them."""
+        return content_of(self)
+
+    @classmethod
+    def of(cls, request: PlanRequest | None, fields: Mapping[str, Any]) -> PlanRequest:
+        """The request with these fields changed, or one of these fields alone."""
+        return cls(**fields) if request is None else replace(request, **fields)
+
+
+def _raising_plan_errors(init: Any) -> Any:
+    @functools.wraps(init)
+    def checked(*arguments: Any, **fields: Any) -> None:
+        try:
+            init(*arguments, **fields)
+        except ValidationError as error:
+            raise _as_plan_error(error) from None
+
+    return checked
+
+
+def _as_plan_error(error: ValidationError) -> PlanError:
+    """What does not fit a request, in a sentence for each problem."""
+    problems = error.errors(include_url=False)
+    causes = [problem.get("ctx", {}).get("error") for problem in problems]
+    if len(problems) == 1 and isinstance(causes[0], PlanError):
+        return causes[0]
+    lines = (f"{'.'.join(map(str, each['loc']))} is {each['input']!r}: {each['msg']}" for each in problems)
+    return RequestError(few_lines(lines, len(problems)))
+
+
+PlanRequest.__init__ = _raising_plan_errors(PlanRequest.__init__)  # type: ignore[method-assign]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast, get_args
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Axis, Exchange, Stage
+
+FORM = "FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"
+"""A shard as a text, for command lines."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +39,49 @@ class Shard:
     def __str__(self) -> str:
         return f"the shard of {self.axis} from {self.first!r} to {self.last!r}"
 
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """A shard from a text of the `FORM`, or from YAML in braces with the fields of this class.
 
-def as_shards(given: Shard | Iterable[Shard] | None) -> tuple[Shard, ...]:
-    """One shard, several, or none.
+        A layer alone is the first and the last. Names with ``..`` in them need YAML.
 
-    Raises:
-        PlanError: it is something else.
-    """
-    if given is None:
-        return ()
-    shards = (given,) if isinstance(given, Shard) else tuple(given) if isinstance(given, Iterable) else (given,)
-    for each in shards:
-        if not isinstance(each, Shard):
-            raise PlanError(
-                f"shards has {each!r}; give tvm_split.Shard(first=, last=, axis=, shares=), or a list of them"
-            )
-    return shards
+        Raises:
+            PlanError: the text has another form, or an axis, a share or an exchange that it cannot have.
+        """
+        axes, exchanges = get_args(Axis), get_args(Exchange)
+        if text.lstrip().startswith("{"):
+            return _from_yaml(text)
+        found = re.fullmatch(rf"(.+):({'|'.join(axes)}):(.*=[^:]*?)(?::([^:=]*))?", text, re.DOTALL)
+        if found is None:
+            raise PlanError(f"{text!r} is not {FORM} (AXIS is {', '.join(axes)}; EXCHANGE {' or '.join(exchanges)})")
+        names, axis, shares, exchange = found.groups(default="")
+        first, _, last = names.partition("..")
+        if found[4] is not None and exchange not in exchanges:
+            raise PlanError(f"{text!r} has the exchange {exchange!r}; it can be {' or '.join(exchanges)}")
+        ends = first.strip(), (last or first).strip()
+        return cls(*ends, cast(Axis, axis), _shares(text, shares), cast(Exchange, exchange or exchanges[0]))
+
+
+def _shares(text: str, given: str) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for part in given.split(","):
+        machine, separator, share = (each.strip() for each in part.rpartition("="))
+        if not (machine and separator):
+            raise PlanError(f"{text!r} has {part!r}, which is not MACHINE=SHARE")
+        if machine in shares:
+            raise PlanError(f"{text!r} has two shares for {machine!r}; give it their sum")
+        try:
+            shares[machine] = float(share)
+        except ValueError:
+            raise PlanError(f"{text!r} gives {machine!r} {share!r}, which is no share like 0.5") from None
+    return shares
+
+
+def _from_yaml(text: str) -> Shard:
+    try:
+        return TypeAdapter(Shard).validate_python(yaml.safe_load(text), extra="forbid")
+    except (yaml.YAMLError, ValidationError) as error:
+        raise PlanError(f"{text!r} is no shard in YAML: {error}") from error
 
 
 def sharding_words(stage: Stage) -> str:

@@ -307,8 +307,8 @@ class _Probing:
 
     def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
         elsewhere = (machines[source].round_trip_seconds + machines[destination].round_trip_seconds) / 2
-        by_nccl = self._cluster.is_by_nccl(source, destination)
-        if by_nccl:
+        on_gpus = bool(self._cluster.transport_between_gpus(source, destination))
+        if on_gpus:
             elsewhere += self._bus_seconds(source, destination)
 
         samples: list[LinkSample] = []
@@ -318,7 +318,7 @@ class _Probing:
             if worthwhile is None:
                 break
             sizes = [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES]
-            passage = self._pass([source, destination], sizes, SERIES_SECONDS, on_gpus=by_nccl)
+            passage = self._pass([source, destination], sizes, SERIES_SECONDS, on_gpus=on_gpus)
             transport = passage.transports[source, destination]
             single = max(passage.single_seconds - elsewhere, 0.0)
             samples.append(LinkSample(worthwhile, single, passage.stream_seconds))

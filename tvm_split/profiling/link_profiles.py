@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.planner.profile import LinkProfile
@@ -46,7 +45,7 @@ def link_profiles(
             continue
         if given is not None and given.bytes_per_second is not None:
             speed = (given.bytes_per_second, given.latency_seconds)
-            transport = Transport.NCCL if cluster.is_by_nccl(source, destination) else ""
+            transport = cluster.transport_between_gpus(source, destination)
             yield LinkProfile(source, destination, *speed, "given", time.time(), transport)
             continue
         found: MachineProbe | PairProbe

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from rpc_runtime.client.client import WorkerDescription
-from rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from rpc_runtime.program.program import CLIENT
+from rpc_runtime.transports.transport import DEFAULT, LinkSettings
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.profiling.link_samples import ChainSample, LinkSample, StreamSample
 from tvm_split.profiling.store import Store, entry_key

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.program import CLIENT
 from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
+from rpc_runtime.transports.transport import memory_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
@@ -97,7 +97,7 @@ def _link(link: LinkPrediction, sizes: Mapping[str, float], share: float) -> Lin
     whole, stream = math.fsum(sizes.values()), link.stream_seconds / share
     wires = {tensor: stream * (size / whole if whole else 0.0) for tensor, size in sizes.items()}
     latency = max(0.0, link.seconds - stream)
-    return LinkTimes(latency, wires, shares_memory=link.transport == Transport.SHARED_MEMORY)
+    return LinkTimes(latency, wires, shares_memory=memory_of(link.transport) == "host")
 
 
 def _client_seconds(prediction: Prediction) -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from rpc_runtime.client.pipeline import Pipeline
-from rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
 from rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.transports.transport import LinkSetting, LinkSettings
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers
 from tests.helpers.rpc_runtime.pipelines import deployments_left
@@ -26,7 +26,7 @@ def compiled_with_blob(folder: Path) -> Path:
     return compiled(folder)
 
 
-def all_links(machines: str, transport: Transport) -> LinkSettings:
+def all_links(machines: str, transport: str) -> LinkSettings:
     return {ends: LinkSetting(transport=transport) for ends in itertools.permutations(machines, 2)}
 
 

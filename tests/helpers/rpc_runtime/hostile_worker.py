@@ -25,7 +25,8 @@ def describes_itself(requests: Iterator[bytes], context: Any) -> Iterator[bytes]
 
 def says_nothing_more(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
     """Accepts a data stream."""
-    yield control_frame(FrameKind.ACCEPT)
+    accept = pb.Accept(answer=pb.Offer(transport="grpc"))
+    yield control_frame(FrameKind.ACCEPT, accept.SerializeToString())
     yield from (b"" for _ in requests if False)
 
 

@@ -15,14 +15,12 @@ import numpy as np
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports.link_answer import LinkAnswer
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from rpc_runtime.transports.mpi import World
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.opening import LinkAnswer, LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
 from rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
@@ -32,15 +30,17 @@ from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 DEPLOYMENT = "0" * 32
+SHORT = LinkTimeouts.of_silence(1.0)
+"""For tests that wait for the silence of an end."""
 
 
 class Sender(Idle):
     """Puts in what it is given, as there is room."""
 
-    def __init__(self, routes: Sequence[PlannedRoute]) -> None:
+    def __init__(self, routes: Sequence[PlannedRoute], timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
         super().__init__()
         self._room = threading.Condition(self.lock)
-        self.link = OutgoingLink(self, routes, flat_bytes, array_slot)
+        self.link = OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
         self.sent = 0
         self.sizes: dict[str, set[int]] = defaultdict(set)
 
@@ -64,10 +64,17 @@ class Sender(Idle):
 class Receiver(Idle):
     """Keeps what comes, and releases it at once, unless it ``holds``."""
 
-    def __init__(self, routes: Sequence[PlannedRoute], *, reuse: bool = False, holds: bool = False) -> None:
+    def __init__(
+        self,
+        routes: Sequence[PlannedRoute],
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        *,
+        reuse: bool = False,
+        holds: bool = False,
+    ) -> None:
         super().__init__()
         self.come = threading.Condition(self.lock)
-        self.link = IncomingLink(self, routes, array_slot, reuse=reuse)
+        self.link = IncomingLink(self, routes, array_slot, timeouts=timeouts, reuse=reuse)
         self.got: list[tuple[str, int, Any]] = []
         self.sizes: dict[str, set[int]] = defaultdict(set)
         self._holds = holds
@@ -103,8 +110,7 @@ class Receiver(Idle):
 class Answering:
     """A server that answers one data stream after another with ``link``, and keeps how they end."""
 
-    def __init__(self, link: LinkEnd, world: World | None = None) -> None:
-        self._world = world
+    def __init__(self, link: LinkEnd) -> None:
         self.ends: list[Exception] = []
         self.ended = threading.Event()
         self._link = link
@@ -120,7 +126,7 @@ class Answering:
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         hello = pb.Hello.FromString(dict(context.invocation_metadata())[HELLO_KEY])
-        yield from LinkAnswer(self._link, hello, "the caller", self._end, self._world).frames(requests)
+        yield from LinkAnswer(self._link, hello, "the caller", self._end).frames(requests)
 
     def _end(self, error: Exception) -> None:
         self.ends.append(error)
@@ -136,13 +142,11 @@ class Answering:
 class Calling:
     """The caller's side of one link."""
 
-    def __init__(
-        self, endpoint: WorkerEndpoint, link: LinkEnd, transport: Transport, world: World | None = None
-    ) -> None:
+    def __init__(self, endpoint: WorkerEndpoint, link: LinkEnd, transport: str) -> None:
         self.ends: list[TvmSplitError] = []
         self.ended = threading.Event()
         endpoint = WorkerEndpoint(endpoint.machine, endpoint.address, transport=transport)
-        self.call = LinkCall(endpoint, None, hello_of(DEPLOYMENT, "a", "b"), link, self._end, world)
+        self.call = LinkCall(endpoint, None, hello_of(DEPLOYMENT, "a", "b"), link, self._end)
         self._link = link
         self.call.wait_accepted(PATIENCE_SECONDS)
 
@@ -156,12 +160,12 @@ class Calling:
 
 
 @contextlib.contextmanager
-def joined(transport: Transport, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[Answering, Calling]]:
+def joined(transport: str, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[Answering, Calling]]:
     """The two ends of one link, joined."""
     with (
-        through_relay() if transport is Transport.MPI else contextlib.nullcontext() as world,
-        contextlib.closing(Answering(answers, world)) as answering,
-        contextlib.closing(Calling(answering.endpoint, calls, transport, world)) as calling,
+        through_relay() if transport == "mpi" else contextlib.nullcontext(),
+        contextlib.closing(Answering(answers)) as answering,
+        contextlib.closing(Calling(answering.endpoint, calls, transport)) as calling,
     ):
         assert calling.call.statistics.transport == transport
         yield answering, calling

@@ -11,12 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rpc_runtime.program.link_setting import Transport
 from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports.mpi import World
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.rpc_runtime.joined_links import Calling, Receiver, Sender
+from tests.helpers.rpc_runtime.joined_links import SHORT, Calling, Receiver, Sender
 
 
 def one_route(size_bytes: int) -> PlannedRoute:
@@ -32,17 +30,16 @@ def main(
     transport: str,
     role: str,
     size_bytes: str,
-    world: World | None = None,
     ready: Callable[[], None] = print_ready,
 ) -> None:
     route = one_route(int(size_bytes))
     endpoint = WorkerEndpoint("answering", address)
     if role == "receive":
-        calling = Calling(endpoint, Receiver([route]).link, Transport(transport), world)
+        calling = Calling(endpoint, Receiver([route], SHORT).link, transport)
         ready()
     else:
-        sender = Sender([route])
-        calling = Calling(endpoint, sender.link, Transport(transport), world)
+        sender = Sender([route], SHORT)
+        calling = Calling(endpoint, sender.link, transport)
         ready()
         threading.Thread(target=calling.ended.wait).start()
         sequence = 0

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rpc_runtime.transports import mpi
+from rpc_runtime.transports.transport import transport_named
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
@@ -32,8 +33,19 @@ PARENT_VARIABLE = "TVM_SPLIT_TEST_RANK"
 PR_SET_PDEATHSIG = 1
 LOOK_SECONDS = 1e-3
 
-world: mpi.World | None = None
-"""That of this process, if it is a rank."""
+
+def is_rank() -> bool:
+    """Whether this process is one of a world."""
+    return own().world is not None
+
+
+def own() -> mpi.Mpi:
+    """The transport of this process."""
+    transport = transport_named("mpi")
+    assert isinstance(transport, mpi.Mpi)
+    return transport
+
+
 _orders: Any = None
 _peers = iter(range(0))
 
@@ -54,14 +66,15 @@ def run_session(folder: Path, ranks: int, *arguments: str, seconds: float) -> tu
 
 
 @contextmanager
-def through_relay() -> Iterator[mpi.World | None]:
+def through_relay() -> Iterator[None]:
     """Both ends of a link take the relay for the other one."""
+    world = own().world
     assert world is not None
-    world.me.rank = RELAY
+    world.rank = RELAY
     try:
-        yield world
+        yield
     finally:
-        world.me.rank = SESSION
+        world.rank = SESSION
 
 
 def start_peer(*words: str) -> int:
@@ -96,19 +109,21 @@ def _end_with_parent() -> None:
 
 
 def _rank(arguments: list[str]) -> None:
-    global world, _orders, _peers
-    world = mpi.join()
+    global _orders, _peers
+    own().start()
+    world = own().world
+    assert world is not None
     from mpi4py import MPI
 
     _orders = MPI.COMM_WORLD.Dup()
-    if world.me.rank == SESSION:
+    if world.rank == SESSION:
         import pytest
 
         _peers = iter(range(PEERS_FROM, _orders.size))
         code = pytest.main(arguments)
         world.close()
         os._exit(code)
-    elif world.me.rank == RELAY:
+    elif world.rank == RELAY:
         world.close()
         _relay(MPI)
     else:
@@ -137,7 +152,7 @@ def _serve_as_peer() -> None:
     content = bytearray(4096)
     order.Recv(content)
     words = json.loads(content.rstrip(b"\0"))
-    link_peer.main(*words, world=world, ready=lambda: _orders.Send(os.getpid().to_bytes(8, "little"), SESSION))
+    link_peer.main(*words, ready=lambda: _orders.Send(os.getpid().to_bytes(8, "little"), SESSION))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import numpy as np
 from rpc_runtime.client.client import WorkerConnection, describe
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.pipeline import Pipeline
-from rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
 from rpc_runtime.program.measurements import RECEIVE, SEND, StageStatistics
 from rpc_runtime.program.program import BlobSpec, Program
+from rpc_runtime.transports.transport import LinkSetting, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
@@ -28,7 +28,7 @@ def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **opti
 def over_grpc(program: Program) -> LinkSettings:
     """For tests of what only a network has."""
     ends = {(route.source, route.destination) for route in program.routes}
-    return dict.fromkeys(ends, LinkSetting(transport=Transport.GRPC))
+    return dict.fromkeys(ends, LinkSetting(transport="grpc"))
 
 
 def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:

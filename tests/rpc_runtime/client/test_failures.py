@@ -26,11 +26,12 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from rpc_runtime.program.link_setting import LinkSetting
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
+from rpc_runtime.transports.liveness import LinkTimeouts
+from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.control_methods import METHODS
+from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
@@ -43,6 +44,16 @@ from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
 @pytest.fixture
 def own_workers() -> Iterator[LocalWorkers]:
     with LocalWorkers([A, B, C]) as started:
+        yield started
+
+
+SHORT = LinkTimeouts.of_silence(1.0)
+
+
+@pytest.fixture(scope="module")
+def quick_workers() -> Iterator[LocalWorkers]:
+    """Workers that soon take a silent link for dead."""
+    with LocalWorkers([A, B, C], environment={SILENCE_VARIABLE: str(SHORT.silence_seconds)}) as started:
         yield started
 
 
@@ -70,21 +81,23 @@ def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorker
 
 def test_a_hanging_worker_is_named(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    with open_on(own_workers, program, maker) as pipe:
+    with open_on(own_workers, program, maker, timeouts=SHORT) as pipe:
         results = pipe.stream(endless(program))
         next(results)
         stop(own_workers.process_ids[B])
-        with pytest.raises(WorkerUnavailableError, match=f"{B}.*silent") as caught:
+        with pytest.raises(WorkerUnavailableError, match=f"{B}.*silent for 1.25 seconds") as caught:
             list(results)
         assert "'two'" in str(caught.value)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_frozen_link_is_named_with_both_ends(workers: LocalWorkers, maker: ProgramMaker, streaming: bool) -> None:
+def test_a_frozen_link_is_named_with_both_ends(
+    quick_workers: LocalWorkers, maker: ProgramMaker, streaming: bool
+) -> None:
     program = chain(maker)
     with (
-        Relay(workers.endpoints[C].address) as relay,
-        open_on(workers, program, maker, links={(B, C): LinkSetting(relay.address)}) as pipe,
+        Relay(quick_workers.endpoints[C].address) as relay,
+        open_on(quick_workers, program, maker, timeouts=SHORT, links={(B, C): LinkSetting(relay.address)}) as pipe,
     ):
         results = pipe.stream(endless(program)) if streaming else pipe.stream(batches_for(program, 1))
         next(results)
@@ -92,33 +105,34 @@ def test_a_frozen_link_is_named_with_both_ends(workers: LocalWorkers, maker: Pro
             assert list(results) == []
         relay.freeze()
         # Long before the deadline for a result, and long before gRPC itself gives a connection up.
-        with pytest.raises(WorkerUnavailableError, match="nothing has arrived for 4 seconds") as caught:
+        with pytest.raises(WorkerUnavailableError, match="nothing has arrived for 1 seconds") as caught:
             list(results if streaming else pipe.stream(batches_for(program, 1)))
         assert B in str(caught.value)
         assert C in str(caught.value)
-    assert deployments_left(workers.endpoints[B]) == deployments_left(workers.endpoints[C]) == ()
+    ends = quick_workers.endpoints
+    assert deployments_left(ends[B]) == deployments_left(ends[C]) == ()
 
 
-def test_a_slow_link_is_not_taken_for_dead(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_a_slow_link_is_not_taken_for_dead(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
     """A micro-batch under way for longer than the silence after which a link is."""
     x = maker.input("x", (1024, 1024))
     program = maker.program([maker.stage("two", B, [maker.stage("one", A, [x], double)], double)])
-    seconds = SILENCE_SECONDS + 1.0
+    seconds = 2 * SHORT.silence_seconds
     with (
-        Relay(workers.endpoints[B].address, bytes_per_second=x.size_bytes / seconds) as relay,
-        open_on(workers, program, maker, links={(A, B): LinkSetting(relay.address)}) as pipe,
+        Relay(quick_workers.endpoints[B].address, bytes_per_second=x.size_bytes / seconds) as relay,
+        open_on(quick_workers, program, maker, timeouts=SHORT, links={(A, B): LinkSetting(relay.address)}) as pipe,
     ):
         batch = batches_for(program, 1)[0]
         (result,) = pipe.run(batch)
         np.testing.assert_array_equal(result, 4 * batch[0])
 
 
-def test_a_link_is_not_silent_where_a_stage_is_slow(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_a_link_is_not_silent_where_a_stage_is_slow(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
     """Nobody has anything to say for longer than a link may be silent."""
     program = chain(maker)
-    with open_on(workers, program, maker) as pipe:
+    with open_on(quick_workers, program, maker, timeouts=SHORT) as pipe:
         pipe.run(batches_for(program, 1)[0])
-        time.sleep(SILENCE_SECONDS + 2 * BEAT_SECONDS)
+        time.sleep(SHORT.silence_seconds + 2 * SHORT.beat_seconds)
         pipe.run(batches_for(program, 1)[0])
 
 

@@ -21,10 +21,10 @@ from rpc_runtime.errors import InputError, WorkerError
 from rpc_runtime.execution.in_process import InProcessPipeline
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.interface import StagePipeline
-from rpc_runtime.program.link_setting import LinkSetting, Transport
 from rpc_runtime.program.measurements import StageStatistics
 from rpc_runtime.program.program import CLIENT, RouteCodec
 from rpc_runtime.transports import shared_memory
+from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
@@ -48,10 +48,10 @@ def test_memory_that_cannot_be_shared_is_the_reason_that_is_given(
     workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = chain(maker)
-    shared = dict.fromkeys(over_grpc(program), LinkSetting(transport=Transport.SHARED_MEMORY))
+    shared = dict.fromkeys(over_grpc(program), LinkSetting(transport="shm"))
     monkeypatch.setattr(shared_memory, "host_proof", lambda deployment: b"another host")
     for _ in range(3):
-        with pytest.raises(WorkerError, match=r"no memory can be shared .* different hosts"):
+        with pytest.raises(WorkerError, match=r"cannot be joined by shm: .* different hosts"):
             open_on(workers, program, maker, links=shared)
 
 

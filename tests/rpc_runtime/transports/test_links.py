@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.credit_window import MOST_MORE
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.slots import Slot
+from rpc_runtime.transports.transport import Carrier, OnEnd
 from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     FrameFlag,
@@ -189,62 +191,57 @@ class Copying(Slot):
         super().__init__(np.empty(0, np.uint8), None)
         object.__setattr__(self, "steps", (ends, fails))
 
-    def fill(self, value: Any) -> None:
+    def copy_in(self, value: Any) -> None:
         ends, fails = self.steps  # type: ignore[attr-defined]
         assert ends.wait(PATIENCE_SECONDS)
         if fails:
             raise WorkerError("the GPU fails: cudaEventSynchronize: an illegal memory access was encountered")
 
 
-class Carrying:
-    def __init__(self) -> None:
-        self.sent: list[int] = []
-        self.failed: list[str] = []
-        self.told = threading.Event()
+class Slots(Carrier):
+    """One slot for a tensor; what is to be said is taken by the test."""
 
-    def send(self, header: bytes) -> None:
-        self.sent.append(decode(header).sequence)
-        self.told.set()
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
 
-    def fail(self, why: str) -> None:
-        self.failed.append(why)
-        self.told.set()
+    def slots(self, route: PlannedRoute) -> list[Slot]:
+        return [self._slot]
 
+    def start(self, on_end: OnEnd) -> None: ...
 
-def carried(slot: Slot, nccl: Any) -> tuple[Idle, OutgoingLink, Carrying]:
-    station, carrier = Idle(), Carrying()
-    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot, nccl)
-    link.carry(carrier, lambda route, number: slot)
-    return station, link, carrier
+    def close(self) -> None: ...
 
 
-def test_whoever_computes_does_not_wait_for_what_a_gpu_copies() -> None:
-    ends = threading.Event()
-    station, link, carrier = carried(Copying(ends), nccl=object())
-    thread = threading.Thread(target=link.hand_over, args=(carrier,))
+def carried(slot: Slot) -> tuple[Idle, OutgoingLink]:
+    station = Idle()
+    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot)
+    link.open(Slots(slot))
+    return station, link
+
+
+def test_a_computing_thread_does_not_wait_for_what_a_gpu_copies() -> None:
+    ends, sent = threading.Event(), SimpleQueue[int]()
+    station, link = carried(Copying(ends))
+    thread = threading.Thread(target=link.serve, args=(lambda frame: sent.put(decode(frame).sequence),))
     thread.start()
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
     link.flush()
-    assert carrier.sent == []
+    assert sent.empty()
     ends.set()
-    assert carrier.told.wait(PATIENCE_SECONDS)
-    assert carrier.sent == [0]
+    assert sent.get(timeout=PATIENCE_SECONDS) == 0
     link.close()
     thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("nccl", [None, object()], ids=["by whoever computes", "by a thread of its own"])
-def test_a_copy_that_fails_ends_the_link_and_not_its_thread_alone(nccl: object) -> None:
-    ends = threading.Event()
+@pytest.mark.parametrize("say", [OutgoingLink.drain, OutgoingLink.serve])
+def test_a_copy_that_fails_is_told_to_the_carrier_and_nothing_is_sent(say: Any) -> None:
+    ends, sent = threading.Event(), list[bytes]()
     ends.set()
-    station, link, carrier = carried(Copying(ends, fails=True), nccl)
+    station, link = carried(Copying(ends, fails=True))
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
-    if nccl is None:
-        link.flush()
-    else:
-        link.hand_over(carrier)
-    assert carrier.failed == ["the GPU fails: cudaEventSynchronize: an illegal memory access was encountered"]
-    assert carrier.sent == []
+    with pytest.raises(WorkerError, match="an illegal memory access"):
+        say(link, sent.append)
+    assert sent == []

@@ -28,8 +28,8 @@ def test_it_keeps_to_what_every_transport_does(tmp_path: Path) -> None:
     assert [found.get(kind) for kind in ("failures", "errors", "skipped")] == ["0", "0", "0"], output
 
 
-def joining(before: str = "") -> str:
-    return f"import sys; {before}; from rpc_runtime.worker.process import main; sys.exit(main(['--mpi']))"
+def joining(before: str) -> str:
+    return f"import sys; {before}; from rpc_runtime.worker.process import main; sys.exit(main(['--transport', 'mpi']))"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_worker_that_cannot_be_a_rank_says_why(before: str, said: str) -> None
 
 
 def test_nobody_waits_for_a_rank_that_does_not_come() -> None:
-    code = joining("from rpc_runtime.transports import mpi; mpi.JOIN_SECONDS = 1.0")
+    code = "from rpc_runtime.transports import mpi; mpi.join(1.0)"
     # Should it end before MPI knows of it, mpiexec waits for the other one.
     command = [mpi_ranks.MPIEXEC, "-n", "1", sys.executable, "-c", code, ":", "-n", "1", "sleep", "20"]
     before = set(SHARED.iterdir())

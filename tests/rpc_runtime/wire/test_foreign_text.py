@@ -21,8 +21,8 @@ from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.kernel_times import TimingEffort
 from rpc_runtime.program.program import CLIENT
-from rpc_runtime.transports.link_call import LinkCall
 from rpc_runtime.transports.links import OutgoingLink
+from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.control_methods import CONTROL_SERVICE, DATA_SERVICE, LINK_METHOD
@@ -31,7 +31,7 @@ from rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
 from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.cli.found_machines import FoundMachines
+from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.status import status as status_command
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\rerror: \u202egnorw\u2066\x9b31m\nall is well\u2028\x00"
@@ -111,7 +111,7 @@ def test_a_quota_that_is_no_number(hostile: Start) -> None:
 def test_the_table_of_the_workers_is_clean(hostile: Start, capsys: pytest.CaptureFixture[str], answer: Any) -> None:
     endpoint = hostile({"Describe": answer})
     with contextlib.suppress(typer.Exit):  # 1, where the worker refuses
-        status_command(FoundMachines(), address=[endpoint.address], timeout=10.0)
+        status_command(MachineOptions(), address=[endpoint.address], timeout=10.0)
     out, err = capsys.readouterr()
     assert SHOWN in (out if answer is evil_description else err)
     assert all(line.isprintable() for line in (out + err).split("\n"))

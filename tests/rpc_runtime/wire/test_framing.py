@@ -52,14 +52,14 @@ def test_random_bytes_behind_the_magic_are_refused_or_consistent(rest: bytes) ->
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ((b"NOPE", 1, 3, 0, 0, 0, 0, 0), "begins with"),
-        ((MAGIC, 8, 3, 0, 0, 0, 0, 0), f"version {PROTOCOL_VERSION}, the peer 8"),
-        ((MAGIC, PROTOCOL_VERSION, 77, 0, 0, 0, 0, 0), "unknown kind"),
-        ((MAGIC, PROTOCOL_VERSION, 3, 4, 0, 0, 0, 0), "TENSOR frame has the flags 0x4"),
-        ((MAGIC, PROTOCOL_VERSION, 4, 1, 0, 0, 0, 0), "CREDIT frame has the flags 0x1"),
-        ((MAGIC, PROTOCOL_VERSION, 4, 0, 0, 0, 0, 9), "announces 9 bytes and carries 0"),
-        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 0, 9), "what is left of its tensor; got 0 from byte 0 of 9"),
-        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 2**64 - 1, 9), "of a tensor of 9 bytes"),
+        ((b"NOPE", 1, 3, 0, 0, 0, 0, 0, 0), "begins with"),
+        ((MAGIC, 8, 3, 0, 0, 0, 0, 0, 0), f"version {PROTOCOL_VERSION}, the peer 8"),
+        ((MAGIC, PROTOCOL_VERSION, 77, 0, 0, 0, 0, 0, 0), "unknown kind"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 4, 0, 0, 0, 0, 0), "TENSOR frame has the flags 0x4"),
+        ((MAGIC, PROTOCOL_VERSION, 4, 1, 0, 0, 0, 0, 0), "CREDIT frame has the flags 0x1"),
+        ((MAGIC, PROTOCOL_VERSION, 4, 0, 0, 0, 0, 0, 9), "announces 9 bytes and carries 0"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 0, 0, 9), "what is left of its tensor; got 0 from byte 0 of 9"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 0, 2**64 - 1, 9), "of a tensor of 9 bytes"),
     ],
 )
 def test_each_field_is_checked(fields: tuple[object, ...], words: str) -> None:
@@ -70,6 +70,6 @@ def test_each_field_is_checked(fields: tuple[object, ...], words: str) -> None:
 @pytest.mark.parametrize(("offset", "size"), [(0, 1), (0, CHUNK_BYTES - 1), (1, CHUNK_BYTES), (CHUNK_BYTES, 8)])
 def test_a_tensor_does_not_trickle(offset: int, size: int) -> None:
     """Who sends a byte a second would keep whoever waits for the tensor waiting for ever."""
-    header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 7, 0, offset, CHUNK_BYTES + 9)
+    header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 7, 0, 0, offset, CHUNK_BYTES + 9)
     with pytest.raises(ProtocolError, match=f"TENSOR frame carries .*got {size} from byte {offset} of"):
         decode(header + bytes(size))

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.program.link_setting import NO_SETTINGS, Transport
 from rpc_runtime.program.program import Program
+from rpc_runtime.transports.transport import NO_SETTINGS
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl
 from tests.helpers.rpc_runtime.gpu_programs import (
     BLOB,
@@ -36,7 +36,7 @@ from tests.helpers.rpc_runtime.random_programs import programs
 from tests.helpers.waiting import eventually, stop
 
 Nccl = dict[str, str]
-BY_NCCL = all_links("ABC", Transport.NCCL)
+BY_NCCL = all_links("ABC", "nccl")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def workers(library: Path, nccl: Nccl, tmp_path_factory: pytest.TempPathFactory)
 def test_any_program_by_nccl(program: Program, count: int, workers: GpuWorkers, library: Path) -> None:
     fed = batches(program, count)
     with opened(workers, program, library, BY_NCCL) as pipeline:
-        assert carried(pipeline) <= {Transport.NCCL}
+        assert carried(pipeline) <= {"nccl"}
         results = list(pipeline.stream(fed))
     for batch, result in zip(fed, results, strict=True):
         expected = evaluate(program, batch)
@@ -75,7 +75,7 @@ def test_links_are_by_nccl_and_nothing_stays_when_they_are_closed(workers: GpuWo
     files = {name: workers.files(name) for name in "AB"}
     for moment in (0.0, 0.01, 0.05):
         pipeline = opened(workers, chain(), library, BY_NCCL)
-        assert carried(pipeline) == {Transport.NCCL}
+        assert carried(pipeline) == {"nccl"}
         assert [workers.areas(name) for name in "AB"] == [3, 3]  # the places of what it receives
         results = pipeline.stream(batches(chain(), 200))
         next(results)
@@ -154,7 +154,7 @@ def test_a_worker_that_stands_still_keeps_nothing_of_the_others(
         "caller lacks it": (
             "A",
             {"LD_LIBRARY_PATH": ""},
-            "'A' cannot: NCCL's library, libnccl.so.2, is not found",
+            "cannot be opened by nccl: NCCL's library, libnccl.so.2, is not found",
         ),
         "worker lacks it": ("B", {"LD_LIBRARY_PATH": ""}, "'B'.*NCCL's library, libnccl.so.2, is not found: pip"),
         "caller's is too old": ("A", {"STAND_IN_NCCL": "21705"}, "is NCCL 2.17.5, and 2.18.0 or newer is needed"),
@@ -171,7 +171,7 @@ def test_what_nccl_cannot_join_is_told_and_nothing_runs(
             pass
         assert all(is_empty(workers, name) for name in "AB")
         with opened(workers, chain("AB"), library, NO_SETTINGS) as pipeline:  # as it is carried by itself
-            assert carried(pipeline) == {Transport.SHARED_MEMORY}
+            assert carried(pipeline) == {"shm"}
 
 
 def test_an_end_that_never_joins_keeps_nobody(library: Path, nccl: Nccl, tmp_path: Path) -> None:
@@ -183,5 +183,5 @@ def test_an_end_that_never_joins_keeps_nobody(library: Path, nccl: Nccl, tmp_pat
             pass
         assert all(is_empty(workers, name) for name in "AB")
         with opened(workers, chain("AB"), library, NO_SETTINGS) as pipeline:
-            assert carried(pipeline) == {Transport.SHARED_MEMORY}
+            assert carried(pipeline) == {"shm"}
             assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(chain("AB"), [np.array([1, 2])]))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -85,6 +86,30 @@ def test_a_reader_that_leaves_early_is_no_error_message(start_process):
     errors = process.stderr.read()
     assert process.wait(60) == 1
     assert errors == ""
+
+
+def test_a_full_disk_is_one_sentence():
+    command = [sys.executable, "-m", "tvm_split", "cache", "show", "--json"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123  (a device)
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        "error: the result cannot be written: No space left on device; make room, or write it elsewhere"
+    ]
+
+
+@pytest.mark.parametrize("name", ["schedules", "relay_passes", "rpc_runtime"])
+def test_a_file_that_hides_a_package_of_ours_is_named(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("")
+    ended = subprocess.run(
+        [sys.executable, "-c", "import tvm_split"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(tvm_split.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"'{tmp_path / name}.py' hides the package '{name}' of tvm-split: rename that file" in ended.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -23,7 +23,16 @@ def test_on_workers(invoke, bundle):
 def test_as_json(invoke_json, bundle, tmp_path):
     np.savez(tmp_path / "images.npz", image=np.zeros((2, *INPUT_SHAPE), np.float32))
     found = invoke_json(
-        "bench", bundle, "--in-process", "--inputs", tmp_path / "images.npz", "--rounds", "2", "--micro-batches", "5"
+        "bench",
+        bundle,
+        "--cluster",
+        "in-process",
+        "--inputs",
+        tmp_path / "images.npz",
+        "--rounds",
+        "2",
+        "--micro-batches",
+        "5",
     )
     assert (found["runs"], found["streamed"], found["rounds"]) == (10, 10, 2)
     assert [machine["stages"] for machine in found["machines"]] == [["stage_0"], ["stage_1"]]
@@ -32,8 +41,13 @@ def test_as_json(invoke_json, bundle, tmp_path):
     assert found["inputs"] == str(tmp_path / "images.npz")
 
 
+SHORT = ("--rounds", "1", "--micro-batches", "3", "--random", "1")
+
+
 def test_a_model_at_once(invoke_json, onnx_path):
-    found = invoke_json("bench", onnx_path, "--in-process", "--rounds", "1", "--micro-batches", "3", "--random", "1")
+    found = invoke_json(
+        "bench", onnx_path, "--cluster", "in-process", "--rounds", "1", "--micro-batches", "3", "--random", "1"
+    )
     assert len(found["machines"]) == 1
 
 
@@ -43,7 +57,7 @@ def test_a_model_at_once(invoke_json, onnx_path):
         (["--inputs", "x.npz", "--random", "2"], "--inputs, --random"),
         (["--stages", "2"], "planned and compiled already"),
         (["--micro-batches", "2"], "--micro-batches"),
-        (["--in-process", "--inputs", "missing.npz"], "missing.npz"),
+        (["--cluster", "in-process", "--inputs", "missing.npz"], "missing.npz"),
     ],
 )
 def test_wrong_use(invoke, bundle, options, message):

@@ -88,14 +88,14 @@ def test_run_on_workers(invoke_json, bundle, images, expected_outputs, tmp_path)
 
 def test_run_in_this_process(invoke, bundle, images, expected_outputs, tmp_path):
     path, values = images
-    result = invoke("run", bundle, "--in-process", "--inputs", path, "--output", tmp_path / "out.npz")
+    result = invoke("run", bundle, "--cluster", "in-process", "--inputs", path, "--output", tmp_path / "out.npz")
     assert "stage_1" in result.stdout
     assert "3 micro-batches" in result.stdout
     np.testing.assert_allclose(only_array(tmp_path / "out.npz"), expected_outputs(values), rtol=1e-4, atol=1e-5)
 
 
 def test_run_a_model_at_once(invoke_json, onnx_path):
-    found = invoke_json("run", onnx_path, "--in-process", "--random", "2")
+    found = invoke_json("run", onnx_path, "--cluster", "in-process", "--random", "2")
     assert (found["micro_batches"], found["inputs"], len(found["stages"])) == (2, "random", 1)
 
 
@@ -116,16 +116,18 @@ def test_deploy_says_what_was_sent(invoke, bundle):
 )
 def test_inputs_that_do_not_fit(invoke, bundle, tmp_path, arrays, message):
     np.savez(tmp_path / "wrong.npz", **arrays)
-    result = invoke("run", bundle, "--in-process", "--inputs", tmp_path / "wrong.npz", code=2)
+    result = invoke("run", bundle, "--cluster", "in-process", "--inputs", tmp_path / "wrong.npz", code=2)
     assert message in result.stderr
     assert "image: float32[2, 3, 6, 6]" in result.stderr or "no micro-batch" in message
 
 
 def test_other_wrong_use(invoke, bundle, tmp_path):
     assert "without a bundle" in invoke("run", tmp_path, code=2).stderr
-    assert "missing.npz" in invoke("run", bundle, "--in-process", "--inputs", tmp_path / "missing.npz", code=2).stderr
+    assert (
+        "missing.npz"
+        in invoke("run", bundle, "--cluster", "in-process", "--inputs", tmp_path / "missing.npz", code=2).stderr
+    )
     assert "planned and compiled already" in invoke("run", bundle, "--stages", "2", code=2).stderr
-    assert "is for --images" in invoke("run", bundle, "--in-process", "--mean", "0,0,0", code=2).stderr
     assert "machine-b" in invoke("run", bundle, "--workers", "1", code=2).stderr
 
 

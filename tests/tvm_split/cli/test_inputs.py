@@ -4,7 +4,6 @@ import pytest
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.program import TensorSpec
-from tvm_split.cli.images import images_of_folder
 from tvm_split.cli.inputs import inputs_from_file, random_inputs, save_outputs
 
 TWO = (TensorSpec("ids", (4,), "int64"), TensorSpec("mask", (4,), "float32"))
@@ -82,37 +81,3 @@ def test_bfloat16_comes_in_by_its_bytes_and_goes_out_as_float32(tmp_path):
 def test_an_output_that_is_there_twice(tmp_path):
     y = np.zeros(3)
     assert save_outputs(tmp_path / "out.npz", ["y", "y"], [(y, y)]) == {"y": [1, 3], "y_1": [1, 3]}
-
-
-@pytest.fixture
-def three_images(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    for index, colour in enumerate([(255, 0, 0), (0, 255, 0), (0, 0, 255)]):
-        image.new("RGB", (20 + index, 12), colour).save(tmp_path / f"{index}.png")
-    return tmp_path
-
-
-def test_images_fill_micro_batches(three_images):
-    expected = (TensorSpec("x", (2, 3, 8, 8), "float32"),)
-    fed = images_of_folder(expected, three_images, None, mean=(0, 0, 0), standard_deviation=(0.5, 0.5, 0.5))
-    assert (fed.count, fed.about["padding"], fed.about["images"]) == (2, 1, ["0.png", "1.png", "2.png"])
-    (first,), (second,) = fed.stream(1)
-    assert first.shape == (2, 3, 8, 8)
-    assert first.dtype == np.float32
-    assert first[0, :, 0, 0].tolist() == [2, 0, 0]
-    assert second[1, :, 7, 7].tolist() == second[0, :, 7, 7].tolist() == [0, 0, 2]
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "message"),
-    [((2, 1, 8, 8), None, "3, height, width"), ((2, 3, 8, 8), 9, "9 × 9"), ((2, 3, 8, 9), None, "8 × 8")],
-)
-def test_models_that_do_not_take_such_images(three_images, shape, size, message):
-    with pytest.raises(InputError, match=message):
-        images_of_folder((TensorSpec("x", shape, "float32"),), three_images, size)
-
-
-def test_a_folder_without_images(tmp_path):
-    pytest.importorskip("PIL.Image")
-    with pytest.raises(InputError, match="no folder with images"):
-        images_of_folder((TensorSpec("x", (1, 3, 8, 8), "float32"),), tmp_path, None)

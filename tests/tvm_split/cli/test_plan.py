@@ -52,25 +52,24 @@ def test_annotations_of_an_onnx_file(invoke, invoke_json, onnx_path, tmp_path):
     annotated = tmp_path / "annotated.onnx"
     split = ["--split", "machine-a=conv_1", "--split", "machine-b=relu_1"]
     written = invoke_json("plan", onnx_path, *split, "--write-annotations", annotated)
-    found = invoke_json("plan", annotated, "--split-from-model")
+    found = invoke_json("plan", annotated, "--split", "source")
     assert found["plan"]["stages"] == written["plan"]["stages"]
-    chosen = invoke_json("plan", annotated, "--split-from-model", "--configuration", "tvm-split")
+    chosen = invoke_json("plan", annotated, "--split", "source:tvm-split")
     assert chosen["stages"] == found["stages"]
-    compiled = invoke_json("compile", annotated, "--split-from-model", "--output", tmp_path / "bundle", "--no-verify")
+    compiled = invoke_json("compile", annotated, "--split", "source", "--output", tmp_path / "bundle", "--no-verify")
     assert [stage["layers"] for stage in compiled["stages"]] == [["conv_1"], LAYERS[1:]]
     for options, message in (
-        (["--split-from-model", *split], "--split, --split-from-model"),
-        (["--configuration", "mine"], "belongs to --split-from-model"),
-        (["--split-from-model", "--configuration", "mine"], "'mine'; it has 'tvm-split'"),
-        (["--split-from-model", "--workers", "1"], "machine-b"),
+        (["--split", "source", *split], "--split: 'source' is not MACHINE=LAYER,LAYER"),
+        (["--split", "source:mine"], "'mine'; it has 'tvm-split'"),
+        (["--split", "source", "--workers", "1"], "machine-b"),
     ):
         assert message in invoke("plan", annotated, *options, code=2).stderr
-    assert "says nothing of a split" in invoke("plan", onnx_path, "--split-from-model", code=2).stderr
+    assert "says nothing of a split" in invoke("plan", onnx_path, "--split", "source", code=2).stderr
 
 
 def test_annotations_need_an_onnx_file(invoke, tmp_path):
-    for options in (("--write-annotations", tmp_path / "out.onnx"), ("--split-from-model",)):
-        assert "only ONNX files" in invoke("plan", "network:make", *options, code=2).stderr
+    options = ("--write-annotations", tmp_path / "out.onnx")
+    assert "only ONNX files" in invoke("plan", "network:make", *options, code=2).stderr
 
 
 def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.planner.bench_reports import report_of
 from tests.models.small_onnx_model import small_model
-from tvm_split.cli.planning import PlanOptions
+from tvm_split.planner.plan import Plan
 
 A, B = "machine-a", "machine-b"
 LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
@@ -108,9 +108,9 @@ def test_sizes_of_micro_batches(invoke, invoke_json, open_batch):
     assert "samples a second" in invoke("plan", open_batch, "--estimate", "--batches", "1,4").stdout
 
 
-def test_what_codecs_may_change_reaches_the_planner(invoke, onnx_path):
-    assert PlanOptions(allow_lossy=0.01).request("net.onnx", None, None).allow_lossy == 0.01
-    assert PlanOptions().request("net.onnx", None, None).allow_lossy == 0.0
+def test_what_codecs_may_change_reaches_the_planner(invoke, onnx_path, tmp_path):
+    invoke("plan", onnx_path, "--estimate", "--allow-lossy", "0.01", "--output", tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").request.allow_lossy == 0.01
     invoke("plan", onnx_path, "--estimate", "--allow-lossy", "-1", code=2)
 
 
@@ -121,7 +121,7 @@ def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
     (machine,) = (each["machine"] for each in first["stages"])
     other = {A: B, B: A}[machine]
     report.write_text(json.dumps(report_of(first["plan"], {machine: 1e4})))
-    improve = ("replan", onnx_path, *options, "--measured", report, "--plan")
+    improve = ("replan", onnx_path, "--measured", report, "--plan")
     result = invoke(*improve, plan, "--output", better)
     assert "the plan changes: it gains" in result.stderr
     found = json.loads(better.read_text())
@@ -157,9 +157,20 @@ def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json,
     invoke("plan", onnx_path, "--stages", "2", "--output", plan)
     invoke("compile", onnx_path, "--plan", plan, "--output", bundle, "--no-verify")
     report.write_text(invoke("bench", bundle, "--rounds", "1", "--micro-batches", "10", "--json").stdout)
-    result = invoke("replan", onnx_path, "--stages", "2", "--plan", plan, "--measured", report)
+    result = invoke("replan", onnx_path, "--plan", plan, "--measured", report)
     assert "the plan " in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_plan_file_keeps_the_sizes_of_the_inputs_and_what_was_asked(invoke, invoke_json, open_batch, tmp_path):
+    """So that neither has to be given again."""
+    plan = tmp_path / "plan.json"
+    invoke("plan", open_batch, "--estimate", "--batch", "3", "--pin", "dense=machine-b", "--output", plan)
+    saved = Plan.load(plan)
+    assert (saved.request.estimate, saved.request.pin, saved.inputs[0].shape[0]) == (True, {"dense": (B,)}, 3)
+    invoke("compile", open_batch, "--plan", plan, "--output", tmp_path / "bundle", "--no-verify")
+    bundle = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
+    assert bundle["program"]["inputs"][0]["shape"][0] == 3
 
 
 @pytest.mark.parametrize(
@@ -178,7 +189,6 @@ def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json,
         (["--batches", "1,two"], "--batches: '1,two' is no list of numbers"),
         (["--batches", "2,2"], "different whole numbers"),
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
-        (["--split-from-model"], "--estimate: a split by hand is measured only with --predict"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),
         (["--split", "machine-a=conv_1", "--replicas"], "a split by hand leaves nothing to search"),
         (["--stages", "3", "--pin", "conv_1=machine-a"], "3 stages on 2 machines go round"),

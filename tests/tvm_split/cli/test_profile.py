@@ -81,3 +81,11 @@ def test_pieces_on_workers(invoke, invoke_json, onnx_path):
 )
 def test_options_that_do_not_fit(invoke, onnx_path, arguments, words):
     assert words in invoke("profile", onnx_path, *arguments, code=2).stderr
+
+
+def test_kernels_fit_80_columns(invoke, onnx_path):
+    lines = invoke("profile", onnx_path, "--rounds", "1", "--threads", "1").stdout.splitlines()
+    table = lines[: next(index for index, line in enumerate(lines) if "GFLOP at" in line)]
+    assert max(map(len, table)) <= 80
+    assert any(line.split()[0] == "fused_conv2d_add_relu" and len(line.split()) == 7 for line in table if line.strip())
+    assert any(line.split() == ["conv2d:", "conv_1,", "relu_1"] for line in table)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from tvm_split.cli.options import WrongUseError
-from tvm_split.cli.shard_option import shard_of
+from tvm_split.errors import PlanError
 from tvm_split.planner.shard import Shard
 
 A, B = "machine-a", "machine-b"
@@ -14,24 +13,24 @@ ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
 
 
 @pytest.mark.parametrize(
-    ("text", "layers", "shard"),
+    ("text", "shard"),
     [
-        (ROWS, ["conv_1", "conv_2"], Shard("conv_1", "conv_2", "rows", HALVES)),
-        (f"{ROWS}:each", ["conv_1", "conv_2"], Shard("conv_1", "conv_2", "rows", HALVES, "each")),
-        (f"fc:channels: {A} = .5 , {B} = 0.5", ["fc"], Shard("fc", "fc", "channels", HALVES)),
+        (ROWS, Shard("conv_1", "conv_2", "rows", HALVES)),
+        (f"{ROWS}:each", Shard("conv_1", "conv_2", "rows", HALVES, "each")),
+        (f"fc:channels: {A} = .5 , {B} = 0.5", Shard("fc", "fc", "channels", HALVES)),
         # Names as exporters write them; those of machines may be anything, too.
-        (f"/a/b:0../a/c:1:heads:{A}=0.5,{B}=0.5", ["/a/b:0", "/a/c:1"], Shard("/a/b:0", "/a/c:1", "heads", HALVES)),
-        (f"a:rows:b..c:rows:{A}=0.5,{B}=0.5", ["a:rows:b", "c"], Shard("a:rows:b", "c", "rows", HALVES)),
-        (f"x..y..z:batch:{A}=0.5,{B}=0.5", ["x..y", "z"], Shard("x..y", "z", "batch", HALVES)),
-        (f"x..y..z:batch:{A}=0.5,{B}=0.5", ["x", "y..z"], Shard("x", "y..z", "batch", HALVES)),
-        (f"x..y:batch:{A}=0.5,{B}=0.5", ["x..y"], Shard("x..y", "x..y", "batch", HALVES)),
-        (f"x...y:batch:{A}=0.5,{B}=0.5", ["x.", "y"], Shard("x.", "y", "batch", HALVES)),
-        ("a..b:rows:tcp:1=0.5,k=v=0.5", ["a", "b"], Shard("a", "b", "rows", {"tcp:1": 0.5, "k=v": 0.5})),
-        ("a..b:rows:m=2", [], Shard("a", "b", "rows", {"m": 2.0})),  # refused by the planner, which knows why
+        (f"/a/b:0../a/c:1:heads:{A}=0.5,{B}=0.5", Shard("/a/b:0", "/a/c:1", "heads", HALVES)),
+        (f"a:rows:b..c:rows:{A}=0.5,{B}=0.5", Shard("a:rows:b", "c", "rows", HALVES)),
+        ("a..b:rows:tcp:1=0.5,k=v=0.5", Shard("a", "b", "rows", {"tcp:1": 0.5, "k=v": 0.5})),
+        ("a..b:rows:m=2", Shard("a", "b", "rows", {"m": 2.0})),  # refused by the planner, which knows why
+        (
+            f"{{first: x..y, last: z, axis: batch, shares: {{{A}: 0.5, {B}: 0.5}}}}",
+            Shard("x..y", "z", "batch", HALVES),
+        ),
     ],
 )
-def test_what_a_text_says(text, layers, shard):
-    assert shard_of(text, layers) == shard
+def test_what_a_text_says(text, shard):
+    assert Shard.parse(text) == shard
 
 
 @pytest.mark.parametrize(
@@ -39,20 +38,17 @@ def test_what_a_text_says(text, layers, shard):
     [
         ("conv_1..conv_2", "'conv_1..conv_2' is not FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"),
         (f"conv_1:row:{A}=1", "AXIS is rows, columns, channels, heads, batch; EXCHANGE fused or each"),
-        (f"conv_1:rows:{A}", "is not FIRST..LAST"),
         (f":rows:{A}=0.5", "is not FIRST..LAST"),
         (f"{ROWS}:all", "has the exchange 'all'; it can be fused or each"),
-        (f"{ROWS}:", "has the exchange ''"),
         (f"conv_1:rows:{A}=0.5,{B}", f"has '{B}', which is not MACHINE=SHARE"),
-        (f"conv_1:rows:{A}=0.5,", "has '', which is not MACHINE=SHARE"),
         (f"conv_1:rows:{A}=half,{B}=0.5", f"gives '{A}' 'half', which is no share"),
         (f"conv_1:rows:{A}=0.5,{A}=0.5", f"has two shares for '{A}'"),
+        ("{first: conv_1}", "is no shard in YAML"),
     ],
 )
 def test_what_cannot_be_read_is_said(text, message):
-    with pytest.raises(WrongUseError) as caught:
-        shard_of(text, ["conv_1", "conv_2"])
-    assert str(caught.value).startswith("--shard: ")
+    with pytest.raises(PlanError) as caught:
+        Shard.parse(text)
     assert message in str(caught.value)
 
 
@@ -91,9 +87,8 @@ def test_predicted_if_asked_for(invoke, invoke_json, onnx_path, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--shard", ROWS, "--estimate"], "--estimate: a split by hand is measured only with --predict"),
         (["--shard", ROWS, "--no-shards"], "--no-shards: a split by hand leaves nothing to search"),
-        (["--predict"], "--predict: belongs to --split or --shard"),
+        (["--predict"], "--predict: belongs to a split or shards"),
         (["--shard", f"conv_1..conv_9:rows:{A}=0.5,{B}=0.5"], "names layer 'conv_9', which the model does not have"),
         (["--shard", f"conv_1:rows:{A}=0.5,machine-z=0.5"], "names machine 'machine-z'; the cluster has machine-a"),
         (["--shard", f"conv_1:rows:{A}=0.5,{B}=0.2"], "add up to 0.7"),
@@ -101,7 +96,7 @@ def test_predicted_if_asked_for(invoke, invoke_json, onnx_path, tmp_path):
         (["--shard", ROWS, "--stages", "7"], "the shards and the split make 2 stages, stages=7 was asked for"),
         (["--shard", ROWS, "--pin", f"dense={A}"], "--pin: a split by hand leaves nothing to search"),
         (["--shard", ROWS, "--replicas"], "--replicas: a split by hand leaves nothing to search"),
-        (["--shard", ROWS, "--batches", "1,2"], "--shard: sizes are compared by predictions"),
+        (["--shard", ROWS, "--batches", "1,2"], "--shard: a split by hand leaves nothing to search"),
         (["--shard", ROWS, "--write-problem", "problem.json"], "--shard: a split by hand leaves nothing to search"),
         (["--shard", ROWS, "--write-annotations", "annotated.onnx"], "machine-a, machine-b compute stage_0 together"),
     ],

@@ -83,7 +83,7 @@ def shared_path(tmp_path_factory):
     cluster = Cluster((Machine(A), Machine(B)), tuple(Link(*each, 1e18, 0.0) for each in ends), launcher=Local())
     shard = tvm_split.Shard("0", "1", "rows", {A: 0.6, B: 0.4}, "each")
     path = tmp_path_factory.mktemp("shared") / "plan.json"
-    tvm_split.plan(model, cluster, shards=[shard], predict=True, measure=False).save(path)
+    tvm_split.plan(model, cluster, shards=[shard], predict=True, estimate=True).save(path)
     return path
 
 

@@ -26,7 +26,7 @@ def test_a_wrong_import_is_named_by_its_layer() -> None:
     text = model.module.script(show_meta=True)
     assert "R.tanh(" in text
     wrong = dataclasses.replace(model, module=tvm.script.from_source(text.replace("R.tanh(", "R.sigmoid(")))
-    planned = tvm_split.plan(wrong, tvm_split.Cluster.local(2), stages=2, measure=False)
+    planned = tvm_split.plan(wrong, tvm_split.Cluster.local(2), stages=2, estimate=True)
     with pytest.raises(tvm_split.VerificationError, match=r"disagree on output .* first layer .* is '3' \(sigmoid\)"):
         tvm_split.compile(wrong, planned)
     tvm_split.compile(wrong, planned, verify=False)

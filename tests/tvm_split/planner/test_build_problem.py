@@ -172,7 +172,7 @@ def test_pins_take_all_pieces_below_a_name():
             for each, time in zip(profile.machines, times, strict=True)
         ),
     )
-    problem = chain_problem(profile, pins=(("block.0.relu", A),), kept_off=(("block", B),))
+    problem = chain_problem(profile, pin={"block.0.relu": A}, keep_off={"block": B})
     assert problem.pins == (
         Pin("block.0.conv", A),
         Pin("block.0.conv", not_on=B),
@@ -182,7 +182,7 @@ def test_pins_take_all_pieces_below_a_name():
 
 def test_a_pin_of_a_layer_that_takes_no_time_is_told():
     with pytest.raises(PlanError, match=r"layer 'layer_9' is to be pinned to 'machine-a', and takes no time"):
-        chain_problem(chain_profile(TWO), pins=(("layer_9", A),))
+        chain_problem(chain_profile(TWO), pin={"layer_9": A})
 
 
 @st.composite

@@ -66,7 +66,7 @@ def test_a_plan_over_a_cpu_and_a_gpu_keeps_to_the_gpus_memory():
     # Besides the weights, three of each tensor that comes in or goes out, of a megabyte each.
     for memory, held in ((None, 6), (2 * weight_bytes + (7 << 20), 2)):
         machines = (Machine(A, threads=4), Machine(B, target=target, memory_bytes=memory))
-        plan = tvm_split.plan(model, tvm_split.Cluster(machines, fast, launcher=Local()), measure=False)
+        plan = tvm_split.plan(model, tvm_split.Cluster(machines, fast, launcher=Local()), estimate=True)
         (stage,) = (stage for stage in plan.stages if stage.machine == B)
         assert len(stage.layers) == held, memory
         assert sum(len(each.layers) for each in plan.stages) == 6

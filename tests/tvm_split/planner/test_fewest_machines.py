@@ -58,7 +58,7 @@ def test_stages_that_were_asked_for_are_kept():
 def test_demands_are_kept():
     profile = chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]})
     free = solve(chain_problem(profile)).evaluation.period_seconds
-    problem = chain_problem(profile, maximum_period_seconds=free)
+    problem = chain_problem(profile, minimum_throughput=1 / free)
     best = solve(problem)
     assert with_fewest_machines(problem, best) is best
 

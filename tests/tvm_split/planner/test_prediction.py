@@ -151,7 +151,7 @@ def test_baselines_are_possible_and_say_why_they_are_none():
     assert why.startswith("its period is 2.67 times the plan's: compute of machine-b")
     tight = baselines(profile, memory={A: 3_500_000, B: 3_500_000})
     assert not any(name.startswith(ONE_MACHINE) for name in tight)
-    assert list(baselines(profile, pins=(("layer_0", B),))) == [f"{ONE_MACHINE}, {B}"]
+    assert list(baselines(profile, pin={"layer_0": B})) == [f"{ONE_MACHINE}, {B}"]
 
 
 def test_a_baseline_that_breaks_a_demand_may_be_better():

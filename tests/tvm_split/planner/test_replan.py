@@ -98,7 +98,7 @@ def test_plans_do_not_take_turns(truth, case):
 
 
 def test_a_plan_that_breaks_a_demand_is_changed_whatever_that_gains():
-    problem = chain_problem(PROFILE, pins=(("layer_0", B),))
+    problem = chain_problem(PROFILE, pin={"layer_0": B})
     found = replan(problem, HALVES, solve)
     assert found.change.changed
     assert found.stages[0].machines == (B,)

@@ -10,7 +10,8 @@ import pytest
 from tests.helpers.planner.layer_graphs import graph
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
-from tvm_split.planner.shard import Shard, as_shards, sharding_words
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.shard import Shard, sharding_words
 from tvm_split.planner.shards_by_hand import stages_with_shards
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
@@ -39,14 +40,15 @@ def held(stages: tuple[Stage, ...]) -> list[tuple[tuple[str, ...], tuple[str, ..
 
 def test_one_shard_needs_no_list() -> None:
     one = shard("conv1", "relu")
-    assert as_shards(one) == as_shards([one]) == as_shards(iter([one])) == (one,)
-    assert as_shards(()) == as_shards(None) == ()
+    for given in (one, [one], iter([one])):
+        assert PlanRequest(shards=given).shards == (one,)
+    assert PlanRequest(shards=None).shards == ()
 
 
 @pytest.mark.parametrize("given", ["conv1..relu:rows", [("conv1", "relu")], {A: 0.5}, 1])
 def test_what_is_no_shard_is_said(given: Any) -> None:
-    with pytest.raises(PlanError, match=r"shards has .*; give tvm_split\.Shard\("):
-        as_shards(given)
+    with pytest.raises(PlanError, match="shards"):
+        PlanRequest(shards=given)
 
 
 def test_names_stand_for_all_below_them() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.program.link_setting import LinkSetting
+from rpc_runtime.transports.transport import LinkSetting
 from tvm_split.profiling.link_samples import LinkSample, StreamSample
 from tvm_split.profiling.link_store import LinkStore, MachineProbe, PairProbe, StreamProbe
 from tvm_split.profiling.store import Store

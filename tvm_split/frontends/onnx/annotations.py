@@ -67,7 +67,6 @@ def write_annotations(model: onnx.ModelProto, plan: Plan, configuration: str = C
 def split_from_annotations(
     model: onnx.ModelProto,
     layers: Collection[str] | None = None,
-    *,
     configuration: str | None = None,
     machines: Sequence[str] = (),
 ) -> dict[str, list[str]]:

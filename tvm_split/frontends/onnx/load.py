@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tvm_split.frontends.dimensions import in_order
 from tvm_split.frontends.frontend import ImportRequest
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.onnx.adapter import import_onnx, importable_operators
+from tvm_split.frontends.onnx.annotations import split_from_annotations
 from tvm_split.frontends.onnx.dimensions import bind_sizes
 from tvm_split.frontends.onnx.graph import model_inputs, numpy_name, static_graph
 from tvm_split.frontends.onnx.reference import OnnxReference
@@ -36,7 +39,8 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = OnnxReference(model, graph.inputs, form.variables(imported.held))
     outputs = form.outputs(graph.outputs)
-    return Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
+    loaded = Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
+    return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))
 
 
 def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:

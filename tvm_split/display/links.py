@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rpc_runtime.transports.transport import TRANSPORTS, transport_named
 from tvm_split.units import short_list
-
-TRANSPORTS = {"shm": "shared memory", "grpc": "gRPC", "mpi": "MPI", "nccl": "NCCL"}
 
 
 def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
@@ -16,10 +15,15 @@ def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
     """
     known = {(source, destination): transport for source, destination, transport in links if transport}
     ends: dict[str, list[str]] = {}
-    told = set()
+    listed = set()
     for (source, destination), transport in known.items():
         both_ways = known.get((destination, source)) == transport
-        if not (both_ways and (destination, source) in told):
+        if not (both_ways and (destination, source) in listed):
             ends.setdefault(transport, []).append(f"{source} {'↔' if both_ways else '→'} {destination}")
-            told.add((source, destination))
-    return [f"Links over {TRANSPORTS.get(name, name)}: {short_list(pairs)}" for name, pairs in ends.items()]
+            listed.add((source, destination))
+    return [f"Links over {_title(name)}: {short_list(pairs)}" for name, pairs in ends.items()]
+
+
+def _title(transport: str) -> str:
+    """In a sentence; that of a package which is not installed here by its name."""
+    return transport_named(transport).title if transport in TRANSPORTS else transport

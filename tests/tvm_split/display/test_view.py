@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from rpc_runtime.program.measurements import StageStatistics
-from tvm_split.cli.console import new_table
-from tvm_split.cli.report_table import statistics_table
+from tvm_split.display.report import statistics_table
+from tvm_split.display.view import Table, print_parts
 
 
 def lines_of(table) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=80).print(table)
+    print_parts([table], Console(file=file, width=80))
     return file.getvalue().splitlines()
 
 
@@ -33,16 +33,8 @@ def test_long_runs(name, shown):
 
 def test_what_does_not_fit_goes_on_below_and_numbers_are_whole():
     name, numbers = "a-machine-with-a-very-long-name.in-the-lab.of-an-institute.example.org", ["12345678.9"] * 4
-    lines = lines_of(new_table("net", ("machine",), ("a", "b", "c", "d"), [(name, *numbers)]))
+    lines = lines_of(Table("net", ("machine",), ("a", "b", "c", "d"), [(name, *numbers)]))
     rows = [line.split() for line in lines[next(index for index, line in enumerate(lines) if "─" in line) + 1 :]]
     assert rows[0][1:] == numbers
     assert "".join(row[0] for row in rows if row) == name
     assert max(map(len, lines)) <= 80
-
-
-def test_kernels(invoke, onnx_path):
-    lines = invoke("profile", onnx_path, "--rounds", "1", "--threads", "1").stdout.splitlines()
-    table = lines[: next(index for index, line in enumerate(lines) if "GFLOP at" in line)]
-    assert max(map(len, table)) <= 80
-    assert any(line.split()[0] == "fused_conv2d_add_relu" and len(line.split()) == 7 for line in table if line.strip())
-    assert any(line.split() == ["conv2d:", "conv_1,", "relu_1"] for line in table)

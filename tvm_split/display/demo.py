@@ -15,9 +15,6 @@ from rich.text import Text
 
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.program.measurements import COMPUTE
-from tvm_split.cli.compile import description, print_bundle
-from tvm_split.cli.console import STDOUT
-from tvm_split.cli.report_table import statistics_table
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.deployment.timeline import (
     LANE_NAMES,
@@ -30,13 +27,16 @@ from tvm_split.deployment.timeline import (
     machines_at_once,
     timeline,
 )
+from tvm_split.display.console import STDOUT
+from tvm_split.display.report import statistics_table
+from tvm_split.display.view import as_json, print_parts, show
 from tvm_split.pictures.timeline_picture import draw_picture
 from tvm_split.units import seconds_text
 
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
 
 
-def as_json(found: Demonstration, folder: Path) -> dict[str, Any]:
+def content_of(found: Demonstration, folder: Path) -> dict[str, Any]:
     """Everything that was measured, and where the files are."""
     return {
         "network": found.bundle.model,
@@ -52,7 +52,7 @@ def as_json(found: Demonstration, folder: Path) -> dict[str, Any]:
         "machines_at_work_at_once": _at_once(found, LANE_NAMES),
         "machines_computing_at_once": _at_once(found, (COMPUTE,)),
         "stages": [asdict(each) for each in found.ran.statistics],
-        "compiled": description(found.bundle)["stages"],
+        "compiled": as_json(found.bundle)["stages"],
         "timeline": str(folder / "timeline.png"),
         "files": {
             "bundle": str(folder / "bundle"),
@@ -70,7 +70,7 @@ def write_files(found: Demonstration, folder: Path) -> None:
     pictures = [folder / "timeline.png", folder / "timeline.svg"]
     draw_picture(found.ran.first_events, machines, title, pictures)
     (folder / "timeline.txt").write_text(draw(timeline(found.ran.first_events, machines)) + "\n")
-    (folder / "report.json").write_text(json.dumps(as_json(found, folder), indent=2) + "\n")
+    (folder / "report.json").write_text(json.dumps(content_of(found, folder), indent=2) + "\n")
 
 
 def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) -> None:
@@ -84,12 +84,11 @@ def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) 
     )
     console.print(f"{folder}/bundle/ir", style="dim", soft_wrap=True)
     console.print(Rule("What was compiled"))
-    print_bundle(found.bundle)
+    show(found.bundle, console)
     console.print(Rule("What came out"))
     console.print(_outcome(found))
-    console.print(
-        statistics_table(found.ran.statistics, f"{found.ran.statistics[0].micro_batches} micro-batches in all")
-    )
+    title = f"{found.ran.statistics[0].micro_batches} micro-batches in all"
+    print_parts([statistics_table(found.ran.statistics, title)], console)
     console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     columns = columns_in(console.width, machines)
     console.print(_coloured(timeline(found.ran.first_events, machines, columns)), no_wrap=True, overflow="crop")

@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rpc_runtime.program.measurements import StageStatistics
-from tvm_split.cli.console import new_table
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
+from tvm_split.display.view import Row, Table, View, view
 from tvm_split.units import bytes_text, seconds_text, short_list
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a stream of micro-batches took; ``inputs`` says where they are from, ``output`` where the outputs are."""
+
+    model: str
+    inputs: str
+    micro_batches: int
+    seconds: float
+    micro_batches_per_second: float
+    blob_bytes_sent: int
+    weight_bytes: Mapping[str, int]
+    stages: tuple[StageStatistics, ...]
+    output: Mapping[str, Any] | None = None
+
+
+@view.register
+def view_of_run(result: RunResult, *, details: bool = False) -> View:
+    """Times of each stage, and the throughput."""
+    count = f"{result.micro_batches} micro-batches"
+    rate = f"{count} in {result.seconds:.3f} s: {result.micro_batches_per_second:.1f} a second"
+    return [statistics_table(result.stages, f"{result.model}: {count}"), rate]
+
 
 NOTHING = "–"
 UNSURE = "unsure"
 
 
-def print_report(report: DeploymentReport, console: Console) -> None:
+@view.register
+def view_of_report(report: DeploymentReport, *, details: bool = False) -> View:
     """Prediction, measurement and their ratio for the whole, every machine and every link; and what to do."""
+    title = f"{report.model}: milliseconds per micro-batch"
+    return [Table(title, ("", " "), ("predicted", "measured", "ratio"), list(_rows(report))), *summary(report)]
+
+
+def _rows(report: DeploymentReport) -> Iterator[Row]:
     scale = report.period.measured or report.latency.measured or 0.0
-    table = new_table(f"{report.model}: milliseconds per micro-batch", ("", " "), ("predicted", "measured", "ratio"))
-    _add(table, "whole", "a result every", report.period, scale)
-    _add(table, "", "one alone", report.latency, scale)
+    yield _row("whole", "a result every", report.period, scale)
+    yield _row("", "one alone", report.latency, scale)
     for machine in report.machines:
-        table.add_section()
+        yield ()
         name = f"{machine.machine} ({short_list(list(map(_stage, machine.stages, machine.shares)))})"
-        _add(table, name, "compute", machine.compute, scale)
-        _add(table, "", "receive", machine.receive, scale, wire=True)
-        _add(table, "", "send", machine.send, scale, wire=True)
+        yield _row(name, "compute", machine.compute, scale)
+        yield _row("", "receive", machine.receive, scale, wire=True)
+        yield _row("", "send", machine.send, scale, wire=True)
     if report.links:
-        table.add_section()
+        yield ()
     for link in report.links:
         size = link.bytes.measured if link.bytes.measured is not None else link.bytes.predicted
         name = f"{link.source} → {link.destination}" + (f" ({link.transport})" if link.transport else "")
         what = " ".join([NOTHING if size is None else bytes_text(size), *link.codecs])
-        _add(table, name, what, link.seconds, scale, wire=True)
-    console.print(table)
-    for line in summary(report):
-        console.print(Text(line))
+        yield _row(name, what, link.seconds, scale, wire=True)
 
 
 def summary(report: DeploymentReport) -> list[str]:
@@ -59,33 +85,32 @@ def summary(report: DeploymentReport) -> list[str]:
     if report.period.predicted is None:
         lines.append("The plan has no prediction to compare with.")
     elif not report.advice:
-        lines.append("Nothing that matters parts from its prediction by more than 15 %.")
+        lines.append("Nothing that matters differs from its prediction by more than 15 %.")
     return [*lines, *(f"• {text}" for text in report.advice)]
 
 
 def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
     """Times per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
     times = ("median_compute_seconds", "compute_seconds", "wait_seconds", "receive_seconds", "send_seconds")
-    rows = (
+    rows = [
         (
-            _beside(each),
+            _short_name(each),
             each.machine,
             *(seconds_text(getattr(each, time)) for time in times),
             bytes_text(each.bytes_sent),
         )
         for each in stages
-    )
+    ]
     caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
-    numbers = ("median", "compute", "wait", "receive", "send", "sent")
-    return new_table(title, ("stage", "machine"), numbers, rows, caption)
+    return Table(title, ("stage", "machine"), ("median", "compute", "wait", "receive", "send", "sent"), rows, caption)
 
 
-def _beside(stage: StageStatistics) -> str:
-    """A stage's name without its machine's, which stands beside it: parts of shared stages have it in theirs."""
+def _short_name(stage: StageStatistics) -> str:
+    """A stage's name without its machine's, which stands beside it: parts of sharded stages have it in theirs."""
     return stage.name.replace(f"_{stage.machine.replace('-', '_')}_", "_…_")
 
 
-def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> None:
+def _row(name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> Row:
     ratio, style = NOTHING, ""
     if not wire or tells_of_a_link(compared, scale_seconds):
         if compared.ratio is not None:
@@ -95,13 +120,7 @@ def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds
     predicted = _milliseconds(compared.predicted)
     if compared.predicted_least is not None:
         predicted = f"{_milliseconds(compared.predicted_least)} to {predicted}"
-    table.add_row(
-        Text(name),
-        Text(what),
-        predicted,
-        _milliseconds(compared.measured),
-        Text(ratio, style),
-    )
+    return name, what, predicted, _milliseconds(compared.measured), Text(ratio, style)
 
 
 def _stage(name: str, share: float) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TransferSpeedColumn
-from rich.table import Table
 from rich.text import Text
 
 from tvm_split.progress import STDERR, progress_bars
@@ -32,31 +30,6 @@ def print_json(value: Any) -> None:
 def print_json_file(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
     print_note(f"written to {path}")
-
-
-def new_table(
-    title: str,
-    texts: Sequence[str],
-    numbers: Sequence[str],
-    rows: Iterable[Sequence[str | Text]] = (),
-    caption: str | None = None,
-) -> Table:
-    """A table that fits 80 columns as long as its numbers do: texts are folded, numbers never; none is marked up."""
-    table = Table(
-        title=Text(title),
-        title_style="bold",
-        caption=caption,
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading in texts:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
 
 
 def print_line(text: str) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from tvm_split.cli.console import new_table
-from tvm_split.cli.link_lines import transport_lines
+from tvm_split.display.links import transport_lines
+from tvm_split.display.view import Table, View, as_json, view
+from tvm_split.model import Model
+from tvm_split.planner.estimate import estimated_seconds
+from tvm_split.planner.explain import one_machine_advice
+from tvm_split.planner.micro_batches import SizedPlan
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
+from tvm_split.planner.problem import objective_seconds
+from tvm_split.planner.shard import sharding_words
 from tvm_split.units import age_text, bytes_text, short_list
 
-if TYPE_CHECKING:
-    from tvm_split.planner.micro_batches import SizedPlan
-    from tvm_split.planner.plan import Plan
-    from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
-
+NOTHING = "–"
 PREDICTED_HEADINGS = ("compute", "receive", "send", "memory", "est.")
 PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"
 NAMES_SHOWN, MOST_NAMES = 2, 6
@@ -29,48 +33,98 @@ MOST_ROWS = 12
 """Of stages, and of sentences about them; what has more is told by machine, and in full with the details."""
 
 
-def print_plan(
-    plan: Plan, shares: Sequence[float], seconds_now: float, console: Console, *, details: bool = False
-) -> None:
-    """Explain a plan; of one without a prediction, show its stages.
+@dataclass(frozen=True)
+class PlanResult:
+    """A plan with the model it is for, for a cluster of so many machines; ``sizes`` are those it was compared with."""
+
+    model: Model
+    plan: Plan
+    machines: int
+    sizes: Sequence[SizedPlan] = ()
+
+    @property
+    def shares(self) -> list[float]:
+        """Each stage's share of the model's estimated time on one core, between 0 and 1."""
+        seconds = estimated_seconds(self.model.description)
+        whole = sum(seconds.values()) or 1.0
+        return [sum(seconds[layer] for layer in stage.layers) / whole for stage in self.plan.stages]
+
+
+@view.register
+def view_of_result(result: PlanResult, *, details: bool = False) -> View:
+    """The plan, what other sizes of micro-batches would do, and whether one machine alone is better."""
+    advice = one_machine_advice(result.plan, result.machines)
+    sizes = [_sizes_table(result.sizes)] if result.sizes else []
+    return [*plan_parts(result.plan, result.shares, details=details), *sizes, *filter(None, [advice])]
+
+
+@view.register
+def view_of_plan(plan: Plan, *, details: bool = False) -> View:
+    """The stages, what is predicted of them, and what else was considered."""
+    return plan_parts(plan, [math.nan] * len(plan.stages), details=details)
+
+
+@as_json.register
+def result_as_json(result: PlanResult) -> dict[str, Any]:
+    """The plan as its file has it, with what was computed of it."""
+    model, plan = result.model, result.plan
+    return {
+        "model": model.name,
+        "framework": model.framework,
+        "inputs": [dataclasses.asdict(each) for each in model.inputs],
+        "outputs": [dataclasses.asdict(each) for each in model.outputs],
+        "stages": [
+            {**dataclasses.asdict(stage), "machine": stage.machine, "estimated_share": share}
+            for stage, share in zip(plan.stages, result.shares, strict=True)
+        ],
+        "prediction": prediction_as_json(plan),
+        "sizes": [
+            {
+                "size": each.size,
+                "samples_per_second": each.samples_per_second,
+                "latency_seconds": each.prediction.latency_seconds,
+                "stages": len(each.plan.stages),
+            }
+            for each in result.sizes
+        ],
+        "plan": plan.to_dict(),
+    }
+
+
+def plan_parts(
+    plan: Plan, shares: Sequence[float], *, details: bool = False, seconds_now: float | None = None
+) -> Iterator[Table | str | Text]:
+    """A plan in tables and sentences; of one without a prediction, its stages.
 
     ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970. ``details``
     are how sure the plan is, and all that it was compared with; of many stages they are each one's row, too.
     """
     prediction = plan.prediction
     is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS
-    console.print(_stages_table(plan, shares, by_machine=is_short))
+    yield _stages_table(plan, shares, by_machine=is_short)
     lines = [*shard_lines(plan), *codec_lines(plan), *plan.remarks]
     if plan.precision != "float32":
         lines.append(f"Convolutions and products multiply in {plan.precision}, and add in float32")
-    for line in lines if details else lines[:MOST_ROWS]:
-        console.print(Text(line))
+    yield from lines if details else lines[:MOST_ROWS]
     if is_short or (not details and len(lines) > MOST_ROWS):
-        console.print(Text("Every stage, and how each is shared and sends: --details", "dim"))
+        yield Text("Every stage, and how each is shared and sends: --details", "dim")
     if prediction is None:
         return
-    for line in predicted_lines(prediction, plan.objective, seconds_now):
-        console.print(Text(line))
+    yield from predicted_lines(prediction, plan.objective, time.time() if seconds_now is None else seconds_now)
     if not details:
-        for line in _best_others(plan, prediction):
-            console.print(Text(line))
-        console.print(Text("What else was considered, and how sure this is: --details", "dim"))
+        yield from _best_others(plan, prediction)
+        yield Text("What else was considered, and how sure this is: --details", "dim")
         return
-    console.print()
-    for line in certificate_lines(prediction, plan.objective):
-        console.print(Text(line))
+    yield ""
+    yield from certificate_lines(prediction, plan.objective)
     for title, others in (("Without a planner", prediction.baselines), ("Plans that lost", prediction.alternatives)):
         if others:
-            console.print(_comparison_table(title, plan, prediction, others))
-            for other in others:
-                if other.why:
-                    console.print(Text(f"• {other.name}: {other.why}"))
+            yield _comparison_table(title, plan, prediction, others)
+            yield from (f"• {other.name}: {other.why}" for other in others if other.why)
 
 
 def shard_lines(plan: Plan) -> list[str]:
     """What each machine has of the stages that they compute together, and what travels between them."""
-    from tvm_split.planner.shard import sharding_words
-
     return [f"{stage.name} together: {sharding_words(stage)}" for stage in plan.stages if stage.sharding]
 
 
@@ -101,9 +155,9 @@ def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
     return content
 
 
-def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
+def _sizes_table(sizes: Sequence[SizedPlan]) -> Table:
     """What every micro-batch size would do, the chosen one first."""
-    rows = (
+    rows = [
         (
             str(each.size),
             str(len(each.plan.stages)),
@@ -111,15 +165,12 @@ def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
             _ms(each.prediction.latency_seconds),
         )
         for each in sizes
-    )
-    headings = ("size", "stages", "samples a second", "latency ms")
-    console.print(new_table("micro-batch sizes", (), headings, rows))
+    ]
+    return Table("micro-batch sizes", (), ("size", "stages", "samples a second", "latency ms"), rows)
 
 
 def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
     """How many times as good as the plan another one is, by the objective; below 1 is worse."""
-    from tvm_split.planner.problem import objective_seconds
-
     value = objective_seconds(objective, other)
     return objective_seconds(objective, prediction) / value if value > 0 else 1.0
 
@@ -192,18 +243,14 @@ def _stages_table(plan: Plan, shares: Sequence[float], *, by_machine: bool) -> T
     rows = []
     for stage, name, layers, share in (_machine_rows if by_machine else _stage_rows)(plan, shares):
         machine = predicted.pop(name, None) if predicted is not None else None
-        cells = [f"{share:.1%}"] if predicted is None else [""] * 5 if machine is None else _cells(machine)
+        cells = [_share_text(share)] if predicted is None else [""] * 5 if machine is None else _cells(machine)
         rows.append((stage, name, layers, *cells))
     headings = ("estimated share",) if predicted is None else PREDICTED_HEADINGS
     stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
     title = f"{plan.model}: {stages} for {plan.objective}, {plan.origin}"
-    table = new_table(
-        title, ("stage", "machine", "layers"), headings, rows, None if predicted is None else PREDICTED_CAPTION
-    )
-    table.columns[2].min_width = 14
-    for column in table.columns:
-        column.justify = "left" if column.header == "memory" else column.justify
-    return table
+    texts = ("stage", "machine", "layers")
+    caption = "" if predicted is None else PREDICTED_CAPTION
+    return Table(title, texts, headings, rows, caption, min_widths={"layers": 14}, left=("memory",))
 
 
 def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str, str, float]]:
@@ -238,11 +285,9 @@ def _layers_text(layers: Sequence[str], most: int) -> str:
 
 
 def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
-    from tvm_split.planner.prediction import ComparedPlan
-
     stages = tuple(("+".join(stage.machines), len(stage.layers)) for stage in plan.stages)
     own = ComparedPlan("this plan", stages, prediction.period_seconds, prediction.latency_seconds)
-    rows = (
+    rows = [
         (
             each.name,
             short_list([f"{machine}: {count}" for machine, count in each.stages], MACHINES_SHOWN),
@@ -251,10 +296,15 @@ def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Se
             f"{ratio_to_plan(each, prediction, plan.objective):.2f}",
         )
         for each in (own, *others)
-    )
+    ]
     caption = "× plan: by the plan's objective; 0.50 is half as good"
-    return new_table(title, ("", "layers on machines"), ("a second", "latency ms", "× plan"), rows, caption)
+    return Table(title, ("", "layers on machines"), ("a second", "latency ms", "× plan"), rows, caption)
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}" if seconds < 1 else f"{seconds * 1e3:.0f}"
+
+
+def _share_text(share: float) -> str:
+    """A share of the model's work, where it is known."""
+    return NOTHING if math.isnan(share) else f"{share:.1%}"

@@ -1,0 +1,323 @@
+"""Opens links: a caller and a called end choose a transport over a gRPC call, and each starts what carries the link."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.measurements import LinkStatistics
+from rpc_runtime.registry import PluginError
+from rpc_runtime.transports.grpc import Stream, StreamPending
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.transport import FALLBACK, Carrier, Opening, Pending, offered, transport_named
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
+from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, error_text, parsed
+from rpc_runtime.wire.security import Token
+
+LAST_WORD_SECONDS = 1.0
+"""So long may the reason take for which the other end has closed its carrier."""
+JOIN_SECONDS = 5.0
+
+
+class LinkCall:
+    """Opens the link that ``hello`` is about to the worker at ``endpoint``, by the transport that the endpoint has.
+
+    A client is let in by the worker's ``token``, another worker by the secret in its ``hello``.
+    ``on_broken(machine, error)`` is called once, if the link ends before ``close``.
+
+    Raises:
+        WorkerError: this end cannot use the transport.
+    """
+
+    def __init__(
+        self,
+        endpoint: WorkerEndpoint,
+        token: Token | None,
+        hello: pb.Hello,
+        link: LinkEnd,
+        on_broken: Callable[[str, TvmSplitError], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._on_broken = on_broken
+        self._answered = threading.Event()
+        self._chosen = threading.Event()
+        self._telling = threading.Lock()
+        self._choice = pb.Choice()
+        self._stream = Stream(link, lambda: bool(self._call.is_active()))
+        self._opening = Opening(link, hello.deployment, endpoint.machine, self._stream)
+        self._carrier: Carrier = self._stream
+        self._accepted = False
+        self._closing = False
+        self._over = False
+        self._error: TvmSplitError | None = None
+        self._ends = (hello.source, hello.destination)
+        self._reasons: list[str] = []
+        self._offer(hello)
+        self._channel = open_channel(endpoint.address, endpoint.tls)
+        metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
+        method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
+        self._call = method(self._say(), metadata=metadata)
+        name = f"link-{hello.source}-{hello.destination}"
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._thread.start()
+
+    def wait_accepted(self, timeout_seconds: float) -> None:
+        """Returns when the link is open.
+
+        Raises:
+            TvmSplitError: the worker has refused it, cannot be reached, or said nothing in time.
+        """
+        if not self._answered.wait(timeout_seconds):
+            raise DeadlineError(f"{self._endpoint} did not accept a data stream within {timeout_seconds:g} seconds")
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def statistics(self) -> LinkStatistics:
+        """What carries the link, once it is open."""
+        return LinkStatistics(*self._ends, self._choice.transport, "; ".join(self._reasons))
+
+    def close(self) -> None:
+        """Ends the link. May be called again."""
+        self._closing = True
+        self._end()
+        self._channel.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+        self._carrier.close()
+
+    def _offer(self, hello: pb.Hello) -> None:
+        for name in offered(self._endpoint.transport):
+            try:
+                hello.offers.add(transport=name, offer=transport_named(name).offer(self._opening))
+            except (WorkerError, PluginError) as error:
+                self._reasons.append(str(error))
+        self._offered = [offer.transport for offer in hello.offers]
+        if not self._offered:
+            source, destination = self._ends
+            raise WorkerError(
+                f"the link from {source!r} to {destination!r} cannot be opened by {self._endpoint.transport}: "
+                f"{'; '.join(self._reasons)}"
+            )
+
+    def _end(self) -> None:
+        self._call.cancel()
+        self._over = True
+        self._stream.close()
+        self._chosen.set()
+
+    def _say(self) -> Iterator[bytes]:
+        self._chosen.wait()
+        if self._over:
+            return
+        yield control_frame(FrameKind.CHOICE, self._choice.SerializeToString())
+        if not self._choice.transport:
+            return
+        try:
+            yield from self._stream.frames()
+        except WorkerUnavailableError as error:
+            self._broken(WorkerUnavailableError(f"{self._endpoint}: {error}"))
+        except Exception as error:  # gRPC would only say that the iterator raised
+            self._error = WorkerError(f"sending to {self._endpoint} failed: {error!r}")
+            raise
+
+    def _read(self) -> None:
+        error: TvmSplitError
+        try:
+            for message in self._call:
+                self._take(decode(message))
+            error = WorkerUnavailableError(f"{self._endpoint} ended a data stream")
+        except grpc.RpcError as status:
+            error = error_of(status, str(self._endpoint))
+            if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._closing):
+                error = explained(error, self._endpoint)
+        except TvmSplitError as wrong:
+            error = type(wrong)(f"{self._endpoint}: {wrong}")
+        except Exception as unexpected:
+            error = WorkerError(f"{self._endpoint}: {unexpected!r}")
+        self._broken(error)
+        self._carrier.close()
+
+    def _broken(self, error: TvmSplitError) -> None:
+        with self._telling:
+            told, self._error = self._over, self._error or error
+            self._end()
+            self._answered.set()
+        if self._accepted and not self._closing and not told:
+            self._on_broken(self._endpoint.machine, self._error)
+
+    def _carrier_ended(self, error: TvmSplitError | None) -> None:
+        if error is None:
+            self._stream.wait_closed(LAST_WORD_SECONDS)  # the stream says why, or ends for another reason
+            error = WorkerUnavailableError("its end of the link was closed")
+        self._broken(type(error)(f"{self._endpoint}: {error}"))
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.ERROR:
+            raise ProtocolError(error_text(frame))
+        if self._accepted:
+            self._stream.receive(frame)
+        elif frame.kind is FrameKind.ACCEPT:
+            self._choose(parsed(pb.Accept, frame))
+        else:
+            raise ProtocolError(f"a data stream begins with ACCEPT, not with {frame.kind.name}")
+
+    def _choose(self, accept: pb.Accept) -> None:
+        self._reasons += [each.reason for each in accept.refused]
+        name = accept.answer.transport
+        carrier: Carrier | None = None
+        if name:
+            if name not in self._offered:
+                raise ProtocolError(f"a worker that was offered {', '.join(self._offered)} answers with {name!r}")
+            try:
+                carrier = transport_named(name).connect(self._opening, accept.answer.offer)
+            except WorkerError as error:
+                if not self._call.is_active():
+                    return  # the stream says why, which is read next
+                self._reasons.append(str(error))
+                name, carrier = (FALLBACK, self._stream) if FALLBACK in self._offered else ("", None)
+        self._choice = pb.Choice(transport=name, reason="" if name else "; ".join(self._reasons))
+        if name == self._endpoint.transport == FALLBACK:
+            self._reasons.append(f"the link's transport is {name}")
+        if carrier is None:  # said to the other end, which then ends the stream, and does not take it for a failure
+            self._error = WorkerError(
+                f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {self._choice.reason}"
+            )
+            self._chosen.set()
+            return
+        self._carrier = carrier
+        self._chosen.set()
+        carrier.start(self._carrier_ended)
+        self._stream.leave()
+        self._accepted = True
+        self._answered.set()
+
+
+class LinkAnswer:
+    """Answers the call that opens a link from ``peer``. ``on_end(error)`` may be called several times; the first is the
+    cause.
+
+    Its error is a `ProtocolError` for what the peer must not say, a `WorkerUnavailableError` where the link has just
+    ended, and anything else where this side has failed.
+    """
+
+    def __init__(self, link: LinkEnd, hello: pb.Hello, peer: str, on_end: Callable[[Exception], None]) -> None:
+        self._link = link
+        self._peer = peer
+        self._on_end = on_end
+        self._chosen = threading.Event()
+        self._error: ProtocolError | None = None
+        self._stream = Stream(link, lambda: not self._over and not self._refused and not link.closed)
+        self._carrier: Carrier | None = None
+        self._pending: Pending | None = None
+        self._ending = threading.Lock()
+        self._over = False
+        self._refused = False
+        self._names = [offer.transport for offer in hello.offers]
+        self._choice_seconds = link.timeouts.choice_seconds
+        self._accept = self._answer(hello)
+
+    def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """What this end says, until the link is closed; reads ``requests`` meanwhile.
+
+        Raises:
+            WorkerUnavailableError: the peer has been silent for too long.
+        """
+        try:
+            yield control_frame(FrameKind.ACCEPT, self._accept.SerializeToString())
+            threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
+            if not self._chosen.wait(self._choice_seconds):
+                raise ProtocolError(f"the caller has not chosen a transport within {self._choice_seconds:g} seconds")
+            if self._refused:
+                return
+            if self._stream.carries:
+                yield from self._stream.frames()
+            else:
+                self._link.wait_closed()
+        except WorkerUnavailableError as error:
+            self._on_end(WorkerUnavailableError(f"from {self._peer!r} {error}"))
+            raise
+        except Exception as error:
+            self._on_end(error)
+            raise
+        finally:
+            if not self._refused:
+                self._on_end(WorkerUnavailableError("the data stream was closed"))
+            with self._ending:
+                self._over = True
+            for each in (self._carrier, self._pending, self._stream):
+                if each is not None:
+                    each.close()
+        if self._error is not None:
+            yield error_frame(str(self._error))
+            raise self._error
+
+    def _answer(self, hello: pb.Hello) -> pb.Accept:
+        """Makes the first possible transport ready, and says what the caller needs for it, and why others are not."""
+        accept = pb.Accept()
+        opening = Opening(self._link, hello.deployment, self._peer, self._stream)
+        for offer in hello.offers:
+            try:
+                transport = transport_named(offer.transport)
+                answer, self._pending = transport.answer(opening, offer.offer)
+            except (WorkerError, PluginError) as error:
+                accept.refused.add(transport=offer.transport, reason=str(error))
+                continue
+            accept.answer.CopyFrom(pb.Offer(transport=offer.transport, offer=answer))
+            self._choice_seconds += transport.connect_seconds
+            break
+        return accept
+
+    def _read(self, requests: Iterator[bytes]) -> None:
+        error: Exception | None = None
+        try:
+            for frame in map(decode, requests):
+                if self._chosen.is_set():
+                    self._stream.receive(frame)
+                    continue
+                self._choose(frame)
+                if self._refused:
+                    return
+        except grpc.RpcError:
+            error = WorkerUnavailableError(f"the connection to {self._peer!r} broke")
+        except Exception as wrong:
+            error = wrong
+        self._ended(error)
+
+    def _choose(self, frame: Frame) -> None:
+        if frame.kind is not FrameKind.CHOICE:
+            raise ProtocolError(f"a caller begins with CHOICE, not with {frame.kind.name}")
+        name = parsed(pb.Choice, frame).transport
+        if not name:
+            self._refused = True
+            self._chosen.set()
+            return
+        carrier = self._chosen_pending(name).accept()
+        with self._ending:
+            self._carrier, is_late = carrier, self._over
+        if is_late:  # nobody else would close it
+            carrier.close()
+            return
+        carrier.start(self._ended)
+        self._chosen.set()
+
+    def _chosen_pending(self, name: str) -> Pending:
+        if self._pending is not None and name == self._accept.answer.transport:
+            return self._pending
+        if name == FALLBACK and name in self._names:
+            if self._pending is not None:
+                self._pending.close()
+            return StreamPending(self._stream)
+        raise ProtocolError(f"the caller chose the transport {name!r}, which it was not offered")
+
+    def _ended(self, error: Exception | None) -> None:
+        if self._error is None and isinstance(error, ProtocolError):
+            self._error = error  # what comes after it, over another way, is no cause
+        self._on_end(error or WorkerUnavailableError(f"{self._peer!r} ended its data stream"))
+        self._link.close()
+        self._chosen.set()

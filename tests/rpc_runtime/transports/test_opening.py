@@ -1,0 +1,138 @@
+"""Transports are offered, answered and chosen in time; what goes wrong before is told."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.transports.liveness import LinkTimeouts
+from rpc_runtime.transports.shared_memory import SECRET_BYTES, host_proof
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
+from tests.helpers.rpc_runtime.joined_links import (
+    DEPLOYMENT,
+    Answering,
+    Calling,
+    Receiver,
+    Sender,
+    link_threads,
+    send_all,
+)
+from tests.helpers.rpc_runtime.link_peer import one_route
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+
+GRPC = pb.Offer(transport="grpc")
+
+
+def greeting(*offers: pb.Offer) -> tuple[tuple[str, bytes], ...]:
+    hello = pb.Hello(deployment=DEPLOYMENT, source="a", destination="b", offers=offers)
+    return ((HELLO_KEY, hello.SerializeToString()),)
+
+
+def choice(transport: str) -> bytes:
+    return control_frame(FrameKind.CHOICE, pb.Choice(transport=transport).SerializeToString())
+
+
+def test_a_caller_that_chooses_nothing_is_not_waited_for() -> None:
+    receiver = Receiver([one_route(8)], LinkTimeouts(choice_seconds=0.2))
+    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
+        call = caller.begin(LINK_PATH, silence(), None, greeting(GRPC))
+        assert answering.ended.wait(PATIENCE_SECONDS)
+        assert "has not chosen a transport" in str(answering.ends[0])
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("offers", "answer", "reasons"),
+    [
+        ([GRPC], "grpc", []),
+        ([pb.Offer(transport="shm", offer=b"another host"), GRPC], "grpc", ["different hosts"]),
+        ([pb.Offer(transport="shm"), GRPC], "grpc", ["different hosts"]),
+        ([pb.Offer(transport="unknown"), GRPC], "grpc", ["there is no transport 'unknown'"]),
+        ([pb.Offer(transport="mpi", offer=bytes(20))], "", ["in no MPI world"]),
+        ([pb.Offer(transport="nccl", offer=bytes(132))], "", ["its stages are on no GPU"]),
+        ([], "", []),
+    ],
+)
+def test_the_first_possible_offer_is_answered(offers: list[pb.Offer], answer: str, reasons: list[str]) -> None:
+    receiver = Receiver([one_route(8)])
+    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
+        call = caller.begin(LINK_PATH, silence(), None, greeting(*offers))
+        accept = parsed(pb.Accept, decode(next(call)))
+        assert accept.answer.transport == answer
+        assert len(accept.refused) == len(reasons)
+        assert all(reason in refused.reason for reason, refused in zip(reasons, accept.refused, strict=True))
+        call.cancel()
+
+
+@pytest.mark.parametrize("chosen", ["shm", "nccl", "unknown"])
+def test_a_caller_cannot_choose_what_it_was_not_offered(chosen: str) -> None:
+    receiver = Receiver([one_route(8)])
+    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
+        caller.code(LINK_PATH, [choice(chosen)], metadata=greeting(GRPC))
+        assert f"'{chosen}', which it was not offered" in str(answering.ends[0])
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """As where a process may have no large files, which the kernel counts memory among."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+caller_sends = pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
+
+
+@caller_sends
+def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) -> None:
+    route = one_route(100_000)
+    sender, receiver = Sender([route]), Receiver([route])
+    called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)
+    with (
+        without_memory(),
+        closing(Answering(answered)) as answering,
+        closing(Calling(answering.endpoint, called, "auto")) as calling,
+    ):
+        assert calling.call.statistics.transport == "grpc"
+        assert "cannot make it: " in calling.call.statistics.reason
+        send_all(sender, [route], 3)
+        assert receiver.wait(3)
+
+
+@caller_sends
+def test_a_transport_that_was_asked_for_and_is_impossible_fails_the_call_alone(caller_sends: bool) -> None:
+    route = one_route(100_000)
+    sender, receiver = Sender([route]), Receiver([route])
+    called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)
+    with without_memory(), closing(Answering(answered)) as answering:
+        with pytest.raises(WorkerError, match=r"cannot be joined by shm: .* cannot make it: "):
+            Calling(answering.endpoint, called, "shm")
+        assert not answering.ended.wait(0.5)  # nothing has failed there
+
+
+def test_a_secret_that_comes_too_late_leaves_nothing() -> None:
+    receiver = Receiver([one_route(8)], LinkTimeouts(choice_seconds=0.5))
+    offer = pb.Offer(transport="shm", offer=host_proof(DEPLOYMENT))
+    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
+        call = caller.begin(LINK_PATH, [choice("shm")], 20, greeting(offer))
+        answer = parsed(pb.Accept, decode(next(call))).answer.offer
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(b"\0" + answer[SECRET_BYTES:])
+            assert answering.ended.wait(PATIENCE_SECONDS)
+            connection.settimeout(PATIENCE_SECONDS)
+            connection.send(answer[:SECRET_BYTES])
+            while connection.recv(100):
+                pass
+        call.cancel()
+    eventually(lambda: not link_threads(), "no thread of a link is left")

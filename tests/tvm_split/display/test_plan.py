@@ -1,0 +1,64 @@
+"""The explanation of a plan, from predictions written by hand."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from tests.helpers.planner.predictions import machine_prediction, prediction
+from tvm_split.display.plan import plan_parts, prediction_as_json
+from tvm_split.display.view import print_parts
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.problem import Stage
+
+A, B = "machine-a", "machine-b"
+LONG = "features.denseblock1.denselayer1.conv1"
+
+
+def plan(first: str = A, objective: str = "throughput") -> Plan:
+    """Three stages on two machines, one of which has the first and the last."""
+    machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (first, B))
+    stages = (
+        Stage((first,), (LONG, "[b]relu[/b]", "conv_2"), name="stage_0"),
+        Stage((B,), ("dense", "softmax"), name="stage_1"),
+        Stage((first,), ("last",), name="stage_2"),
+    )
+    expected = prediction(
+        (machine_prediction(first, 0.012, memory_limit_bytes=12e6), machine_prediction(B, 0.010, estimated_share=0.3))
+    )
+    return Plan("net", objective, "dynamic programming", machines, stages, expected)
+
+
+def shown(given: Plan, *, details: bool = False) -> str:
+    file = io.StringIO()
+    print_parts(plan_parts(given, (0.5, 0.4, 0.1), details=details), Console(file=file, width=80))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("machine", [A, "a-machine-with-a-very-long-name.lab.example.org", "[red]box[/red]"])
+def test_it_fits_80_columns(machine):
+    text = shown(plan(machine), details=True)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "12.000" in text  # numbers are never cut
+
+
+def test_print_and_notebooks_show_a_plan():
+    assert "Predicted: 83.33 micro-batches a second" in str(plan())
+    assert "Predicted: 83.33 micro-batches a second" in plan()._repr_html_()
+
+
+def test_without_a_prediction_the_stages_are_shown():
+    text = shown(dataclasses.replace(plan(), prediction=None))
+    assert "40.0%" in text
+    assert "[b]relu[/b]" in text  # a name is no markup
+
+
+def test_as_json():
+    found = json.loads(json.dumps(prediction_as_json(plan())))
+    assert found["samples_per_second"] == pytest.approx(1 / 0.012)
+    assert [row["memory_bytes"] for row in found["machines"]] == [6e6, 6e6]
+    assert [row["ratio"] for row in found["baselines"]] == [pytest.approx(0.5), pytest.approx(1 / 1.5)]
+    assert found["alternatives"][0]["why"] == "sends more"
+    assert prediction_as_json(dataclasses.replace(plan(), prediction=None)) is None

@@ -1,0 +1,215 @@
+"""From the argument MODEL, or BUNDLE, to a model or a bundle and the machines that run it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tvm_split
+from rpc_runtime.option import option
+from rpc_runtime.program.program import TensorSpec
+from tvm_split.cli.inputs import random_inputs
+from tvm_split.cli.machines import MachineOptions
+from tvm_split.cli.options import WrongUseError, wrong_use
+from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
+from tvm_split.frontends.frontend import file_suffixes, is_network
+from tvm_split.planner.request import PlanRequest, RequestError
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """What the command line says of a model besides its source."""
+
+    batch: int | None = option(None, "The size of an open first axis of the inputs.", metavar="N", minimum=1)
+    dimension: tuple[str, ...] = option((), "The size of an open axis, by its name.", metavar="NAME=SIZE")
+    input_shape: tuple[str, ...] = option(
+        (),
+        "Shape and dtype of an input of an nn.Module that comes without example inputs. One per input, in order.",
+        metavar="1,3,224,224[:float32]",
+    )
+
+    def load(self, source: str, inputs: Sequence[TensorSpec] = ()) -> tvm_split.Model:
+        """The imported model; without options its open sizes are those of ``inputs``, which a plan was made for.
+
+        Raises:
+            WrongUseError: there is no such file, module or function, or an option cannot be read.
+            ModelImportError: the model cannot be imported.
+        """
+        shapes = [_tensor(text) for text in self.input_shape]
+        dimensions = dict(map(_dimension, self.dimension))
+        given, examples, batch = source, None, self.batch
+        known = () if self != ModelOptions() else inputs
+        if is_file(source):
+            if not Path(source).exists():
+                raise WrongUseError(f"there is no file {source!r}", "MODEL")
+            if shapes:
+                text = "a file knows its inputs; bind open sizes with --batch or --dimension"
+                raise WrongUseError(text, "--input-shape")
+            shapes = list(known)
+        else:
+            given, examples = _from_python(source)
+            rows = {each.shape[:1] for each in known}
+            batch = min(rows)[0] if len(rows) == 1 and rows != {()} else batch
+        if shapes:
+            (examples,) = random_inputs(shapes, 1).stream(1)
+        load_tvm()
+        try:
+            return tvm_split.load_model(given, examples, batch=batch, dimensions=dimensions or None)
+        except OpenAxesError as error:
+            raise ModelImportError(f"{error.problem}; give sizes, for example {error.options}") from error
+
+
+def load_tvm() -> None:
+    """Import TVM without torch, which it imports where it is installed: more than a second, for torch's tensors alone.
+
+    Commands give it arrays of numpy; models of torch import torch themselves.
+    """
+    if "torch" not in sys.modules:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        try:
+            importlib.import_module("tvm.relax")
+        finally:
+            del sys.modules["torch"]
+
+
+def is_file(source: str) -> bool:
+    """Whether a text names a file or folder, and no Python function."""
+    return Path(source).suffix.lower() in file_suffixes() or Path(source).is_dir()
+
+
+def is_bundle(source: str) -> bool:
+    """Whether a text names a folder with a bundle."""
+    return (Path(source) / "manifest.json").is_file()
+
+
+def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanRequest, **how: Any) -> tvm_split.Plan:
+    """As `tvm_split.plan`; errors of the request name the options."""
+    try:
+        return tvm_split.plan(model, cluster, request, **how)
+    except RequestError as error:
+        raise wrong_use(PlanRequest, error) from error
+
+
+def bundle_and_cluster(
+    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions
+) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
+    """The bundle that the argument names, or the model, planned and compiled; and where it runs."""
+    if is_bundle(source):
+        if shapes != ModelOptions() or request != PlanRequest():
+            raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
+        load_tvm()
+        bundle = tvm_split.Bundle.load(source)
+        return bundle, cluster_for(bundle, machines)
+    if Path(source).is_dir() and not (Path(source) / "saved_model.pb").exists():
+        raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
+    model = shapes.load(source)
+    cluster = machines.machines()
+    return tvm_split.compile(model, planned(model, cluster, request), database=request.database), cluster
+
+
+def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
+    """The machines that the command line asks for; else workers on this host with the names that the bundle uses.
+
+    Raises:
+        ClusterError: the bundle is for machines elsewhere, or for some that this host cannot stand in for.
+    """
+    from tvm_split.cluster.machine import Machine
+    from tvm_split.compiler.targets import runs_here  # loads TVM
+    from tvm_split.launchers.local import InProcess, Local
+
+    if machines.is_elsewhere:
+        return machines.machines()
+    used = [bundle.plan.machine(name) for name in bundle.program.machines]
+    elsewhere = ", ".join(f"{each.name} at {each.address}" for each in used if each.address is not None)
+    if elsewhere and machines.workers is None and not machines.is_in_process:
+        raise ClusterError(
+            f"the bundle was compiled for {elsewhere}: give --cluster with the file that names them, or try it on this "
+            f"host with --workers {len(used)}"
+        )
+    for each in used:
+        if not runs_here(each.target):
+            raise ClusterError(
+                f"the stages of {each.name!r} are compiled for {dict(each.target)}, which this host cannot run; "
+                "give --cluster with the machines that the bundle was compiled for, or compile for this host"
+            )
+    if not machines.is_in_process and (machines.workers or len(used)) < len(used):
+        names = ", ".join(each.name for each in used)
+        raise ClusterError(f"the bundle needs {len(used)} workers ({names}), --workers gives {machines.workers}")
+    launcher = InProcess() if machines.is_in_process else Local()
+    machines_here = tuple(Machine(each.name, machines.threads or each.threads) for each in used)
+    return tvm_split.Cluster(machines_here, launcher=launcher)
+
+
+def _from_python(reference: str) -> tuple[Any, Any]:
+    """The model and example inputs (or None) that ``module:name`` stands for."""
+    module_name, separator, name = reference.partition(":")
+    if not (separator and module_name and name):
+        raise WrongUseError(
+            f"{reference!r} is neither a file that ends in {' or '.join(file_suffixes())} nor MODULE:NAME",
+            "MODEL",
+        )
+    # A script in the current folder is what a person means; installed console scripts do not look there.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        try:
+            tvm_split.require_own_packages()
+        except ImportError as error:
+            raise WrongUseError(str(error), "MODEL") from error
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        meant = f"; give the module, without its ending: {module_name[:-3]}:{name}" * module_name.endswith(".py")
+        raise WrongUseError(f"cannot import {module_name!r}: {error}{meant}", "MODEL") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise WrongUseError(f"{module_name!r} has no {name!r}", "MODEL")
+        found = getattr(found, part)
+    if not is_network(found) and callable(found):
+        _require_callable_alone(found, reference)
+        found = found()
+    model, examples = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if is_network(model) and hasattr(model, "eval"):
+        model.eval()  # nothing is trained here, and a network in training mode has no single answer
+    return model, examples
+
+
+def _require_callable_alone(function: Any, reference: str) -> None:
+    """Raise a `WrongUseError` for a function or class that cannot be called without arguments, with what can."""
+    try:
+        inspect.signature(function).bind()
+    except ValueError:
+        pass  # of C, which does not say
+    except TypeError as error:
+        name = reference.rpartition(":")[2]
+        made = f"{name}(…)" if isinstance(function, type) else f"{name}(…), (example inputs,)"
+        raise WrongUseError(
+            f"{reference!r} cannot be called without arguments ({error}): name an nn.Module, or a function without "
+            f"parameters that returns one and its example inputs, such as `def network(): return {made}`",
+            "MODEL",
+        ) from error
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, separator, size = text.partition("=")
+    if not (name and separator and size.isdigit() and int(size) > 0):
+        raise WrongUseError(f"{text!r} is not NAME=SIZE", "--dimension")
+    return name, int(size)
+
+
+def _tensor(text: str) -> TensorSpec:
+    sizes, _, dtype = text.partition(":")
+    if not all(size.strip().isdigit() for size in sizes.split(",")):
+        raise WrongUseError(f"{text!r} is not a shape like 1,3,224,224 or 1,128:int64", "--input-shape")
+    try:
+        np.dtype(dtype or "float32")
+    except TypeError as error:
+        raise WrongUseError(f"{dtype!r} is no dtype of numpy", "--input-shape") from error
+    return TensorSpec("input", tuple(int(size) for size in sizes.split(",")), dtype or "float32")

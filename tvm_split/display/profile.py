@@ -1,0 +1,196 @@
+"""Where the time of a model goes: kernel by kernel on one machine, or piece by piece on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.text import Text
+
+from tvm_split.display.view import Table, View, as_json, view
+from tvm_split.profiling.cluster_profile import MachineReport, MeasuredCluster
+from tvm_split.profiling.kernel_report import KernelProfile, ModelProfile
+from tvm_split.units import age_text, bytes_text, short_list
+
+MOST_LAYERS_SHOWN = 2
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Calls that are shown together."""
+
+    calls: tuple[KernelProfile, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.calls)
+
+    @property
+    def operations(self) -> float:
+        return sum(each.kernel.operations for each in self.calls)
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(each.kernel.moved_bytes for each in self.calls)
+
+    @property
+    def layers(self) -> list[str]:
+        return list(dict.fromkeys(layer for each in self.calls for layer in each.kernel.layers))
+
+    @property
+    def name(self) -> Text:
+        kernel = self.calls[0].kernel
+        rule, style = (f"{kernel.rule} (slow)", "red") if kernel.is_slow else (kernel.rule, "dim")
+        layers = short_list(self.layers, MOST_LAYERS_SHOWN) or "(layout)"
+        return Text.assemble(f"{kernel.function}\n  ", (rule, style), (f": {layers}", "dim"))
+
+
+@dataclass(frozen=True)
+class ProfiledKernels:
+    """The kernels of a model in the rows in which they are shown."""
+
+    profile: ModelProfile
+    rows: Sequence[_Row]
+
+    @classmethod
+    def of(cls, profile: ModelProfile, *, calls: bool) -> ProfiledKernels:
+        """Every call in its order, or those of one function together, the longest first."""
+        if calls:
+            return cls(profile, [_Row((each,)) for each in profile.kernels])
+        groups: dict[str, list[KernelProfile]] = {}
+        for each in profile.kernels:
+            groups.setdefault(each.kernel.function, []).append(each)
+        return cls(profile, sorted((_Row(tuple(group)) for group in groups.values()), key=lambda row: -row.seconds))
+
+
+@as_json.register
+def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
+    """Times, operations and bytes of each kernel, beside what the machine can do at most."""
+    found = profiled.profile
+    return {
+        "model": found.model,
+        "threads": found.threads,
+        "seconds": found.seconds,
+        "kernel_seconds": found.kernel_seconds,
+        "operations": found.operations,
+        "operations_per_second": found.operations / found.seconds,
+        "share_of_peak": found.share_of_peak(found.operations, found.seconds),
+        "peak_operations_per_second": found.ceilings.operations_per_second,
+        "peak_bytes_per_second": found.ceilings.bytes_per_second,
+        "slow_share": found.slow_share,
+        "untimed": found.untimed,
+        "kernels": [
+            {
+                "function": row.calls[0].kernel.function,
+                "rule": row.calls[0].kernel.rule,
+                "choices": row.calls[0].kernel.choices,
+                "slow": row.calls[0].kernel.is_slow,
+                "calls": len(row.calls),
+                "seconds": row.seconds,
+                "share_of_time": row.seconds / found.kernel_seconds,
+                "operations": row.operations,
+                "moved_bytes": row.moved_bytes,
+                "share_of_peak": found.share_of_peak(row.operations, row.seconds),
+                "layers": row.layers,
+            }
+            for row in profiled.rows
+        ],
+    }
+
+
+@view.register
+def view_of_kernels(profiled: ProfiledKernels, *, details: bool = False) -> View:
+    """A row for each kernel, and how near the machine's peaks they come."""
+    found = profiled.profile
+    peak, bandwidth = found.ceilings.operations_per_second, found.ceilings.bytes_per_second
+    threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
+    title = f"{found.model}: {found.seconds * 1e3:.2f} ms, one input at a time, {threads}"
+    cells = [
+        (
+            row.name,
+            str(len(row.calls)),
+            f"{row.seconds * 1e3:.3f}",
+            f"{row.seconds / found.kernel_seconds:.1%}",
+            f"{row.operations / row.seconds / 1e9:.1f}",
+            f"{found.share_of_peak(row.operations, row.seconds):.0%}",
+            f"{row.moved_bytes / row.seconds / 1e9:.1f}",
+        )
+        for row in profiled.rows
+    ]
+    numbers = ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s")
+    lines = [
+        f"{found.operations / 1e9:.2f} GFLOP at {found.operations / found.seconds / 1e9:.0f} GFLOP/s, "
+        f"{found.share_of_peak(found.operations, found.seconds):.0%} of {peak / 1e9:.0f}; "
+        f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)"
+    ]
+    if found.untimed:
+        lines.append(f"{found.untimed} calls are not listed: their kernels need not end on made-up values")
+    if found.slow_share > 0:
+        lines.append(f"{found.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops")
+    return [Table(title, ("kernel, rule, layers",), numbers, cells), *lines]
+
+
+@view.register
+def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
+    """What each machine and link was measured to do."""
+    profile = found.profile
+    title = f"{profile.model}: {len(profile.pieces)} pieces, one micro-batch"
+    numbers = ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "free")
+    machines = [
+        (
+            machine.machine,
+            _origins(report),
+            f"{sum(each.seconds for each in machine.pieces.values()) * 1e3:.2f}",
+            f"{sum(each.contended_seconds for each in machine.pieces.values()) * 1e3:.2f}",
+            f"{machine.operations_per_second / 1e9:.0f}",
+            f"{machine.bytes_per_second / 1e9:.1f}",
+            bytes_text(machine.memory_free_bytes),
+        )
+        for machine, report in zip(profile.machines, found.reports, strict=True)
+    ]
+    links = [
+        (
+            each.source,
+            each.destination,
+            f"{each.origin} ({each.transport})" if each.transport else each.origin,
+            f"{each.latency_seconds * 1e3:.2f}",
+            f"{each.bytes_per_second / 1e6:.1f}",
+        )
+        for each in profile.links
+    ]
+    lines = []
+    for machine in profile.machines:
+        cost = machine.streaming
+        lines.append(
+            f"{machine.machine}: a stream takes {cost.alone_transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
+            f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and "
+            f"{cost.ratio:.2f} times while the others of its host compute too"
+        )
+    for report in found.reports:
+        for problem in report.problems:
+            lines.append(f"{report.machine}: estimated where a kernel could not be timed: {problem}")
+    if any(report.cached for report in found.reports):
+        lines.append("what is cached is measured again with --refresh")
+    return [
+        Table(title, ("machine", "kernels"), numbers, machines),
+        Table("links", ("from", "to", "origin"), ("latency, ms", "MB/s"), links),
+        *lines,
+    ]
+
+
+@as_json.register
+def cluster_as_json(found: MeasuredCluster) -> dict[str, Any]:
+    """The profile, and a report for each machine."""
+    return {**asdict(found.profile), "reports": [asdict(report) for report in found.reports]}
+
+
+def _origins(report: MachineReport) -> str:
+    parts = []
+    if report.measured:
+        parts.append(f"{report.measured} measured")
+    if report.cached:
+        parts.append(f"{report.cached} cached ({age_text(report.oldest_seconds)} old)")
+    if report.estimated:
+        parts.append(f"{report.estimated} estimated")
+    return ", ".join(parts)

@@ -1,0 +1,103 @@
+"""What a simulated stream did, in a table and sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_split.display.view import Table, View, as_json, view
+from tvm_split.simulation.scenario import Loss, WhatIf
+from tvm_split.simulation.simulate import Latencies, Simulation
+from tvm_split.units import seconds_text
+
+MOST_ROWS = 12
+"""Of machines; of more, those that compute most."""
+
+
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """A simulation of a plan, what happened in it, and the period and latency that were predicted."""
+
+    model: str
+    simulation: Simulation
+    what_if: WhatIf
+    predicted_period_seconds: float
+    predicted_latency_seconds: float
+
+
+@as_json.register
+def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
+    """The simulation without its events, beside what was predicted."""
+    content = dataclasses.asdict(result.simulation)
+    del content["events"]
+    return {
+        "model": result.model,
+        **content,
+        "samples_per_second": result.simulation.samples_per_second,
+        "predicted": {
+            "period_seconds": result.predicted_period_seconds,
+            "latency_seconds": result.predicted_latency_seconds,
+        },
+        "what_if": dataclasses.asdict(result.what_if),
+    }
+
+
+@view.register
+def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
+    """What each machine did with its time, and the throughput and latency beside what was predicted."""
+    machines = sorted(result.simulation.machines, key=lambda each: -each.computing)
+    rows = [
+        (each.machine, *(f"{share:.0%}" for share in (each.computing, each.waits_for_inputs, each.waits_for_room)))
+        for each in machines[:MOST_ROWS]
+    ]
+    title = f"{result.model}, simulated: {result.simulation.results} results"
+    table = Table(title, ("machine",), ("computes", "waits for inputs", "waits for room"), rows)
+    more = len(machines) - MOST_ROWS
+    return [table, *[f"{more} more machines compute less: --json"] * (more > 0), *_sentences(result)]
+
+
+def _sentences(result: SimulatedPlan) -> Iterator[str]:
+    found = result.simulation
+    if found.samples_per_second is not None and found.period_seconds is not None:
+        period = result.predicted_period_seconds
+        beside = f" (predicted: {1 / period:.4g})" if period > 0 else ""
+        every = seconds_text(found.period_seconds)
+        yield f"{found.samples_per_second:.4g} micro-batches a second{beside}, one every {every}"
+    elif found.period_seconds is not None:
+        yield "Nothing takes any time"
+    elif found.results == found.wanted:
+        yield (
+            f"Replicas have had all their turns after {found.turns} results: a throughput needs --micro-batches "
+            f"{2 * found.turns}"
+        )
+    if found.single is not None:
+        predicted = seconds_text(result.predicted_latency_seconds)
+        yield f"Alone: {_latency_text(found.single)} (predicted: {predicted})"
+    if found.streamed is not None:
+        yield f"In the stream, at most {found.under_way} under way: {_latency_text(found.streamed)}"
+    yield from _loss_lines(result.what_if.losses, found)
+
+
+def _latency_text(latencies: Latencies) -> str:
+    percentiles = [f"{each}% in {seconds_text(value)}" for each, value in latencies.percentiles_seconds.items()]
+    if len(set(percentiles)) == 1 or latencies.largest_seconds - latencies.mean_seconds < 1e-9 * latencies.mean_seconds:
+        return seconds_text(latencies.mean_seconds)
+    return f"{seconds_text(latencies.mean_seconds)} on average, {', '.join(percentiles)}"
+
+
+def _loss_lines(losses: Sequence[Loss], found: Simulation) -> list[str]:
+    """When machines are lost, and what that does: all results that were asked for may have come before or in spite."""
+    lost = [
+        f"{each.machine} is lost at {seconds_text(each.at_seconds)}"
+        for each in sorted(losses, key=lambda each: each.at_seconds)
+    ]
+    if not lost:
+        return []
+    last = seconds_text(found.seconds)
+    if found.results >= found.wanted:
+        return [*lost, f"All {found.wanted} results came, the last at {last}: of later ones this says nothing"]
+    came = f"{found.results} results came, the last at {last}" if found.results else "No result came"
+    left = found.submitted - found.results
+    return [*lost, f"{came}; {left} micro-batches are under way and lost, since turns do not change"]
