@@ -19,8 +19,8 @@ from tvm import relax
 
 from relay_passes.bound_indices import BoundIndices
 from relay_passes.fold_affine import FoldAffine
+from relay_passes.fold_constants import FoldConstants
 from relay_passes.fold_padding import FoldPadding
-from relay_passes.fold_small import FoldSmall
 from relay_passes.partition import Computation, Placement, partition
 from relay_passes.remove_identities import RemoveIdentities
 from relay_passes.unique_names import UniqueNames
@@ -73,7 +73,7 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.CanonicalizeBindings(),
                 transform.EliminateCommonSubexpr(),
                 UniqueNames(),
-                FoldSmall(),
+                FoldConstants(),
                 transform.FoldConstant(),
                 UniqueNames(),
                 FoldAffine(),

@@ -46,6 +46,10 @@ class VerificationError(TvmSplitError):
     """The compiled stages and the source disagree; the message names the first layer whose values part."""
 
 
+class ReferenceFailedError(VerificationError):
+    """The source framework's own run of a model crashed, did not end, or needed too much memory."""
+
+
 class ProfileError(TvmSplitError):
     """A compiled model cannot be timed here."""
 

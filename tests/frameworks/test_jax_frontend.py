@@ -18,7 +18,7 @@ from tests.helpers.frontends.contract import assert_keeps_contract
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.frontends.stablehlo import elementwise
+from tvm_split.frontends.stablehlo.conversions import elementwise
 from tvm_split.frontends.stablehlo.layer_names import Frame
 from tvm_split.frontends.stablehlo.locations import words_of
 
@@ -200,9 +200,9 @@ def test_a_linen_module_needs_its_variables() -> None:
 
 def test_a_difference_names_its_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = functools.partial(elementwise.elementwise, change=lambda op, x: op.sigmoid(x))
-    from tvm_split.frontends.stablehlo import importer
+    from tvm_split.frontends.stablehlo import adapter
 
-    monkeypatch.setitem(importer.CONVERTERS, "stablehlo.tanh", wrong)
+    monkeypatch.setitem(adapter.CONVERSIONS, "stablehlo.tanh", wrong)
     model = load_model(network, (X,))
     layer, operator, _ = first_parting_layer(model, model.reference, (X,))
     assert (layer, operator) == ("hidden", "sigmoid")
@@ -314,7 +314,7 @@ def test_the_command_line_takes_functions_and_files(tmp_path: Path) -> None:
 
 def test_reading_text_needs_no_jax() -> None:
     code = (
-        "import sys; from tvm_split.frontends.stablehlo import modules, flattening, importer\n"
+        "import sys; from tvm_split.frontends.stablehlo import modules, flattening, adapter\n"
         "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

@@ -10,7 +10,7 @@ from tvm import relax
 
 import schedules
 import tvm_split
-from relay_passes import bound_indices, fold_affine, fold_padding, fold_small, lift_weights, remove_identities
+from relay_passes import bound_indices, fold_affine, fold_constants, fold_padding, lift_weights, remove_identities
 from relay_passes.contract import bindings_of, main_function, require_whole_graph
 from relay_passes.pipeline import Schedules, stage_phases
 from relay_passes.rewrite import is_tensor_constant, operator_name
@@ -38,7 +38,7 @@ def bounded_indices(function: relax.Function) -> None:
 
 
 def nothing_small_to_fold(function: relax.Function) -> None:
-    assert not [value for value in values(function) if fold_small.folded(value) is not None]
+    assert not [value for value in values(function) if fold_constants.folded(value) is not None]
 
 
 def no_affine_chains(function: relax.Function) -> None:
@@ -59,7 +59,7 @@ def remaining_chains(function: relax.Function) -> list[fold_affine._Chain]:
 ENSURED: dict[str, Check] = {
     "RemoveIdentities": no_identities,
     "BoundIndices": bounded_indices,
-    "FoldSmall": nothing_small_to_fold,
+    "FoldConstants": nothing_small_to_fold,
     "FoldAffine": no_affine_chains,
     "FoldPadding": no_bordered_convolutions,
     "UniqueNames": lambda function: require_whole_graph(tvm.IRModule({"main": function})),

@@ -1,8 +1,8 @@
 """Relax with channels last becomes Relax with channels first, whose axes lie as they were computed.
 
-Kernels are scheduled for channels first. Convolutions, pools and resizings are written so, what follows keeps their
-order of axes, a transposition only changes what the order is called, and values are brought into order where an
-operator knows no other.
+JAX, TensorFlow and TFLite have channels last, and kernels are fastest with channels first. Convolutions, pools and
+resizings are written so, and what follows keeps their order of axes. A transposition only changes what the order is
+called. Values are transposed where an operator knows no other order.
 """
 
 from __future__ import annotations
@@ -15,23 +15,78 @@ import numpy as np
 from tvm import relax
 
 from relay_passes.shards.along.elementwise import ELEMENTWISE, REDUCTIONS
-from tvm_split.frontends.axis_orders import Arrangement, Arranger, Value, in_place, leading_order
 from tvm_split.frontends.importing import Imported, RecordingBuilder
 from tvm_split.frontends.normal_form import layers_of_all
-from tvm_split.frontends.operators import numbers_of, shape_of
-
-Result = Value | list[Value]
-Rule = Callable[[Arranger, relax.Call, Sequence[Value]], Result]
+from tvm_split.frontends.operators import Operators, numbers_of, shape_of
 
 _FIRST = "NCHW"
 
 
 @dataclass(frozen=True)
+class Value:
+    """A tensor: axis i of ``expr`` is axis ``order[i]`` of it."""
+
+    expr: relax.Expr
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's sizes, in its own order of axes."""
+        sizes = dict(zip(self.order, shape_of(self.expr), strict=True))
+        return tuple(sizes[axis] for axis in range(self.rank))
+
+    @property
+    def rank(self) -> int:
+        return len(self.order)
+
+    @property
+    def is_constant(self) -> bool:
+        return numbers_of(self.expr) is not None
+
+
+def in_place(expr: relax.Expr) -> Value:
+    """A value whose axes lie as they are numbered."""
+    return Value(expr, tuple(range(len(shape_of(expr)))))
+
+
+class Arranger(Operators):
+    """Relax's operators, and values brought into the order in which an operator takes them, each once."""
+
+    def __init__(self, builder: Any) -> None:
+        super().__init__(builder)
+        self._arranged: dict[tuple[str, tuple[int, ...], tuple[int, ...]], relax.Expr] = {}
+
+    def in_order(self, value: Value, order: Sequence[int] | None = None) -> relax.Expr:
+        """``value`` with its axes in ``order``, or as they are numbered."""
+        order = tuple(range(value.rank) if order is None else order)
+        places = [value.order.index(axis) for axis in order]
+        if order == value.order or value.is_constant:
+            return self.transposed(value.expr, places)
+        key = (value.expr.name, value.order, order)
+        if key not in self._arranged:
+            sizes = shape_of(value.expr)
+            moved = [place for place in places if sizes[place] != 1]
+            if moved == sorted(moved):  # only axes of size 1 change places
+                self._arranged[key] = self.reshape(value.expr, [sizes[place] for place in places])
+            else:
+                self._arranged[key] = self.permute_dims(value.expr, places)
+        return self._arranged[key]
+
+
+Result = Value | list[Value]
+Rule = Callable[[Arranger, relax.Call, Sequence[Value]], Result]
+
+
+@dataclass(frozen=True)
 class LaidOut:
-    """What is held is what was held before, arranged as ``arrangements`` say."""
+    """What is held is what was held before; axis i of its variable is axis ``orders[source][i]`` of it."""
 
     imported: Imported
-    arrangements: Mapping[Any, Arrangement]
+    orders: Mapping[Any, tuple[int, ...]]
+
+    def named(self, variables: Mapping[Any, str]) -> dict[str, tuple[int, ...]]:
+        """The orders by the names of ``variables``."""
+        return {variable: self.orders[source] for source, variable in variables.items()}
 
 
 def channels_first(imported: Imported) -> LaidOut:
@@ -53,14 +108,14 @@ def channels_first(imported: Imported) -> LaidOut:
         builder.emit_func_output(result)
     by_name = {variable.name: value for variable, value in values.items() if isinstance(value, Value)}
     held = {source: by_name[name] for name, source in imported.held.items() if name in by_name}
-    arrangements = {source: value.arrangement for source, value in held.items()}
-    return LaidOut(builder.imported({source: value.expr for source, value in held.items()}), arrangements)
+    orders = {source: value.order for source, value in held.items()}
+    return LaidOut(builder.imported({source: value.expr for source, value in held.items()}), orders)
 
 
 def _returned(op: Arranger, value: Value) -> relax.Expr:
     """An output in order, which belongs to the layer that makes it."""
     op.builder.layer = op.builder.layers.get(getattr(value.expr, "name", ""), op.builder.layer)
-    return op.full(value)
+    return op.in_order(value)
 
 
 def _listed(value: Result) -> list[Value]:
@@ -81,9 +136,6 @@ def _converted(op: Arranger, expr: relax.Expr, values: Mapping[relax.Var, Result
     if not isinstance(expr, relax.Call):
         return _value(op, expr, values)
     tensors = [value for each in expr.args if _is_tensor(each) for value in _listed(_value(op, each, values))]
-    known = _computed(expr, tensors)
-    if known is not None:
-        return in_place(known)
     rule: Rule | None = _RULES.get(expr.op.name)
     return rule(op, expr, tensors) if rule is not None else _as_it_is(op, expr, values)
 
@@ -101,7 +153,7 @@ def _as_it_is(op: Arranger, call: relax.Call, values: Mapping[relax.Var, Result]
             return relax.Tuple([substituted(field) for field in argument.fields])
         if not isinstance(argument, relax.Var):
             return argument
-        found = [op.full(value) for value in _listed(values[argument])]
+        found = [op.in_order(value) for value in _listed(values[argument])]
         return found[0] if isinstance(argument.ty, relax.TensorType) else relax.Tuple(found)
 
     return _emitted(op, call, [substituted(argument) for argument in call.args])
@@ -115,43 +167,13 @@ def _emitted(op: Arranger, call: relax.Call, arguments: Sequence[relax.Expr]) ->
     return in_place(result)
 
 
-def _computed(call: relax.Call, operands: Sequence[Value]) -> relax.Expr | None:
-    """What weights are brought into before they are used."""
-    arrays = [numbers_of(value.expr) for value in operands]
-    function = _OF_WEIGHTS.get(call.op.name)
-    if function is None or not arrays or any(array is None for array in arrays):
-        return None
-    kind = call.ty
-    result = np.asarray(function(call, *arrays)).reshape(shape_of(call))
-    return relax.const(np.ascontiguousarray(result).astype(np.dtype(str(kind.dtype))), str(kind.dtype))
-
-
-def _dequantized(call: relax.Call, data: Any, scale: Any, zero_point: Any) -> Any:
-    shape = [1] * data.ndim
-    if scale.ndim and data.ndim:
-        shape[int(call.attrs.axis)] = scale.size
-    zero_point = zero_point.astype("int64").reshape(shape if zero_point.ndim else ())
-    # In the order of the rounding that TFLite has: the difference is exact, the product is rounded once.
-    return (data.astype("int64") - zero_point).astype("float32") * (scale.reshape(shape) if scale.ndim else scale)
-
-
-_OF_WEIGHTS: dict[str, Callable[..., Any]] = {
-    "relax.permute_dims": lambda call, data: data.transpose([int(axis) for axis in call.attrs.axes]),
-    "relax.reshape": lambda call, data: data,
-    "relax.astype": lambda call, data: data,
-    "relax.multiply": lambda call, left, right: left * right,
-    "relax.dequantize": _dequantized,
-}
-
-
 def _elementwise(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    shape = tuple(shape_of(call))
-    ranked = [_with_rank(op, value, len(shape)) for value in operands]
-    order = leading_order([value for value in ranked if value.rank] or ranked)
+    ranked = [_with_rank(op, value, len(shape_of(call))) for value in operands]
+    order = _leading_order([value for value in ranked if value.rank] or ranked)
     tensors = iter(op.in_order(value, order) if value.rank else value.expr for value in ranked)
     arguments = [next(tensors) if _is_tensor(argument) else argument for argument in call.args]
     result = op.builder.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args))
-    return Value(result, order, shape)
+    return Value(result, order)
 
 
 def _with_rank(op: Arranger, value: Value, rank: int) -> Value:
@@ -159,22 +181,21 @@ def _with_rank(op: Arranger, value: Value, rank: int) -> Value:
     added = rank - value.rank
     if not added or not value.rank:
         return value
-    expr = op.shaped(op.full(value), [1] * added + list(value.shape))
-    return in_place(expr)
+    return in_place(op.shaped(op.in_order(value), [1] * added + list(value.shape)))
 
 
 def _transposed(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     (data,) = operands
     axes = call.attrs.axes
     moved = [int(axis) % data.rank for axis in axes] if axes is not None else list(reversed(range(data.rank)))
-    return Value(data.expr, tuple(moved.index(axis) for axis in data.order), tuple(shape_of(call)))
+    return Value(data.expr, tuple(moved.index(axis) for axis in data.order))
 
 
 def _reduced(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     (data,) = operands
     given = call.attrs.axis
     if given is None:
-        return in_place(op.builder.emit(relax.Call(call.op, [op.full(data)], call.attrs, call.ty_args)))
+        return in_place(op.builder.emit(relax.Call(call.op, [op.in_order(data)], call.attrs, call.ty_args)))
     axes = {int(axis) % data.rank for axis in (given if hasattr(given, "__len__") else [given])}
     places = sorted(data.order.index(axis) for axis in axes)
     keeps = bool(call.attrs.keepdims)
@@ -182,14 +203,14 @@ def _reduced(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value
     place: Any = places if hasattr(given, "__len__") else places[0]
     result = getattr(op, name)(data.expr, axis=place, keepdims=keeps)
     left = [axis for axis in data.order if keeps or axis not in axes]
-    return Value(result, tuple(sorted(left).index(axis) for axis in left), tuple(shape_of(call)))
+    return Value(result, tuple(sorted(left).index(axis) for axis in left))
 
 
 def _normalised(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     (data,) = operands
     place = data.order.index(int(call.attrs.axis) % data.rank)
     result = getattr(op.nn, call.op.name.removeprefix("relax.nn."))(data.expr, axis=place)
-    return Value(result, data.order, data.shape)
+    return Value(result, data.order)
 
 
 def _scaled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
@@ -199,7 +220,7 @@ def _scaled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     place = data.order.index(axis) if data.rank else 0
     convert = getattr(op, call.op.name.removeprefix("relax."))
     result = convert(data.expr, scale.expr, zero_point.expr, axis=place, out_dtype=str(call.attrs.out_dtype))
-    return Value(result, data.order, data.shape)
+    return Value(result, data.order)
 
 
 def _padded(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
@@ -209,14 +230,14 @@ def _padded(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     widths = [int(width) for width in pairs[list(data.order)].reshape(-1)]
     filling = float(attributes.pad_value)
     result = op.nn.pad(data.expr, widths, str(attributes.pad_mode), filling)
-    return Value(result, data.order, tuple(shape_of(call)))
+    return Value(result, data.order)
 
 
 def _joined(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    order = leading_order(operands)
+    order = _leading_order(operands)
     parts = [op.in_order(value, order) for value in operands]
     axis = int(call.attrs.axis) % len(order)
-    return Value(op.concat(relax.Tuple(parts), axis=order.index(axis)), order, tuple(shape_of(call)))
+    return Value(op.concat(relax.Tuple(parts), axis=order.index(axis)), order)
 
 
 def _split(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> list[Value]:
@@ -225,9 +246,7 @@ def _split(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> list[Va
     parts = call.attrs.indices_or_sections
     parts = [int(part) for part in parts] if hasattr(parts, "__len__") else int(parts)
     made = op.split(data.expr, parts, data.order.index(axis))
-    shapes = [tuple(int(size) for size in field.shape) for field in call.ty.fields]
-    fields = [op.builder.emit(relax.TupleGetItem(made, index)) for index in range(len(shapes))]
-    return [Value(field, data.order, shape) for field, shape in zip(fields, shapes, strict=True)]
+    return [Value(op.item(made, index), data.order) for index in range(len(call.ty.fields))]
 
 
 def _cut(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
@@ -235,7 +254,36 @@ def _cut(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     axes = [data.order.index(int(axis.value) % data.rank) for axis in call.args[1].fields]
     begin, end, *step = ([int(each.value) for each in argument.fields] for argument in call.args[2:])
     result = op.strided_slice(data.expr, axes, begin, end, *step)
-    return Value(result, data.order, tuple(shape_of(call)))
+    return Value(result, data.order)
+
+
+def _reshaped(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
+    """Axes that only gain or lose neighbours of size 1 stay where they lie; otherwise they must lie in order."""
+    (data,) = operands
+    shape = shape_of(call)
+    before = [axis for axis in range(data.rank) if data.shape[axis] != 1]
+    after = [axis for axis in range(len(shape)) if shape[axis] != 1]
+    if [data.shape[axis] for axis in before] != [shape[axis] for axis in after]:
+        return in_place(op.shaped(op.in_order(data), shape))
+    becomes = dict(zip(before, after, strict=True))
+    lying = [becomes[axis] for axis in data.order if axis in becomes]
+    order = list(range(len(shape)))
+    if lying != after:
+        order = [axis for axis in order if axis not in lying] + lying
+    return Value(op.shaped(data.expr, [shape[axis] for axis in order]), tuple(order))
+
+
+def _broadcast(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
+    data, shape = _with_rank(op, operands[0], len(shape_of(call))), shape_of(call)
+    if not data.rank:
+        return in_place(op.repeated(data.expr, shape))
+    return Value(op.repeated(data.expr, [shape[axis] for axis in data.order]), data.order)
+
+
+def _leading_order(values: Sequence[Value]) -> tuple[int, ...]:
+    """The order of the largest value that is no constant, which is the one not to transpose."""
+    candidates = [value for value in values if not value.is_constant] or list(values)
+    return max(candidates, key=lambda value: np.prod(shape_of(value.expr)) if value.rank else 0).order
 
 
 def _order(layout: str) -> tuple[int, ...]:
@@ -249,7 +297,7 @@ def _convolved(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Val
     is_transposed = call.op.name.endswith("transpose")
     order = _order(attributes.data_layout)
     kernel = "IOHW" if is_transposed else "OIHW"
-    weights = op.full(weight, [attributes.kernel_layout.index(axis) for axis in kernel])
+    weights = op.in_order(weight, [attributes.kernel_layout.index(axis) for axis in kernel])
     options = {
         "strides": _integers(attributes.strides),
         "padding": _integers(attributes.padding),
@@ -259,8 +307,8 @@ def _convolved(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Val
     if is_transposed:
         options["output_padding"] = _integers(attributes.output_padding)
     convolve = op.nn.conv2d_transpose if is_transposed else op.nn.conv2d
-    result = convolve(op.full(data, order), weights, **options)
-    return Value(result, order, tuple(shape_of(call)))
+    result = convolve(op.in_order(data, order), weights, **options)
+    return Value(result, order)
 
 
 def _pooled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
@@ -269,7 +317,7 @@ def _pooled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     order = _order(attributes.layout)
     pool = getattr(op.nn, call.op.name.removeprefix("relax.nn."))
     result = pool(
-        op.full(data, order),
+        op.in_order(data, order),
         _integers(attributes.pool_size),
         _integers(attributes.strides),
         _integers(attributes.padding),
@@ -277,7 +325,7 @@ def _pooled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
         bool(attributes.ceil_mode),
         bool(attributes.count_include_pad),
     )
-    return Value(result, order, tuple(shape_of(call)))
+    return Value(result, order)
 
 
 def _resized(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
@@ -285,7 +333,7 @@ def _resized(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value
     attributes = call.attrs
     order = _order(attributes.layout)
     result = op.image.resize2d(
-        op.full(data, order),
+        op.in_order(data, order),
         call.args[1],
         [float(each) for each in attributes.roi],
         _FIRST,
@@ -293,7 +341,7 @@ def _resized(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value
         attributes.coordinate_transformation_mode,
         attributes.rounding_method,
     )
-    return Value(result, order, tuple(shape_of(call)))
+    return Value(result, order)
 
 
 def _integers(numbers: Any) -> list[int]:
@@ -309,6 +357,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("relax.nn.max_pool2d", "relax.nn.avg_pool2d"), _pooled),
     "relax.image.resize2d": _resized,
     "relax.permute_dims": _transposed,
+    "relax.reshape": _reshaped,
+    "relax.broadcast_to": _broadcast,
     "relax.nn.pad": _padded,
     "relax.concat": _joined,
     "relax.split": _split,

@@ -9,7 +9,9 @@ from typing import Any
 
 from tvm import relax
 
+from relay_passes.fold_constants import folded
 from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.operators import constant
 from tvm_split.units import short_list
 
 RANDOM = "its result is random; a split network gives the same answer to the same input"
@@ -39,10 +41,14 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
         self.layers: dict[str, str] = {}
         self.layer = ""
 
-    def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
-        """Bind ``expr``; a variable is returned as it is, not bound to a second name."""
+    def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Expr:
+        """Bind ``expr``; a variable is returned as it is, and what can be computed of constants is a constant."""
         if isinstance(expr, relax.Var):
             return expr
+        expr = self.normalize(expr)
+        value = folded(expr)
+        if value is not None:
+            return constant(value, str(value.dtype))
         variable = super().emit(expr, name_hint)
         self.layers[variable.name] = self.layer
         return variable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +42,18 @@ class Operators:
         if not isinstance(value, relax.Expr):
             return constant(value, dtype)
         return value if dtype_of(value) == dtype else self.astype(value, dtype)
+
+    def shaped(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+        """``value`` reshaped, if it is of another shape."""
+        return value if shape_of(value) == list(shape) else self.reshape(value, list(shape))
+
+    def repeated(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+        """``value`` broadcast, if it is of another shape."""
+        return value if shape_of(value) == list(shape) else self.broadcast_to(value, list(shape))
+
+    def transposed(self, value: relax.Expr, axes: Sequence[int]) -> relax.Expr:
+        """``value`` with its axes in this order, if they are in another."""
+        return value if list(axes) == sorted(axes) else self.permute_dims(value, list(axes))
 
     def item(self, value: relax.Expr, place: int) -> relax.Var:
         """One field of a tuple."""

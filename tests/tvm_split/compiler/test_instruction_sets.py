@@ -15,6 +15,7 @@ import torch
 import tvm_split
 from rpc_runtime.hardware import cpu_features
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.launcher import make_launcher
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import cannot_execute
 from tvm_split.compiler.placement import tvm_target
@@ -74,14 +75,15 @@ def model() -> tvm_split.Model:
 SPLIT = {"machine-a": ["0"], "machine-b": ["1"]}
 
 
-def beyond(kind: str) -> Cluster:
-    return Cluster(kind, (Machine("machine-a"), Machine("machine-b", target=BEYOND)))  # type: ignore[arg-type]
+def beyond(launcher: str) -> Cluster:
+    machines = Machine("machine-a"), Machine("machine-b", target=BEYOND)
+    return Cluster(machines, launcher=make_launcher(launcher))
 
 
 @lacks_it
-@pytest.mark.parametrize("kind", ["local", "in_process"])
-def test_a_stage_for_another_cpu_is_refused_before_it_is_sent(model: tvm_split.Model, kind: str) -> None:
-    cluster = beyond(kind)
+@pytest.mark.parametrize("launcher", ["local", "in-process"])
+def test_a_stage_for_another_cpu_is_refused_before_it_is_sent(model: tvm_split.Model, launcher: str) -> None:
+    cluster = beyond(launcher)
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=SPLIT), verify=False)
     sent: list[str] = []
     with pytest.raises(tvm_split.ClusterError) as caught:
@@ -97,10 +99,10 @@ def test_a_stage_for_another_cpu_is_refused_before_it_is_sent(model: tvm_split.M
 
 
 @lacks_it
-@pytest.mark.parametrize("kind", ["local", "in_process"])
-def test_kernels_for_another_cpu_are_not_timed(model: tvm_split.Model, kind: str) -> None:
+@pytest.mark.parametrize("launcher", ["local", "in-process"])
+def test_kernels_for_another_cpu_are_not_timed(model: tvm_split.Model, launcher: str) -> None:
     with pytest.raises(tvm_split.ClusterError, match=f"on 'machine-b' .* has no {MISSING}"):
-        profile_model(model, beyond(kind))
+        profile_model(model, beyond(launcher))
 
 
 @pytest.mark.parametrize("target", [{**X86, "mcpu": "znver99"}, {**ARM, "mcpu": "x86-64-v3"}])

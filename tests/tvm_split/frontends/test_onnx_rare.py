@@ -18,7 +18,7 @@ onnx = pytest.importorskip("onnx")
 
 from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
 from tests.helpers.frontends.onnx_cases import i64, node_model, random  # noqa: E402
-from tvm_split.errors import ModelImportError  # noqa: E402
+from tvm_split.errors import ModelImportError, ReferenceFailedError  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 
 INFINITY, NAN = float("inf"), float("nan")
@@ -225,3 +225,14 @@ def test_what_onnxruntime_refuses_only_while_it_runs_is_compared_with_onnx_s_own
     given = (query, key, value, None, *past)
     model = load_model(node_model("Attention", given, opset=23), [array for array in given if array is not None])
     assert_equal_to_source(model, (query, key, value, *past))
+
+
+def test_a_file_that_crashes_onnxruntime_is_refused_with_the_way_on() -> None:
+    """An output of the name "" is one that is left out, which onnxruntime does not expect of ``Split``."""
+    model = node_model("Split", [random(2, 4)], outputs=2, opset=18, axis=1, num_outputs=2)
+    model.graph.node[0].output[0] = ""
+    del model.graph.output[0]
+    loaded = load_model(model)
+    with pytest.raises(ReferenceFailedError, match=r"SIGSEGV.*verify=False"):
+        loaded.reference.outputs([random(2, 4)])
+    assert run(loaded, [random(2, 4)])[0].shape == (2, 2)

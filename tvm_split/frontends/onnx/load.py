@@ -19,6 +19,7 @@ from tvm_split.frontends.onnx.annotations import split_from_annotations
 from tvm_split.frontends.onnx.dimensions import bind_sizes
 from tvm_split.frontends.onnx.graph import model_inputs, numpy_name, static_graph
 from tvm_split.frontends.onnx.reference import OnnxReference
+from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +38,7 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     imported = import_onnx(graph)
     form = normal_form(imported.function, imported.layers, graph.inputs)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
-    reference = OnnxReference(model, graph.inputs, form.variables(imported.held))
+    reference = InChildProcess(OnnxReference(model, graph.inputs, form.variables(imported.held)))
     outputs = form.outputs(graph.outputs)
     loaded = Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
     return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))

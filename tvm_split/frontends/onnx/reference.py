@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from rpc_runtime.execution.stage_executable import first_line
-from tvm_split.errors import ModelImportError, VerificationError
+from tvm_split.errors import ModelImportError, VerificationError, last_line
 
 Array = np.ndarray[Any, Any]
 
@@ -48,12 +47,12 @@ class OnnxReference:
         model = self.model if has_them else _with_outputs(self.model, names)
         session = _onnxruntime_session(model)
         if session is not None and all(
-            value.dtype.kind != "V" and value.dtype.isbuiltin == 1 for value in feed.values()
+            value.dtype.kind != "V" and value.dtype.isbuiltin != 2 for value in feed.values()
         ):
             try:
                 return [np.asarray(value) for value in session.run(list(names), feed)]
             except Exception as error:  # some forms of operators it refuses only while it runs
-                reason = first_line(error)
+                reason = last_line(error)
         else:
             reason = "onnxruntime does not take it"
         try:
@@ -61,7 +60,7 @@ class OnnxReference:
         except Exception as error:
             raise VerificationError(
                 "neither onnxruntime nor ONNX's own evaluator can run this model, so there is nothing to compare with "
-                f"({reason}; {type(error).__name__}: {first_line(error)}); verify=False, or "
+                f"({reason}; {type(error).__name__}: {last_line(error)}); verify=False, or "
                 "--no-verify, compiles it unchecked"
             ) from error
 

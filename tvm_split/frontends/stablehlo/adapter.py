@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.axis_orders import Arrangement, Arranger, Value, in_place
 from tvm_split.frontends.importing import RANDOM, Imported, RecordingBuilder, check_type, named, refuse
-from tvm_split.frontends.operators import shape_of
+from tvm_split.frontends.operators import Operators, constant, shape_of
 from tvm_split.frontends.stablehlo.attributes import result_kind
 from tvm_split.frontends.stablehlo.conversions import (
     convolution,
@@ -23,39 +22,30 @@ from tvm_split.frontends.stablehlo.conversions import (
     shapes,
     sorting,
 )
+from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
 from tvm_split.frontends.stablehlo.flattening import Program, Step
+from tvm_split.frontends.stablehlo.folding import without_repeats
 from tvm_split.frontends.stablehlo.modules import in_context, shape_and_dtype
-from tvm_split.frontends.stablehlo.values import Call, of_array
 
-Converter = Callable[[Arranger, Call], Value | list[Value]]
-
-CONVERTERS: Mapping[str, Converter] = {
-    **elementwise.CONVERTERS,
-    **shapes.CONVERTERS,
-    **reductions.CONVERTERS,
-    **convolution.CONVERTERS,
-    **dot_general.CONVERTERS,
-    **indexing.CONVERTERS,
-    **sorting.CONVERTERS,
+CONVERSIONS: Conversions = {
+    **elementwise.CONVERSIONS,
+    **shapes.CONVERSIONS,
+    **reductions.CONVERSIONS,
+    **convolution.CONVERSIONS,
+    **dot_general.CONVERSIONS,
+    **indexing.CONVERSIONS,
+    **sorting.CONVERSIONS,
 }
-"""By the operation's name."""
 
 REFUSED: Mapping[str, str] = dict.fromkeys(("rng", "rng_bit_generator"), RANDOM)
 """Operation to the reason."""
 
 
-@dataclass(frozen=True)
-class ImportedProgram:
-    """What is held are results by the places of their step and among its results, arranged as ``arrangements`` say."""
-
-    imported: Imported
-    arrangements: Mapping[tuple[int, int], Arrangement]
-
-
-def import_program(program: Program, input_names: Mapping[int, str]) -> ImportedProgram:
+def import_program(program: Program, input_names: Mapping[int, str]) -> Imported:
     """Translate a program; ``input_names`` are those of the arguments that are no weights, by place.
 
-    Raises ModelImportError naming every operation that cannot be imported, with the layers it is in.
+    What is held are results in their whole shape, by the places of their step and among its results. Raises
+    ModelImportError naming every operation that cannot be imported, with the layers it is in.
     """
     with in_context():
         return _Importer(program, input_names).translate()
@@ -66,30 +56,30 @@ class _Importer:
         self.program = program
         self.input_names = input_names
         self.builder = RecordingBuilder()
-        self.op = Arranger(self.builder)
-        self.values: dict[ir.Value, Value] = {}
+        self.op = Operators(self.builder)
+        self.values: dict[ir.Value, relax.Expr] = {}
+        self.wholes: dict[ir.Value, relax.Expr] = {}
 
-    def translate(self) -> ImportedProgram:
+    def translate(self) -> Imported:
         refuse(self._problems())
         inputs = []
         for place, name in self.input_names.items():
             shape, dtype = shape_and_dtype(self.program.arguments[place].type)
             inputs.append(relax.Var(name, relax.TensorType(list(shape), dtype)))
-            self.values[self.program.arguments[place]] = in_place(inputs[-1])
-        held: dict[tuple[int, int], Value] = {}
+            self.values[self.program.arguments[place]] = inputs[-1]
+        held: dict[tuple[int, int], relax.Expr] = {}
         with self.builder.function("main", inputs):
             with self.builder.dataflow():
                 for place, step in enumerate(self.program.steps):
                     if not all(result in self.program.known for result in step.operation.results):
-                        held.update({(place, which): value for which, value in enumerate(self._converted(step))})
-                # What an output needs to lie in order belongs to the layer that makes it.
+                        for which, (result, value) in enumerate(self._converted(step)):
+                            if shape_of(value) == _sizes(result):
+                                held[place, which] = value
                 outputs = [self._output(result) for result in self.program.results]
                 self.builder.layer = "output"
                 result = self.builder.emit_output(relax.Tuple(outputs))
             self.builder.emit_func_output(result)
-        imported = self.builder.imported({key: value.expr for key, value in held.items()})
-        arrangements = {key: value.arrangement for key, value in held.items()}
-        return ImportedProgram(imported, arrangements)
+        return self.builder.imported(held)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         for step in self.program.steps:
@@ -97,7 +87,7 @@ class _Importer:
             shown = _shown(operation)
             if shown in REFUSED:
                 yield f"{shown} ({REFUSED[shown]})", step.layer
-            elif kind not in CONVERTERS and not all(result in self.program.known for result in operation.results):
+            elif kind not in CONVERSIONS and not all(result in self.program.known for result in operation.results):
                 yield shown, step.layer
             else:
                 for value in (*operation.operands, *operation.results):
@@ -107,35 +97,43 @@ class _Importer:
                         yield f"{shown} ({error})", step.layer
                         break
 
-    def _value(self, value: ir.Value) -> Value:
+    def _value(self, value: ir.Value) -> relax.Expr:
+        """It has size 1 along axes on which it only repeats itself."""
         if value not in self.values:
-            self.values[value] = of_array(self.program.known[value])
+            array = self.program.known[value]
+            self.values[value] = constant(np.array(without_repeats(array), order="C"), str(array.dtype))
         return self.values[value]
 
-    def _converted(self, step: Step) -> Sequence[Value]:
+    def _whole(self, value: ir.Value) -> relax.Expr:
+        if value not in self.wholes:
+            self.wholes[value] = self.op.repeated(self._value(value), _sizes(value))
+        return self.wholes[value]
+
+    def _converted(self, step: Step) -> Iterator[tuple[ir.Value, relax.Expr]]:
         operation = step.operation
         self.builder.layer = step.layer
         shown = f"operation {_shown(operation)} of layer {step.layer!r}"
         operands = tuple(operation.operands)
         with named(shown):
             known = tuple(self.program.known.get(operand) for operand in operands)
-            call = Call(operation, tuple(self._value(operand) for operand in operands), known)
-            found = CONVERTERS[_kind(operation)](self.op, call)
-        results = [found] if isinstance(found, Value) else found
+            call = Call(operation, tuple(map(self._value, operands)), known, self._whole)
+            found = CONVERSIONS[_kind(operation)](self.op, call)
+        results = found if isinstance(found, list) else [found]
         for place, (value, result) in enumerate(zip(results, operation.results, strict=True)):
             shape, dtype = result_kind(operation, place)
-            lying = [value.shape[axis] for axis in value.order]
-            sizes = [size if mine != 1 else 1 for size, mine in zip(lying, shape_of(value.expr), strict=True)]
-            check_type(value.expr.ty, str(dtype), sizes, shown, "StableHLO")
-            if value.shape != shape:
-                raise ModelImportError(f"{shown} gives {list(shape)} in StableHLO, imported it gives {value.shape}")
+            sizes = [1 if own == 1 else size for size, own in zip(shape, shape_of(value), strict=True)]
+            check_type(value.ty, str(dtype), sizes, shown, "StableHLO")
             self.values[result] = value
-        return results
+            yield result, value
 
     def _output(self, result: ir.Value) -> relax.Expr:
-        value = self._value(result)
-        self.builder.layer = self.builder.layers.get(getattr(value.expr, "name", ""), self.builder.layer)
-        return self.op.full(value)
+        """What an output needs to have its whole shape belongs to the layer that makes it."""
+        self.builder.layer = self.builder.layers.get(getattr(self._value(result), "name", ""), self.builder.layer)
+        return self._whole(result)
+
+
+def _sizes(value: ir.Value) -> list[int]:
+    return list(ir.RankedTensorType(value.type).shape)
 
 
 def _kind(operation: Any) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.reference import Arranged, InChildProcess
 from tvm_split.frontends.stablehlo.adapter import import_program
 from tvm_split.frontends.stablehlo.flattening import flattened
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
@@ -33,15 +35,16 @@ def model_of(
     from tvm_split.frontends.stablehlo.reference import StableHloReference
 
     program = flattened(module, weights, naming)
-    found = import_program(program, inputs)
+    found = channels_first(import_program(program, inputs))
     form = normal_form(found.imported.function, found.imported.layers, list(inputs.values()))
+    variables = form.variables(found.imported.held)
     reference = StableHloReference(
         bytecode(module),
         bytecode(program.module),
         weights,
         tuple(inputs),
-        form.variables(found.imported.held),
-        found.arrangements,
+        variables,
     )
+    arranged = Arranged(InChildProcess(reference), found.named(variables))
     arrays = None if examples is None else tuple(examples)
-    return Model(identifier(name), framework, form.module, form.inputs, form.outputs(), form.layers, reference, arrays)
+    return Model(identifier(name), framework, form.module, form.inputs, form.outputs(), form.layers, arranged, arrays)

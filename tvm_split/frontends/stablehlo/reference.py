@@ -14,7 +14,6 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
 from tvm_split.errors import ModelImportError, VerificationError, last_line
-from tvm_split.frontends.axis_orders import Arrangement
 from tvm_split.frontends.stablehlo.attributes import result_kind
 from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of
 
@@ -27,7 +26,7 @@ class StableHloReference:
     """Runs ``source``, a module as it was given (sizes bound), and ``flat``, the same written out, in bytecode.
 
     ``weights`` are arguments by place, ``inputs`` the places of the others. ``variables`` are those of results, by step
-    and place among its results, in execution order, and ``arrangements`` how they hold them.
+    and place among its results, in execution order.
     """
 
     source: bytes
@@ -35,22 +34,20 @@ class StableHloReference:
     weights: Mapping[int, Array]
     inputs: Sequence[int]
     variables: Mapping[tuple[int, int], str]
-    arrangements: Mapping[tuple[int, int], Arrangement]
 
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The model's outputs in the model's order."""
         return tuple(self._run(self.source, inputs))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
-        """Variable name and value of every result that a variable holds, in execution order, as it is there."""
-        keys = [key for key in self.arrangements if key in self.variables]
+        """Variable name and value of every result that a variable holds, in execution order."""
+        keys = list(self.variables)
         while keys:
             with in_context():
                 module, count = _returning(self.flat, keys)
                 code = bytecode(module)
             for key, value in zip(keys[:count], self._run(code, inputs), strict=True):
-                arrangement = self.arrangements[key]
-                yield self.variables[key], arrangement.of(value)
+                yield self.variables[key], value
             keys = keys[count:]
 
     def _run(self, code: bytes, inputs: Sequence[Array]) -> list[Array]:

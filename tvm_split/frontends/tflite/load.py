@@ -8,6 +8,7 @@ from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import bound_inputs
 from tvm_split.frontends.frontend import ImportRequest
 from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.reference import Arranged, InChildProcess
 from tvm_split.frontends.tflite.adapter import import_tflite, require_end
 from tvm_split.frontends.tflite.graph import TfliteFile
 from tvm_split.frontends.tflite.names import parts_of
@@ -44,10 +45,10 @@ def load_tflite(source: str | Path | bytes, request: ImportRequest) -> Model:
         dict(zip(graph.inputs, shapes, strict=True)),
         [number for number, _ in graph.outputs],
         {number: variables[number] for number in laid_out.imported.held.values() if number in variables},
-        laid_out.arrangements,
     )
+    arranged = Arranged(InChildProcess(reference), laid_out.named(variables))
     outputs = form.outputs([output for _, output in graph.outputs])
     return Model(
-        identifier(name), "tflite", form.module, form.inputs, outputs, form.layers, reference,
+        identifier(name), "tflite", form.module, form.inputs, outputs, form.layers, arranged,
         None if examples is None else tuple(examples), QUANTIZED_TOLERANCE if graph.is_quantized else None,
     )  # fmt: skip

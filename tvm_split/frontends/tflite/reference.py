@@ -10,7 +10,6 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from tvm_split.errors import ModelImportError, VerificationError, last_line
-from tvm_split.frontends.axis_orders import Arrangement
 from tvm_split.frontends.dimensions import Array
 
 
@@ -18,15 +17,13 @@ from tvm_split.frontends.dimensions import Array
 class TfliteReference:
     """Runs ``source``, a file as it was given, with inputs of these ``shapes``, all by the numbers of their tensors.
 
-    ``variables`` are those of the tensors that operators make, in execution order, and ``arrangements`` how they hold
-    them.
+    ``variables`` are those of the tensors that operators make, in execution order.
     """
 
     source: bytes
     shapes: Mapping[int, Sequence[int]]
     results: Sequence[int]
     variables: Mapping[int, str]
-    arrangements: Mapping[int, Arrangement]
 
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The model's outputs in the file's order."""
@@ -34,11 +31,11 @@ class TfliteReference:
         return tuple(np.array(interpreter.get_tensor(number)) for number in self.results)
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
-        """Variable name and value of every tensor that a variable holds, in execution order, as it is there."""
+        """Variable name and value of every tensor that a variable holds, in execution order."""
         interpreter = self._run(inputs)
         for number, variable in self.variables.items():
             if number not in self.shapes:
-                yield variable, self.arrangements[number].of(interpreter.get_tensor(number))
+                yield variable, np.array(interpreter.get_tensor(number))
 
     def _run(self, inputs: Sequence[Array]) -> Interpreter:
         if len(inputs) != len(self.shapes):

@@ -13,7 +13,6 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from tvm_split.frontends.axis_orders import Arrangement
 from tvm_split.frontends.torch.graph import held_tensors, user_inputs
 from tvm_split.frontends.torch.tensors import to_numpy, to_torch
 
@@ -22,15 +21,13 @@ from tvm_split.frontends.torch.tensors import to_numpy, to_torch
 class TorchReference:
     """Runs ``source`` (the user's module, or the exported program) for outputs, and the decomposed graph for values.
 
-    ``arguments_of`` puts flat tensors back into the structure that ``source`` takes, ``arrangements`` say how
-    ``variables`` hold what lies in another order in torch.
+    ``arguments_of`` puts flat tensors back into the structure that ``source`` takes.
     """
 
     source: Callable[..., Any]
     arguments_of: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
     program: ExportedProgram
     variables: Mapping[fx.Node, str]
-    arrangements: Mapping[fx.Node, Arrangement]
 
     def outputs(self, inputs: Sequence[np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], ...]:
         """The model's outputs, flattened in torch's pytree order; shapes and dtypes as in ``Model.outputs``."""
@@ -40,14 +37,11 @@ class TorchReference:
         return tuple(to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
     def values(self, inputs: Sequence[np.ndarray[Any, Any]]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-        """Variable name and value, as it is there, of every tensor that one node of the decomposed graph makes, in
-        execution order."""
+        """Variable name and value of every tensor that one node of the decomposed graph makes, in execution order."""
         with torch.no_grad():
             for node, value in _results(self.program, [to_torch(array) for array in inputs]):
                 if node in self.variables:
-                    array = to_numpy(value)
-                    arranged = self.arrangements.get(node)
-                    yield self.variables[node], array if arranged is None else arranged.of(array)
+                    yield self.variables[node], to_numpy(value)
 
 
 @contextmanager

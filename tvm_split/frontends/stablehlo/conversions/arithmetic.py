@@ -8,11 +8,10 @@ import numpy as np
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.axis_orders import Arranger
-from tvm_split.frontends.operators import constant, dtype_of, is_float, numbers_of, wide
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
 
 
-def divided(op: Arranger, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+def divided(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
     """Integers towards zero, as XLA: by 0 they are all ones, and the least one by -1 is itself."""
     dtype = dtype_of(left)
     if is_float(dtype) or _divides(right):
@@ -24,7 +23,7 @@ def divided(op: Arranger, left: relax.Expr, right: relax.Expr) -> relax.Expr:
     return op.where(op.equal(right, 0), constant(-1 if is_signed else np.iinfo(dtype).max, dtype), quotient)
 
 
-def remainder(op: Arranger, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+def remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
     """With the dividend's sign; of integers by 0 it is the dividend, as XLA has it."""
     if is_float(dtype_of(left)) or _divides(right):
         return op.mod(left, right)
@@ -37,7 +36,7 @@ def _divides(right: relax.Expr) -> bool:
     return numbers is not None and not np.isin(numbers.astype("int64"), (0, -1)).any()
 
 
-def _divisor(op: Arranger, right: relax.Expr) -> relax.Expr:
+def _divisor(op: Operators, right: relax.Expr) -> relax.Expr:
     """``right``, and 1 where it is 0, or -1, by which the least integer cannot be divided."""
     is_unsafe = op.equal(right, 0)
     if np.iinfo(dtype_of(right)).min < 0:
@@ -45,7 +44,7 @@ def _divisor(op: Arranger, right: relax.Expr) -> relax.Expr:
     return op.where(is_unsafe, 1, right)
 
 
-def converted(op: Arranger, operand: relax.Expr, dtype: str) -> relax.Expr:
+def converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
     """Floats become the nearest integer towards zero that there is, NaN 0, as XLA has it."""
     source = dtype_of(operand)
     if dtype == "bool" and source != "bool":
@@ -60,7 +59,7 @@ def converted(op: Arranger, operand: relax.Expr, dtype: str) -> relax.Expr:
     return op.where(is_above, constant(limits.max, dtype), op.where(is_below, constant(limits.min, dtype), result))
 
 
-def less_precise(op: Arranger, operand: relax.Expr, exponent_bits: int, mantissa_bits: int) -> relax.Expr:
+def less_precise(op: Operators, operand: relax.Expr, exponent_bits: int, mantissa_bits: int) -> relax.Expr:
     """``operand`` rounded to a float of so many bits: its own, more, or bfloat16's."""
     dtype = dtype_of(operand)
     own = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
@@ -74,7 +73,7 @@ def less_precise(op: Arranger, operand: relax.Expr, exponent_bits: int, mantissa
     )
 
 
-def exp_minus_one(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def exp_minus_one(op: Operators, operand: relax.Expr) -> relax.Expr:
     """Within 0.5 of 0 by Taylor's series, since exp(x) - 1 keeps none of x's digits there."""
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
@@ -85,7 +84,7 @@ def exp_minus_one(op: Arranger, operand: relax.Expr) -> relax.Expr:
     return op.cast(op.where(is_small, op.multiply(x, series), op.subtract(op.exp(x), 1)), dtype)
 
 
-def log_one_plus(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def log_one_plus(op: Operators, operand: relax.Expr) -> relax.Expr:
     """Within 0.5 of 0 as 2 artanh(x / (2 + x)) by its series (Abramowitz and Stegun, 4.1.27)."""
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
@@ -97,7 +96,7 @@ def log_one_plus(op: Arranger, operand: relax.Expr) -> relax.Expr:
     return op.cast(op.where(is_small, series, op.log(op.add(x, 1))), dtype)
 
 
-def erfc(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def erfc(op: Operators, operand: relax.Expr) -> relax.Expr:
     """The complement of the error function, to 1.2e-7 of itself.
 
     Press et al., Numerical Recipes, 6.2 (erfcc): a Chebyshev fit of t = 1 / (1 + |x| / 2). In double precision only
@@ -121,7 +120,7 @@ _ERFC = (
 )  # fmt: skip
 
 
-def polynomial(op: Arranger, x: relax.Expr, factors: tuple[float, ...] | list[float]) -> relax.Expr:
+def polynomial(op: Operators, x: relax.Expr, factors: tuple[float, ...] | list[float]) -> relax.Expr:
     """By Horner's rule, the factor of the highest power first."""
     result: Any = op.full_like(x, factors[0])
     for factor in factors[1:]:

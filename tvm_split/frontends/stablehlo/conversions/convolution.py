@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.axis_orders import Arranger, Value
-from tvm_split.frontends.operators import numbers_of, wide
+from tvm_split.frontends.operators import Operators, dtype_of, shape_of, wide
 from tvm_split.frontends.stablehlo.attributes import integer, integers, pairs
+from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
 from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_along
-from tvm_split.frontends.stablehlo.values import Call, of_array
 
 
-def _convolution(op: Arranger, call: Call) -> Value:
-    data, weight = call.operands
+def _convolution(op: Operators, call: Call) -> relax.Expr:
+    data, weight = call[0], call[1]
     operation = call.operation
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     space = list(numbers.input_spatial_dimensions)
@@ -35,11 +34,11 @@ def _convolution(op: Arranger, call: Call) -> Value:
     kernel_space = list(numbers.kernel_spatial_dimensions)
     turned = integers(operation, "window_reversal", [0] * count)
     weight = reversed_along(op, weight, [axis for axis, turn in zip(kernel_space, turned, strict=True) if turn])
-    dtype = wide(call.dtype) if call.dtype != data.dtype else call.dtype
-    data, weight = op.as_dtype(data, dtype), op.as_dtype(weight, dtype)
+    dtype = wide(call.dtype) if call.dtype != dtype_of(data) else call.dtype
+    data, weight = op.cast(data, dtype), op.cast(weight, dtype)
     data_order = [numbers.input_batch_dimension, numbers.input_feature_dimension, *space]
-    kernel = [weight.shape[axis] for axis in kernel_space]
-    outputs = weight.shape[numbers.kernel_output_feature_dimension]
+    kernel = [shape_of(weight)[axis] for axis in kernel_space]
+    outputs = shape_of(weight)[numbers.kernel_output_feature_dimension]
     kernel_order = [numbers.kernel_output_feature_dimension, numbers.kernel_input_feature_dimension, *kernel_space]
     transposed = None
     if any(each > 1 for each in spread) and strides == ones:
@@ -48,26 +47,27 @@ def _convolution(op: Arranger, call: Call) -> Value:
         weights = _transposed_weights(op, weight, kernel_order, groups)
         before_and_after, further = transposed
         convolve = getattr(op.nn, f"conv{count}d_transpose")
-        result = convolve(op.full(data, data_order), weights, spread, before_and_after, further, dilation, groups)
+        result = convolve(op.transposed(data, data_order), weights, spread, before_and_after, further, dilation, groups)
     else:
         data, padding = _with_plain_padding(op, data, space, spread, padding)
         lows, highs = zip(*padding, strict=True)
         convolve = getattr(op.nn, f"conv{count}d")
+        weights = op.transposed(weight, kernel_order)
+        paddings = [*lows, *highs]
         result = convolve(
-            op.full(data, data_order), op.full(weight, kernel_order), strides, [*lows, *highs], dilation, groups,
-            out_dtype=dtype,
-        )  # fmt: skip
+            op.transposed(data, data_order), weights, strides, paddings, dilation, groups, out_dtype=dtype
+        )
     order = [numbers.output_batch_dimension, numbers.output_feature_dimension, *numbers.output_spatial_dimensions]
     if outputs != call.shape[numbers.output_feature_dimension]:
         raise ModelImportError(f"it gives {call.shape} of {outputs} kernels")
-    return Value(op.cast(result, call.dtype), tuple(order), call.shape)
+    return op.transposed(op.cast(result, call.dtype), np.argsort(order).tolist())
 
 
 def _with_plain_padding(
-    op: Arranger, data: Value, space: Sequence[int], spread: Sequence[int], padding: Sequence[tuple[int, int]]
-) -> tuple[Value, list[tuple[int, int]]]:
+    op: Operators, data: relax.Expr, space: Sequence[int], spread: Sequence[int], padding: Sequence[tuple[int, int]]
+) -> tuple[relax.Expr, list[tuple[int, int]]]:
     """Data that is spread apart and cut as a convolution would do it itself, and what is left of its padding."""
-    inner, low, high = [0] * data.rank, [0] * data.rank, [0] * data.rank
+    inner, low, high = ([0] * len(shape_of(data)) for _ in range(3))
     for axis, apart, (before, after) in zip(space, spread, padding, strict=True):
         inner[axis], low[axis], high[axis] = apart - 1, min(before, 0), min(after, 0)
     data = padded(op, data, low, high, inner, 0)
@@ -93,19 +93,13 @@ def _transposed_padding(
     return [*before, *after], further
 
 
-def _transposed_weights(op: Arranger, weight: Value, order: Sequence[int], groups: int) -> relax.Expr:
+def _transposed_weights(op: Operators, weight: relax.Expr, order: Sequence[int], groups: int) -> relax.Expr:
     """The kernel of a convolution as a transposed one has it: turned round, inputs (of all groups) before outputs."""
-    turned = reversed_along(op, weight, order[2:])
-    expr = op.full(turned, order)
-    outputs, inputs, *kernel = (weight.shape[axis] for axis in order)
-    space = range(3, 3 + len(kernel))
-    numbers = numbers_of(expr)
-    shape, swapped = [groups, outputs // groups, inputs, *kernel], [0, 2, 1, *space]
-    final = [groups * inputs, outputs // groups, *kernel]
-    if numbers is not None:
-        return of_array(np.ascontiguousarray(numbers.reshape(shape).transpose(swapped)).reshape(final)).expr
-    return op.reshape(op.permute_dims(op.reshape(expr, shape), swapped), final)
+    weight = op.transposed(reversed_along(op, weight, order[2:]), order)
+    outputs, inputs, *kernel = shape_of(weight)
+    grouped = op.reshape(weight, [groups, outputs // groups, inputs, *kernel])
+    swapped = op.permute_dims(grouped, [0, 2, 1, *range(3, 3 + len(kernel))])
+    return op.reshape(swapped, [groups * inputs, outputs // groups, *kernel])
 
 
-CONVERTERS: dict[str, Callable[[Arranger, Call], Value]] = {"stablehlo.convolution": _convolution}
-"""By the operation's name."""
+CONVERSIONS: Conversions = {"stablehlo.convolution": _convolution}

@@ -3,62 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 from jaxlib.mlir.dialects import stablehlo
+from tvm import relax
 
-from tvm_split.frontends.axis_orders import Arranger, Value
-from tvm_split.frontends.stablehlo.values import Call
+from tvm_split.frontends.operators import Operators, numbers_of, shape_of
+from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
 
 
-def _dot_general(op: Arranger, call: Call) -> Value:
+def _dot_general(op: Operators, call: Call) -> relax.Expr:
     numbers = stablehlo.DotDimensionNumbers(call.operation.attributes["dot_dimension_numbers"])
-    left_batch, right_batch = list(numbers.lhs_batching_dimensions), list(numbers.rhs_batching_dimensions)
-    left_summed, right_summed = list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions)
-    return _product(op, call, (left_batch, right_batch), (left_summed, right_summed))
+    batch = list(numbers.lhs_batching_dimensions), list(numbers.rhs_batching_dimensions)
+    summed = list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions)
+    return _product(op, call, batch, summed)
 
 
-def _dot(op: Arranger, call: Call) -> Value:
-    left = call.operands[0]
-    return _product(op, call, ([], []), ([left.rank - 1], [0]))
+def _dot(op: Operators, call: Call) -> relax.Expr:
+    return _product(op, call, ([], []), ([len(call.shape_of(0)) - 1], [0]))
 
 
 def _product(
-    op: Arranger, call: Call, batch: tuple[Sequence[int], Sequence[int]], summed: tuple[Sequence[int], Sequence[int]]
-) -> Value:
+    op: Operators, call: Call, batch: tuple[Sequence[int], Sequence[int]], summed: tuple[Sequence[int], Sequence[int]]
+) -> relax.Expr:
     # Integers are multiplied in the dtype of the result, and half precision that is asked for in float32 as well.
-    left, right = (op.as_dtype(value, call.dtype) for value in call.operands)
+    left, right = (op.cast(call[place], call.dtype) for place in (0, 1))
+    free = [
+        [axis for axis in range(len(shape_of(value))) if axis not in around and axis not in within]
+        for value, around, within in zip((left, right), batch, summed, strict=True)
+    ]
+    # The axes of the result: the batch's, then what is left of each operand.
     places = list(range(len(call.shape)))
-    left_free, right_free = (
-        _free(value, *axes) for value, axes in zip((left, right), zip(batch, summed, strict=True), strict=True)
-    )
-    # The axes of the result: the batch's, then what is left of each operand, each in the operand's own order of axes.
-    first = len(batch[0])
-    of_left = dict(zip(sorted(left_free), places[first:], strict=False))
-    of_right = dict(zip(sorted(right_free), places[first + len(left_free) :], strict=False))
-    if left.is_constant and not right.is_constant and not batch[0]:
-        left, right, left_free, right_free, of_left, of_right = right, left, right_free, left_free, of_right, of_left
-        summed = summed[1], summed[0]
-    sums = math.prod(left.shape[axis] for axis in summed[0])
-    batches = [left.shape[axis] for axis in batch[0]]
-    columns = math.prod(right.shape[axis] for axis in right_free)
-    rows = [left.shape[axis] for axis in left_free]
-    if batch[0] or len(rows) == 0:
+    first, second = len(batch[0]), len(batch[0]) + len(free[0])
+    order = places
+    if numbers_of(left) is not None and numbers_of(right) is None and not batch[0]:  # weights come second
+        left, right, summed, free = right, left, summed[::-1], free[::-1]
+        order = [*places[:first], *places[second:], *places[first:second]]
+    batches = [shape_of(left)[axis] for axis in batch[0]]
+    rows = [shape_of(left)[axis] for axis in free[0]]
+    if batch[0] or not rows:
         rows = [math.prod(rows)]
-    one = op.shaped(op.full(left, [*batch[0], *left_free, *summed[0]]), [*batches, *rows, sums])
-    other = op.shaped(op.full(right, [*batch[1], *summed[1], *right_free]), [*batches, sums, columns])
-    result = op.matmul(one, other)
-    order = [*places[:first], *(of_left[axis] for axis in left_free), *(of_right[axis] for axis in right_free)]
-    return Value(op.shaped(result, [call.shape[axis] for axis in order]), tuple(order), call.shape)
+    sums = math.prod(shape_of(left)[axis] for axis in summed[0])
+    columns = math.prod(shape_of(right)[axis] for axis in free[1])
+    one = op.shaped(op.transposed(left, [*batch[0], *free[0], *summed[0]]), [*batches, *rows, sums])
+    other = op.shaped(op.transposed(right, [*batch[1], *summed[1], *free[1]]), [*batches, sums, columns])
+    result = op.shaped(op.matmul(one, other), [call.shape[axis] for axis in order])
+    return op.transposed(result, np.argsort(order).tolist())
 
 
-def _free(value: Value, batch: Sequence[int], summed: Sequence[int]) -> list[int]:
-    """The axes that are neither the batch's nor summed over, in the order in which they lie."""
-    return [axis for axis in value.order if axis not in batch and axis not in summed]
-
-
-CONVERTERS: dict[str, Callable[[Arranger, Call], Value]] = {
-    "stablehlo.dot_general": _dot_general,
-    "stablehlo.dot": _dot,
-}
-"""By the operation's name."""
+CONVERSIONS: Conversions = {"stablehlo.dot_general": _dot_general, "stablehlo.dot": _dot}

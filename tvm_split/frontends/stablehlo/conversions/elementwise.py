@@ -1,4 +1,4 @@
-"""Operations on each element by itself. They keep whatever order their operands' axes lie in."""
+"""Operations on each element by itself, of operands that broadcast."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_split.frontends.axis_orders import Arranger, Value, leading_order
 from tvm_split.frontends.compositions import half_to_even, is_infinite, power, shifted
-from tvm_split.frontends.operators import constant, dtype_of, is_float, numbers_of, wide
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
 from tvm_split.frontends.stablehlo.attributes import comparison, integer
 from tvm_split.frontends.stablehlo.conversions.arithmetic import (
     converted,
@@ -23,16 +22,14 @@ from tvm_split.frontends.stablehlo.conversions.arithmetic import (
     polynomial,
     remainder,
 )
-from tvm_split.frontends.stablehlo.values import Call
+from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
 
 Elementwise = Callable[..., relax.Expr]
 
 
-def elementwise(op: Arranger, call: Call, change: Elementwise) -> Value:
-    """``change`` takes the operators and the operands' expressions, which broadcast."""
-    order = leading_order([value for value in call.operands if value.rank == len(call.shape)])
-    expressions = [op.in_order(value, order) if value.rank else value.expr for value in call.operands]
-    return Value(change(op, *expressions), order, call.shape)
+def elementwise(op: Operators, call: Call, change: Elementwise) -> relax.Expr:
+    """``change`` takes the operators and the operands, which broadcast."""
+    return change(op, *call.operands)
 
 
 def _named(name: str) -> Elementwise:
@@ -42,7 +39,7 @@ def _named(name: str) -> Elementwise:
 def _in_float32(name: str) -> Elementwise:
     """TVM has it for float32 and float64 only, or makes too much of its error in half precision."""
 
-    def change(op: Arranger, operand: relax.Expr) -> relax.Expr:
+    def change(op: Operators, operand: relax.Expr) -> relax.Expr:
         dtype = dtype_of(operand)
         return op.cast(getattr(op, name)(op.cast(operand, wide(dtype))), dtype)
 
@@ -50,7 +47,7 @@ def _in_float32(name: str) -> Elementwise:
 
 
 def _bitwise(name: str) -> Elementwise:
-    def change(op: Arranger, *operands: relax.Expr) -> relax.Expr:
+    def change(op: Operators, *operands: relax.Expr) -> relax.Expr:
         kind = "logical" if dtype_of(operands[0]) == "bool" else "bitwise"
         return getattr(op, f"{kind}_{name}")(*operands)
 
@@ -60,13 +57,13 @@ def _bitwise(name: str) -> Elementwise:
 def _of_numbers(name: str, of_booleans: str) -> Elementwise:
     """StableHLO adds and multiplies booleans as well."""
 
-    def change(op: Arranger, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    def change(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
         return getattr(op, of_booleans if dtype_of(left) == "bool" else name)(left, right)
 
     return change
 
 
-def _power(op: Arranger, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
+def _power(op: Operators, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
     dtype = dtype_of(base)
     numbers = numbers_of(exponent)
     if not is_float(dtype) or (numbers is not None and (numbers.size == 1 and float(numbers.reshape(())) % 1 == 0)):
@@ -81,14 +78,14 @@ def _power(op: Arranger, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
     return op.cast(op.where(op.less(base, 0), below, size), dtype)
 
 
-def _compared(op: Arranger, left: relax.Expr, right: relax.Expr, direction: str) -> relax.Expr:
+def _compared(op: Operators, left: relax.Expr, right: relax.Expr, direction: str) -> relax.Expr:
     if dtype_of(left) == "bool":  # of which TVM's comparisons do not compile
         left, right = op.cast(left, "int8"), op.cast(right, "int8")
     names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
     return getattr(op, names[direction])(left, right)
 
 
-def _shift(op: Arranger, operand: relax.Expr, by: relax.Expr, to_the_left: bool = False, logical: bool = False) -> Any:
+def _shift(op: Operators, operand: relax.Expr, by: relax.Expr, to_the_left: bool = False, logical: bool = False) -> Any:
     dtype = dtype_of(operand)
     if not logical:
         return shifted(op, operand, by, to_the_left)
@@ -96,11 +93,11 @@ def _shift(op: Arranger, operand: relax.Expr, by: relax.Expr, to_the_left: bool 
     return op.cast(shifted(op, op.cast(operand, unsigned), op.cast(by, unsigned), False), dtype)
 
 
-def _clamped(op: Arranger, low: relax.Expr, operand: relax.Expr, high: relax.Expr) -> relax.Expr:
+def _clamped(op: Operators, low: relax.Expr, operand: relax.Expr, high: relax.Expr) -> relax.Expr:
     return op.minimum(op.maximum(operand, low), high)
 
 
-def _half_away_from_zero(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
     """TVM's own rounds halves as whatever it compiles to does."""
     size = op.abs(operand)
     below = op.floor(size)
@@ -108,21 +105,21 @@ def _half_away_from_zero(op: Arranger, operand: relax.Expr) -> relax.Expr:
     return op.multiply(op.sign(operand), op.where(is_up, op.add(below, 1), below))
 
 
-def _sign(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def _sign(op: Operators, operand: relax.Expr) -> relax.Expr:
     """Of NaN it is NaN, and of -0 itself, which TVM's own makes 0 of."""
     if not is_float(dtype_of(operand)):
         return op.sign(operand)
     return op.where(op.greater(operand, 0), 1, op.where(op.less(operand, 0), -1, operand))
 
 
-def _cube_root(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def _cube_root(op: Operators, operand: relax.Expr) -> relax.Expr:
     dtype = dtype_of(operand)
     wider = op.cast(operand, wide(dtype))
     third = constant(1 / 3, wide(dtype))
     return op.cast(op.multiply(op.sign(wider), op.power(op.abs(wider), third)), dtype)
 
 
-def _erf_inverse(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def _erf_inverse(op: Operators, operand: relax.Expr) -> relax.Expr:
     """Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011): single precision, as XLA computes it."""
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
@@ -145,11 +142,11 @@ _TAIL = (
 )  # fmt: skip
 
 
-def _is_infinite(op: Arranger, operand: relax.Expr, of_sign: float = 0) -> relax.Expr:
+def _is_infinite(op: Operators, operand: relax.Expr, of_sign: float = 0) -> relax.Expr:
     return op.equal(operand, of_sign * math.inf) if of_sign else is_infinite(op, operand)
 
 
-def _finite(op: Arranger, operand: relax.Expr) -> relax.Expr:
+def _finite(op: Operators, operand: relax.Expr) -> relax.Expr:
     return op.less(op.abs(operand), constant(math.inf, dtype_of(operand)))
 
 
@@ -209,30 +206,24 @@ _BINARY: dict[str, Elementwise] = {
 }
 
 
-def _compare(op: Arranger, call: Call) -> Value:
+def _compare(op: Operators, call: Call) -> relax.Expr:
     (left, right), direction = call.operation.operands, comparison(call.operation)
-    if left == right and is_float(call.operands[0].dtype) and direction in ("EQ", "NE"):
+    value, other = call.operands
+    if left == right and is_float(dtype_of(value)) and direction in ("EQ", "NE"):
         # TVM takes x == x for true: this is how JAX asks for NaN.
-        value = call.operands[0]
-        found = op.isnan(op.cast(value.expr, wide(value.dtype)))
-        return Value(found if direction == "NE" else op.logical_not(found), value.order, value.shape)
-    return elementwise(op, call, partial(_compared, direction=comparison(call.operation)))
+        found = op.isnan(op.cast(value, wide(dtype_of(value))))
+        return found if direction == "NE" else op.logical_not(found)
+    return _compared(op, value, other, direction)
 
 
-def _reduce_precision(op: Arranger, call: Call) -> Value:
+def _reduce_precision(op: Operators, call: Call) -> relax.Expr:
     bits = (integer(call.operation, name) for name in ("exponent_bits", "mantissa_bits"))
-    value = call.operands[0]
-    return Value(less_precise(op, value.expr, *bits), value.order, value.shape)
+    return less_precise(op, call.operands[0], *bits)
 
 
-def _convert(op: Arranger, call: Call) -> Value:
-    return elementwise(op, call, partial(converted, dtype=call.dtype))
-
-
-CONVERTERS: dict[str, Callable[[Arranger, Call], Value]] = {
+CONVERSIONS: Conversions = {
     **{name: partial(elementwise, change=change) for name, change in {**_UNARY, **_BINARY}.items()},
     "stablehlo.compare": _compare,
-    "stablehlo.convert": _convert,
+    "stablehlo.convert": lambda op, call: converted(op, call.operands[0], call.dtype),
     "stablehlo.reduce_precision": _reduce_precision,
 }
-"""By the operation's name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,11 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.axis_orders import Arranger, Value, in_place
-from tvm_split.frontends.operators import constant, is_float, shape_of, wide
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 from tvm_split.frontends.stablehlo.attributes import comparison, integers, pairs
+from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
 from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_along
 from tvm_split.frontends.stablehlo.modules import Array
-from tvm_split.frontends.stablehlo.values import Call
 
 _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
 _OF_TWO = {"add": "add", "multiply": "multiply", "maximum": "maximum", "minimum": "minimum"}
@@ -59,7 +58,7 @@ def _is_neutral(initial: Array | None, kind: str, dtype: str) -> bool:
     return float(initial) == float(neutral(kind, dtype))
 
 
-def _reduce(op: Arranger, call: Call) -> Value | list[Value]:
+def _reduce(op: Operators, call: Call) -> relax.Expr | list[relax.Expr]:
     axes = integers(call.operation, "dimensions")
     if len(call.operands) == 4:
         return _extreme_and_place(op, call, axes)
@@ -67,46 +66,38 @@ def _reduce(op: Arranger, call: Call) -> Value | list[Value]:
         raise ModelImportError(f"it reduces {len(call.operands) // 2} tensors at once")
     kind = combined_by(call.operation)
     value, initial = call.operands
-    if kind in ("and", "or") and value.dtype != "bool":
+    if kind in ("and", "or") and call.dtype != "bool":
         raise ModelImportError(
-            f"it combines the bits of {value.dtype} by {kind}; all and any of booleans can be imported"
+            f"it combines the bits of {call.dtype} by {kind}; all and any of booleans can be imported"
         )
-    if not all(value.shape[axis] for axis in axes):  # there is nothing to reduce
-        return in_place(op.repeated(op.shaped(initial.expr, [1] * len(call.shape)), call.shape))
-    result = reduced(op, value, axes, kind)
+    if not all(call.shape_of(0)[axis] for axis in axes):  # there is nothing to reduce
+        return op.shaped(initial, [1] * len(call.shape))
+    repeats = any(shape_of(value)[axis] != call.shape_of(0)[axis] for axis in axes)
+    result = reduced(op, call[0] if repeats else value, axes, kind)
     if not _is_neutral(call.known[1], kind, call.dtype):
-        result = Value(_with(op, kind, result.expr, initial.expr), result.order, result.shape)
+        result = _with(op, kind, result, initial)
     return result
 
 
-def reduced(op: Arranger, value: Value, axes: Sequence[int], kind: str) -> Value:
+def reduced(op: Operators, value: relax.Expr, axes: Sequence[int], kind: str) -> relax.Expr:
     """``value`` reduced over ``axes``; half precision is accumulated in float32."""
-    order = _order_left(value.order, axes)
-    shape = tuple(size for axis, size in enumerate(value.shape) if axis not in axes)
-    expr = op.full(value, value.order) if any(map(value.repeats, axes)) else value.expr
-    computed = "int8" if value.dtype == "bool" else wide(value.dtype)
-    places = sorted(value.order.index(axis) for axis in axes)
-    result = getattr(op, _OVER_AXES[kind])(op.cast(expr, computed), places) if places else op.cast(expr, computed)
-    if value.dtype == "bool":
-        result = op.not_equal(result, 0) if kind in ("add", "multiply") else result
-    return Value(op.cast(result, value.dtype), order, shape)
+    dtype = dtype_of(value)
+    value = op.cast(value, "int8" if dtype == "bool" else wide(dtype))
+    result = getattr(op, _OVER_AXES[kind])(value, list(axes)) if axes else value
+    if dtype == "bool" and kind in ("add", "multiply"):
+        result = op.not_equal(result, 0)
+    return op.cast(result, dtype)
 
 
-def _order_left(order: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    """An order of axes without those ``axes``, the others numbered as they follow each other."""
-    left = sorted(axis for axis in order if axis not in axes)
-    return tuple(left.index(axis) for axis in order if axis not in axes)
-
-
-def _with(op: Arranger, kind: str, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+def _with(op: Operators, kind: str, left: relax.Expr, right: relax.Expr) -> relax.Expr:
     if kind not in _OF_TWO:
         return op.logical_and(left, right) if kind == "and" else op.logical_or(left, right)
     return getattr(op, _OF_TWO[kind])(left, right)
 
 
-def _extreme_and_place(op: Arranger, call: Call, axes: Sequence[int]) -> list[Value]:
+def _extreme_and_place(op: Operators, call: Call, axes: Sequence[int]) -> list[relax.Expr]:
     """The largest or smallest element and its place: what argmax and argmin are written as."""
-    value, places = call.operands[:2]
+    value = call[0]
     counted = call.known[1]
     block = call.operation.regions[0].blocks[0]
     is_largest = _keeps_the_larger(block)
@@ -114,8 +105,7 @@ def _extreme_and_place(op: Arranger, call: Call, axes: Sequence[int]) -> list[Va
         raise ModelImportError("it reduces two tensors in a way of its own; of these only argmax and argmin are known")
     extreme = reduced(op, value, axes, "maximum" if is_largest else "minimum")
     find = op.argmax if is_largest else op.argmin
-    found = find(op.full(value, value.order), value.order.index(axes[0]))
-    return [extreme, Value(op.cast(found, places.dtype), extreme.order, extreme.shape)]
+    return [extreme, op.cast(find(value, axes[0]), dtype_of(call.operands[1]))]
 
 
 def _keeps_the_larger(block: Any) -> bool | None:
@@ -136,11 +126,11 @@ def _counts(places: Array, axis: int) -> bool:
     return bool((moved == np.arange(moved.shape[-1])).all())
 
 
-def _reduce_window(op: Arranger, call: Call) -> Value:
+def _reduce_window(op: Operators, call: Call) -> relax.Expr:
     if len(call.operands) != 2:
         raise ModelImportError(f"it reduces {len(call.operands) // 2} tensors at once")
-    (value, _), operation = call.operands, call.operation
-    kind, rank = combined_by(operation), value.rank
+    operation = call.operation
+    kind, rank = combined_by(operation), len(call.shape)
     window, ones = integers(operation, "window_dimensions"), [1] * rank
     strides, spread, dilation = (
         integers(operation, name, ones) for name in ("window_strides", "base_dilations", "window_dilations")
@@ -152,34 +142,32 @@ def _reduce_window(op: Arranger, call: Call) -> Value:
         axis for axis in range(rank) if (window[axis], strides[axis], spread[axis], padding[axis]) != (1, 1, 1, (0, 0))
     ]
     if not along:
-        return value
+        return call.operands[0]
     if len(along) == 1 and strides == spread == dilation == ones and kind in ("add", "multiply"):
         (axis,) = along
-        size = value.shape[axis]
+        size = call.shape_of(0)[axis]
         if window[axis] == size and padding[axis] in ((size - 1, 0), (0, size - 1)):
-            return _running(op, value, axis, kind, is_from_the_end=padding[axis][0] == 0)
+            return _running(op, call[0], axis, kind, is_from_the_end=padding[axis][0] == 0)
     return _pooled(op, call, kind, along, (window, strides, spread, dilation), padding)
 
 
-def _running(op: Arranger, value: Value, axis: int, kind: str, is_from_the_end: bool) -> Value:
-    turned = reversed_along(op, value, [axis]) if is_from_the_end else value
-    expr, dtype = op.full(turned, turned.order), wide(value.dtype)
-    scan = op.cumsum if kind == "add" else op.cumprod
-    scanned = op.cast(scan(op.cast(expr, dtype), value.order.index(axis), dtype), value.dtype)
-    result = Value(scanned, value.order, value.shape)
-    return reversed_along(op, result, [axis]) if is_from_the_end else result
+def _running(op: Operators, value: relax.Expr, axis: int, kind: str, is_from_the_end: bool) -> relax.Expr:
+    dtype, turned = dtype_of(value), [axis] * is_from_the_end
+    value = op.cast(reversed_along(op, value, turned), wide(dtype))
+    scanned = (op.cumsum if kind == "add" else op.cumprod)(value, axis, wide(dtype))
+    return reversed_along(op, op.cast(scanned, dtype), turned)
 
 
 def _pooled(
-    op: Arranger,
+    op: Operators,
     call: Call,
     kind: str,
     along: list[int],
     windows: tuple[list[int], ...],
     padding: Sequence[tuple[int, int]],
-) -> Value:
-    """As pooling over one to three axes of space; the others are batch and channels, in the order in which they lie."""
-    value, dtype = call.operands[0], call.dtype
+) -> relax.Expr:
+    """As pooling over one to three axes of space; the others are batch and channels."""
+    value, dtype = call[0], call.dtype
     if len(along) > 3 or kind not in ("add", "maximum", "minimum") or not is_float(dtype):
         raise ModelImportError(
             f"it combines windows of {dtype} over {len(along)} axes by {kind}; "
@@ -187,7 +175,7 @@ def _pooled(
         )
     window, strides, spread, dilation = ([numbers[axis] for axis in along] for numbers in windows)
     filling = float(neutral(kind, dtype))
-    low, high, inner = [0] * value.rank, [0] * value.rank, [0] * value.rank
+    low, high, inner = ([0] * len(call.shape) for _ in range(3))
     for place, axis in enumerate(along):
         reach = (window[place] - 1) * dilation[place]
         inner[axis] = spread[place] - 1
@@ -195,13 +183,13 @@ def _pooled(
             low[axis], high[axis] = padding[axis]
     value = padded(op, value, low, high, inner, filling)
     left = [(padding[axis][0] - low[axis], padding[axis][1] - high[axis]) for axis in along]
-    others = [axis for axis in value.order if axis not in along]
-    sizes = [value.shape[axis] for axis in others]
+    others = [axis for axis in range(len(call.shape)) if axis not in along]
+    sizes = [shape_of(value)[axis] for axis in others]
     computed = wide(dtype)
     # Pooling wants a batch and channels.
-    data = op.cast(op.full(value, [*others, *along]), computed)
+    data = op.cast(op.transposed(value, [*others, *along]), computed)
     two = sizes if len(sizes) == 2 else [1, math.prod(sizes)]
-    data = op.shaped(data, [*two, *(value.shape[axis] for axis in along)])
+    data = op.shaped(data, [*two, *shape_of(data)[len(others) :]])
     lows, highs = zip(*left, strict=True)
     options = {"strides": strides, "padding": [*lows, *highs], "dilation": dilation}
     if kind == "add":
@@ -211,13 +199,11 @@ def _pooled(
         turned = op.negative(data) if kind == "minimum" else data
         pooled = getattr(op.nn, f"max_pool{len(along)}d")(turned, window, **options)
         pooled = op.negative(pooled) if kind == "minimum" else pooled
-    order = (*others, *along)
     result = op.shaped(op.cast(pooled, dtype), [*sizes, *shape_of(pooled)[2:]])
-    return Value(result, order, call.shape)
+    return op.transposed(result, np.argsort([*others, *along]).tolist())
 
 
-CONVERTERS: dict[str, Callable[[Arranger, Call], Value | list[Value]]] = {
+CONVERSIONS: Conversions = {
     "stablehlo.reduce": _reduce,
     "stablehlo.reduce_window": _reduce_window,
 }
-"""By the operation's name."""

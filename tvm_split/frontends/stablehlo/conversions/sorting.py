@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.axis_orders import Arranger, Value, in_place
-from tvm_split.frontends.operators import dtype_of, is_float, wide
+from tvm_split.frontends.operators import Operators, dtype_of, is_float, wide
 from tvm_split.frontends.stablehlo.attributes import comparison, integer
-from tvm_split.frontends.stablehlo.values import Call
+from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
 
 
-def _sort(op: Arranger, call: Call) -> list[Value]:
-    axis = integer(call.operation, "dimension", -1) % max(call.operands[0].rank, 1)
+def _sort(op: Operators, call: Call) -> list[relax.Expr]:
+    axis = integer(call.operation, "dimension", -1) % max(len(call.shape), 1)
     key, is_descending = _key(call.operation.regions[0].blocks[0])
-    value = call.operands[key]
-    order = value.order
-    place = order.index(axis)
-    where = op.argsort(_sortable(op, op.full(value, order)), place, is_descending, dtype="int64")
-    return [Value(op.gather_elements(op.full(each, order), where, place), order, each.shape) for each in call.operands]
+    where = op.argsort(_sortable(op, call[key]), axis, is_descending, dtype="int64")
+    return [op.gather_elements(call[place], where, axis) for place in range(len(call.operands))]
 
 
-def _sortable(op: Arranger, key: relax.Expr) -> relax.Expr:
+def _sortable(op: Operators, key: relax.Expr) -> relax.Expr:
     """In a dtype of which TVM's order is right: of bfloat16 it is not, and of small integers there is none.
 
     NaN is the greatest in JAX's order, and has no place in TVM's: it counts as infinity.
@@ -65,16 +60,13 @@ def _arguments_of(value: ir.Value, arguments: list[ir.Value]) -> list[int]:
     return []
 
 
-def _top_k(op: Arranger, call: Call) -> list[Value]:
-    (value,) = call.operands
+def _top_k(op: Operators, call: Call) -> list[relax.Expr]:
     attributes = call.operation.attributes
     options = ir.DictAttr(attributes["composite_attributes"]) if "composite_attributes" in attributes else attributes
     count = ir.IntegerAttr(options["k"]).value
-    data = op.full(value)
-    where = op.topk(_sortable(op, data), count, value.rank - 1, "indices", True, "int32")
-    largest = op.gather_elements(data, op.cast(where, "int64"), value.rank - 1)
-    return [in_place(largest), in_place(where)]
+    data, axis = call[0], len(call.shape) - 1
+    where = op.topk(_sortable(op, data), count, axis, "indices", True, "int32")
+    return [op.gather_elements(data, op.cast(where, "int64"), axis), where]
 
 
-CONVERTERS: dict[str, Callable[[Arranger, Call], list[Value]]] = {"stablehlo.sort": _sort, "chlo.top_k": _top_k}
-"""By the operation's name."""
+CONVERSIONS: Conversions = {"stablehlo.sort": _sort, "chlo.top_k": _top_k}

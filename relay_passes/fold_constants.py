@@ -1,4 +1,4 @@
-"""Fold small: compute arithmetic and views of constants with numpy.
+"""Fold constants: compute arithmetic and views of constants with numpy, in passes and while a network is imported.
 
 Requires: a normalised function ``main``.
 Ensures: the operators below, on constants alone, are constants.
@@ -10,6 +10,7 @@ left to it are the operators that are not named here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,11 +39,30 @@ _VIEWS = frozenset(
     f"relax.{name}"
     for name in ("reshape", "expand_dims", "squeeze", "flatten", "broadcast_to", "permute_dims", "astype")
 )
+
+
+def _flipped(call: relax.Call, data: Array) -> Array:
+    return np.ascontiguousarray(np.flip(data, int(call.attrs.axis)))
+
+
+def _dequantized(call: relax.Call, data: Array, scale: Array, zero_point: Array) -> Array:
+    shape = [1] * data.ndim
+    if scale.ndim and data.ndim:
+        shape[int(call.attrs.axis)] = scale.size
+    zero_point = zero_point.astype("int64").reshape(shape if zero_point.ndim else ())
+    # The difference is exact, and the product is rounded once.
+    whole = (data.astype("int64") - zero_point).astype("float32")
+    return np.asarray(whole * (scale.reshape(shape) if scale.ndim else scale))
+
+
+_OTHERS: dict[str, Callable[..., Array]] = {"relax.flip": _flipped, "relax.dequantize": _dequantized}
+MOST_ELEMENTS = 1 << 20
+"""Of a result that is larger than its operands: what only repeats a constant is repeated where it is used."""
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldSmall")
-class FoldSmall:
+@tvm.transform.module_pass(opt_level=0, name="FoldConstants")
+class FoldConstants:
     """Fold arithmetic and views of constants in the function ``main``."""
 
     def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
@@ -57,14 +77,18 @@ def _replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder)
 def folded(expression: relax.Expr) -> Array | None:
     """The value of a call on constants, or None if it is not one of those that are computed here."""
     operator = operator_name(expression)
-    if operator not in _ELEMENTWISE and operator not in _VIEWS:
+    if operator not in _ELEMENTWISE and operator not in _VIEWS and operator not in _OTHERS:
         return None
     tensors = [argument for argument in expression.args if isinstance(argument.ty, relax.TensorType)]
     if not isinstance(expression.ty, relax.TensorType) or not all(map(is_tensor_constant, tensors)):
         return None
     arrays: list[Array] = [tensor.value.numpy() for tensor in tensors]
     shape = shape_of(expression)
+    if math.prod(shape) > max(MOST_ELEMENTS, *(array.size for array in arrays)):
+        return None
     dtype = np.dtype(str(expression.ty.dtype))
+    if operator in _OTHERS:
+        return _OTHERS[operator](expression, *arrays)
     if operator == "relax.permute_dims":
         axes = expression.attrs.axes
         return np.ascontiguousarray(arrays[0].transpose(None if axes is None else [int(axis) for axis in axes]))

@@ -5,7 +5,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_passes.fold_small import FoldSmall
+from relay_passes.fold_constants import FoldConstants
 from tests.helpers.placements import run
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype("float32")
@@ -42,7 +42,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_constants_become_what_the_compiler_computes(name: str) -> None:
     before = relax.transform.Normalize()(module_of(CASES[name]))
-    after = FoldSmall()(before)
+    after = FoldConstants()(before)
     assert after.script().count("R.call") == 0
     operators = [binding.value.op.name for binding in after["main"].body.blocks[0].bindings[:-1]]
     assert operators == ["relax.add"]
@@ -58,6 +58,6 @@ def test_a_constant_result_stays_a_variable() -> None:
             table = builder.emit(relax.op.sqrt(relax.const(B)), name_hint="table")
             result = builder.emit_output(relax.Tuple([table, x]))
         builder.emit_func_output(result)
-    after = FoldSmall()(builder.get())
+    after = FoldConstants()(builder.get())
     assert all(isinstance(field, relax.Var) for field in after["main"].body.blocks[0].bindings[-1].value.fields)
     np.testing.assert_allclose(run(after, np.zeros(3, "float32"))[0], np.sqrt(B), rtol=1e-6)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tvm_split.errors import ReferenceFailedError, VerificationError
+from tvm_split.frontends.reference import Arranged, InChildProcess
+
+X = np.arange(6, dtype="float32").reshape(2, 3)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Twice the input; or what a framework does that cannot run a file."""
+
+    fault: str = ""
+
+    def outputs(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        if self.fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.fault == "hang":
+            time.sleep(600)
+        if self.fault == "memory":
+            return (np.ones(1 << 30),)
+        if self.fault == "refusal":
+            raise VerificationError("it knows no such operator")
+        if self.fault == "error":
+            raise KeyError("name")
+        return tuple(2 * each for each in inputs)
+
+    def values(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        yield "first", inputs[0]
+        yield from (("second", output) for output in self.outputs(inputs))
+
+
+def test_answers_come_from_the_child() -> None:
+    reference = InChildProcess(Reference())
+    (output,) = reference.outputs([X])
+    np.testing.assert_array_equal(output, 2 * X)
+    assert [name for name, _ in reference.values([X])] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("crash", "SIGSEGV"),
+        ("hang", "within 5 s"),
+        ("memory", "more memory"),
+        ("error", "KeyError"),
+        ("refusal", "it knows no"),
+    ],
+)
+def test_what_a_file_makes_a_framework_do_is_an_error_that_says_how_to_go_on(fault: str, told: str) -> None:
+    reference = InChildProcess(Reference(fault), timeout_seconds=5, memory_bytes=2 << 30)
+    with pytest.raises(VerificationError, match=told) as raised:
+        reference.outputs([X])
+    assert fault == "refusal" or (
+        isinstance(raised.value, ReferenceFailedError) and "verify=False" in str(raised.value)
+    )
+    (output,) = InChildProcess(Reference()).outputs([X])
+    np.testing.assert_array_equal(output, 2 * X)
+
+
+def test_an_iteration_that_ends_early_leaves_nothing_behind() -> None:
+    reference = InChildProcess(Reference())
+    for name, _ in reference.values([X]):
+        assert name == "first"
+        break
+    assert len(reference.outputs([X, X])) == 2
+
+
+def test_values_have_their_axes_in_the_order_of_the_variables() -> None:
+    values = dict(Arranged(Reference(), {"first": (1, 0), "second": (0, 1)}).values([X]))
+    np.testing.assert_array_equal(values["first"], X.T)
+    np.testing.assert_array_equal(values["second"], 2 * X)

@@ -1,0 +1,189 @@
+"""The source framework's own answers, which the compiled network is compared with.
+
+References of files and bytes are computed in a child process: what a file makes a framework do (crash, never end, take
+all memory) ends that process, and becomes an error. `python -m tvm_split.frontends.reference FD` is the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvm_split.errors import ReferenceFailedError, VerificationError, last_line
+
+if TYPE_CHECKING:
+    from tvm_split.model import Reference
+
+Array = np.ndarray[Any, Any]
+
+TIMEOUT_SECONDS = 900.0
+"""Until the next answer: for one input, or the values of some layers."""
+
+_IDLE_SECONDS = 60.0
+"""A child that is not asked for so long ends, and gives its memory back; the next question starts another one."""
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """The answers of ``reference``, values with their axes in the order in which the module's variables have them."""
+
+    reference: Reference
+    orders: Mapping[str, tuple[int, ...]]
+
+    def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return self.reference.outputs(inputs)
+
+    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        for variable, value in self.reference.values(inputs):
+            yield variable, np.array(value.transpose(self.orders[variable]), order="C")
+
+
+@dataclass(frozen=True)
+class InChildProcess:
+    """The answers of ``reference``, which can be pickled, computed by a child process.
+
+    Raises ReferenceFailedError where the child crashes, gives no answer for ``timeout_seconds``, or needs more than
+    ``memory_bytes`` (left out: nine tenths of what is free when it starts).
+    """
+
+    reference: Reference
+    timeout_seconds: float = TIMEOUT_SECONDS
+    memory_bytes: int | None = None
+
+    def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(array for _, array in self._asked("outputs", inputs))
+
+    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        return self._asked("values", inputs)
+
+    def _asked(self, method: str, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        child = _idle_child(self.memory_bytes) or _started(self.memory_bytes)
+        try:
+            yield from child.answers(self, method, inputs)
+        except BaseException:  # among them the end of an iteration: there may be answers on the way
+            child.end()
+            raise
+        _IDLE.append(child)
+
+
+@dataclass
+class _Child:
+    """A process that answers for one reference after another; ``holds`` is the last one that it was given."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    memory_bytes: int | None
+    holds: weakref.ref[Reference] | None = None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+    def answers(self, asking: InChildProcess, method: str, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        is_known = self.holds is not None and self.holds() is asking.reference
+        try:
+            self.connection.send((None if is_known else asking.reference, method, list(inputs)))
+            self.holds = weakref.ref(asking.reference)
+            while True:
+                if not self.connection.poll(asking.timeout_seconds):
+                    raise _failed(f"gave no answer within {asking.timeout_seconds:g} s")
+                name, answer = self.connection.recv()
+                if isinstance(answer, Exception):
+                    raise answer
+                if answer is None:
+                    return
+                yield name, answer
+        except (EOFError, OSError) as error:
+            raise _failed(f"ended with {_ending(self.process.wait())}") from error
+
+
+_IDLE: list[_Child] = []
+
+
+def _idle_child(memory_bytes: int | None) -> _Child | None:
+    """A child that waits, with this limit; others, and those that have ended, are left."""
+    while _IDLE:
+        child = _IDLE.pop()
+        if child.memory_bytes == memory_bytes and child.process.poll() is None and not child.connection.poll():
+            return child
+        child.end()
+    return None
+
+
+def _started(memory_bytes: int | None) -> _Child:
+    mine, other = Pipe()
+    command = [sys.executable, "-m", "tvm_split.frontends.reference", str(other.fileno()), str(memory_bytes or 0)]
+    process = subprocess.Popen(  # noqa: S603
+        command,
+        pass_fds=[other.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    other.close()
+    return _Child(process, mine, memory_bytes)
+
+
+def _failed(what: str) -> ReferenceFailedError:
+    return ReferenceFailedError(
+        f"the source framework's own run of this model, in a process of its own, {what}: there is nothing to compare "
+        "with; verify=False, or --no-verify, compiles it unchecked"
+    )
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def _answer(connection: Connection) -> None:
+    """Answer until the parent ends, or asks for nothing for a while."""
+    reference: Any = None
+    while connection.poll(_IDLE_SECONDS):
+        try:
+            given, method, inputs = connection.recv()
+            reference = given or reference
+            if method == "values":
+                for variable, value in reference.values(inputs):
+                    connection.send((variable, value))
+            else:
+                for output in reference.outputs(inputs):
+                    connection.send(("", output))
+            connection.send(("", None))
+        except EOFError:
+            return
+        except MemoryError:
+            connection.send(("", _failed("needs more memory than there is")))
+        except VerificationError as error:
+            connection.send(("", error))
+        except Exception as error:
+            connection.send(("", _failed(f"failed ({type(error).__name__}: {last_line(error)})")))
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    """Let this process, and not another one, end where memory is short."""
+    import resource
+
+    from rpc_runtime.hardware import available_memory_bytes
+
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    limit = limit_bytes or int(0.9 * available_memory_bytes())
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+if __name__ == "__main__":
+    _limit_memory(int(sys.argv[2]))
+    _answer(Connection(int(sys.argv[1])))
