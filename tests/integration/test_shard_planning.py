@@ -241,7 +241,7 @@ def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_
     found.save(tmp_path / "plan.json")
     assert tvm_split.Plan.load(tmp_path / "plan.json") == found
     content = json.loads((tmp_path / "plan.json").read_text())
-    content["stages"][0]["shard"]["parts"][0]["share"] = 0.5001
+    content["stages"][0]["shares"] = [0.5001, 0.4999]
     assert tvm_split.Plan.from_dict(content).prediction is None
     profile = pose(convolutions, cluster, PlanRequest()).profile
     by_profile = tvm_split.plan(convolutions, cluster, shards=shards, profile=profile)
