@@ -60,6 +60,10 @@ class Message(Protocol):
         """Its frames, the next one when the one before has left."""
         ...
 
+    def left(self) -> None:
+        """Its last frame has left."""
+        ...
+
 
 @dataclass(slots=True)
 class Frames:
@@ -69,6 +73,8 @@ class Frames:
 
     def frames(self) -> Iterator[bytes]:
         return iter(self.ready)
+
+    def left(self) -> None: ...
 
 
 class LinkEnd:
@@ -105,6 +111,7 @@ class LinkEnd:
         self._carrier: Carrier | None = None
         self._has_slots = False
         self._draining = False
+        self._waits = False
         self._also: list[bytes] = []
 
     @property
@@ -120,7 +127,7 @@ class LinkEnd:
         """Says a frame of the carrier's own before all else."""
         with self._lock:
             self._also.append(frame)
-            self._wake.notify()
+            self._wake_locked()
         self.flush()
 
     def receive(self, frame: Frame) -> None:
@@ -162,6 +169,7 @@ class LinkEnd:
                 yield HEARTBEAT
             else:
                 yield from message.frames()
+                message.left()
 
     def serve(self, send: Callable[[bytes], None]) -> None:
         """Says by ``send`` what there is, until the link is closed. For one thread, which waits here.
@@ -170,8 +178,8 @@ class LinkEnd:
             Exception: a tensor cannot be copied, as by a GPU that fails.
         """
         for message in self._messages():
-            for frame in message.frames() if message is not None else ():
-                send(frame)
+            if message is not None:
+                _say(message, send)
 
     def _messages(self) -> Iterator[Message | None]:
         """What there is to say, until the link is closed; None when there was nothing for a beat."""
@@ -179,7 +187,10 @@ class LinkEnd:
             with self._lock:
                 while (message := self._begin_locked()) is None and not self._closed:
                     begin = self._liveness.clock()
-                    if not self._wake.wait(self.timeouts.beat_seconds):
+                    self._waits = True
+                    has_come = self._wake.wait(self.timeouts.beat_seconds)
+                    self._waits = False
+                    if not has_come:
                         self.require_life(begin)
                         break
                 if self._closed:
@@ -203,8 +214,7 @@ class LinkEnd:
             message = self._begin_locked()
             self._draining = message is not None
         while message is not None:
-            for frame in message.frames():
-                send(frame)
+            _say(message, send)
             with self._lock:
                 if self._closed:
                     return
@@ -216,6 +226,11 @@ class LinkEnd:
         """Tells the carrier that there may be something to say. For any thread, without the lock."""
         if self._carrier is not None:
             self._carrier.wake()
+
+    def _wake_locked(self) -> None:
+        """There may be something to say; `flush` comes after."""
+        if self._waits:
+            self._wake.notify()
 
     def _begin_locked(self) -> Message | None:
         if self._also:
@@ -263,3 +278,9 @@ class LinkEnd:
     def close(self) -> None:
         with self._lock:
             self.close_locked()
+
+
+def _say(message: Message, send: Callable[[bytes], None]) -> None:
+    for frame in message.frames():
+        send(frame)
+    message.left()

@@ -67,27 +67,28 @@ class _Parcel:
     value: Any
     flags: FrameFlag
     start: int
+    size_bytes: int
+    """Of the tensor as it travels, which a codec may have written in fewer."""
 
     def frames(self) -> Iterator[bytes]:
-        link, index, coder = self.link, self.sending.route.tensor_index, self.sending.coder
-        if self.slot is not None:
-            yield from self.slot.send(self.value, self._header())
-            self._has_left(self.sending.route.tensor.size_bytes)
-            return
-        data = link.as_bytes(self.value)
+        if self.slot is None:
+            return self._tensor_frames()
+        index = self.sending.route.tensor_index
+        header = shared_tensor_frame(index, self.sequence, self.slot_index, self.size_bytes)
+        return self.slot.send(self.value, header)
+
+    def _tensor_frames(self) -> Iterator[bytes]:
+        data, coder = self.link.as_bytes(self.value), self.sending.coder
         if coder is not None:
             data = coder.encode(data)
-        for frame in tensor_frames(index, self.sequence, data, self.flags):
-            yield frame  # a stream asks for the next frame when the network has taken this one
-            link.station.moved()
-        self._has_left(data.size)
+        self.size_bytes = data.size
+        for frame in tensor_frames(self.sending.route.tensor_index, self.sequence, data, self.flags):
+            yield frame  # the next one is asked for when the network has taken this one
+            self.link.station.moved()
 
-    def _header(self) -> bytes:
+    def left(self) -> None:
         route = self.sending.route
-        return shared_tensor_frame(route.tensor_index, self.sequence, self.slot_index, route.tensor.size_bytes)
-
-    def _has_left(self, size_bytes: int) -> None:
-        self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now(), size_bytes)
+        self.link.station.transferred(SEND, route, self.sequence, self.start, now(), self.size_bytes)
 
 
 class OutgoingLink(LinkEnd):
@@ -129,7 +130,7 @@ class OutgoingLink(LinkEnd):
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
         """Queues a tensor, whose content must not change any more. There must be room. ``flush`` comes after."""
         self._outbox.put(tensor, sequence, value)
-        self._wake.notify()
+        self._wake_locked()
 
     def _use_slots(self, route: PlannedRoute, slots: Sequence[Slot]) -> None:
         sending = self._sending[route.tensor_index]
@@ -146,7 +147,8 @@ class OutgoingLink(LinkEnd):
         flags = FrameFlag.WAITED if departure.waited else FrameFlag.NONE
         index = chosen.free.popleft() if chosen.free else 0
         slot = chosen.slots[index] if chosen.slots else None
-        return _Parcel(self, chosen, index, slot, departure.sequence, departure.value, flags, start)
+        size_bytes = chosen.route.tensor.size_bytes
+        return _Parcel(self, chosen, index, slot, departure.sequence, departure.value, flags, start, size_bytes)
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
@@ -178,7 +180,7 @@ class OutgoingLink(LinkEnd):
                 )
             sending.free.extend(freed)
             window.credit(frame.sequence, depth, now())
-            self._wake.notify()
+            self._wake_locked()
         self.flush()
 
     def close_locked(self) -> None:
@@ -351,7 +353,7 @@ class IncomingLink(LinkEnd):
         with self._lock:
             starves = waited and receiving.window.may_widen and self.station.starves_locked(route, sequence)
             if self._grants.arrive(route.tensor_index, waited, starves):
-                self._wake.notify()
+                self._wake_locked()
         release = partial(self._release_locked, receiving, slot, index)
         self.station.transferred(RECEIVE, route, sequence, start, now(), last.total)
         self.station.deliver(route, sequence, slot.value, release)
@@ -363,7 +365,7 @@ class IncomingLink(LinkEnd):
             receiving.freed.append(index)
         elif self._reuse and not self._closed:
             receiving.free.append(slot)
-        self._wake.notify()
+        self._wake_locked()
 
     def _next_locked(self) -> Frames | None:
         frames = []

