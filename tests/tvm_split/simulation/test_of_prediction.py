@@ -23,6 +23,7 @@ from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Certificate, CodedLink, predict
 from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.planner.profile import StreamingCost
+from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.step_graph import StepGraph, Transfer, lower
 from tvm_split.simulation.of_prediction import scenario_of, scenario_of_plan, with_measured_compute
 from tvm_split.simulation.scenario import MachineTimes, Scenario
@@ -59,7 +60,7 @@ def planned(
     used = tuple(dict.fromkeys(each.machines[0] for each in parts.steps))
     sharding = Sharding("rows", "each") if len(used) > 1 else None
     stage = Stage(used, ("layer_0",), (1 / len(used),) * len(used), "stage", sharding)
-    return Plan("net", "latency", "test", machines, (stage,), prediction)
+    return Plan("net", "latency", "test", machines, (stage,), prediction, request=PlanRequest(objective="latency"))
 
 
 def begins(found: Simulation, stage: str) -> list[float]:
