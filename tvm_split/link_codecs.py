@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
-from rpc_runtime.program.program import CLIENT, Route
+from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.codecs import is_available
 from rpc_runtime.transports.transport import AUTO, DEFAULT, Host, uses_codecs
 from tvm_split.cluster.cluster import Cluster

@@ -20,13 +20,13 @@ import tvm
 from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.stage_executable import Tensor, find_device, first_line, load_library
+from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
 from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.hardware import available_memory_bytes
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.measurements import now
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.runner import Bytes
 
 ALIGNMENT_BYTES = 256
 PATTERN_VALUES = 1 << 18

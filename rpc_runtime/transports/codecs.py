@@ -16,9 +16,9 @@ import numpy as np
 
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.codec import SCALE_BYTES, Codec, by_channel, encoded_bytes
-from rpc_runtime.program.interface import Array, Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Array, Bytes
 
 LIBRARIES = {Codec.LZ4: ("lz4.block", "lz4"), Codec.ZSTD: ("zstandard", "zstandard")}
 """Of each codec that needs one: the module, and the package that has it."""
@@ -40,7 +40,7 @@ def is_available(codec: Codec) -> bool:
         return False
 
 
-def require_available(routes: Iterable[PlannedRoute]) -> None:
+def require_available(routes: Iterable[Route]) -> None:
     """Raise a `WorkerError` if this process lacks what the codec of a route needs; names the package."""
     for route in routes:
         if not is_available(route.codec):
@@ -107,7 +107,7 @@ class TensorCoder:
             ) from error
 
 
-def coder_of(route: PlannedRoute) -> TensorCoder | None:
+def coder_of(route: Route) -> TensorCoder | None:
     """What encodes or decodes a route's tensor in a stream; None where it travels as it is."""
     return None if route.codec is Codec.NONE else TensorCoder(route.codec, route.tensor)
 

@@ -14,7 +14,7 @@ import torch
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.relay import Relay
 from tests.helpers.shaped_network import can_shape, shaped_workers
 from tests.helpers.smooth_network import CROSSING_BYTES, CUT, smooth_network

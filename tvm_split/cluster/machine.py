@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options

@@ -20,7 +20,8 @@ from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
-from rpc_runtime.program.program import Program, Route, StageSpec
+from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.transport import uses_codecs
 from tvm_split.deployment.report_advice import advice_for

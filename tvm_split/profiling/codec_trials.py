@@ -11,10 +11,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import Program, Route, TensorSpec
+from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.codecs import TensorCoder
 from tvm_split.planner.codec_choice import CodecTrial
 
@@ -31,7 +32,7 @@ class CodecTrials:
         self._codecs: Mapping[str, Codec] = {}
         self.crossing: dict[str, np.ndarray] = {}
         """What crosses links without codecs, by the tensors' names."""
-        self._pipeline = InProcessPipeline(program, blob_path, on_calling_thread=False, crossing=self._cross)
+        self._pipeline = InProcessRunner(program, blob_path, on_calling_thread=False, crossing=self._cross)
         self._outputs = self._pipeline.run(inputs)
 
     def _cross(self, route: Route, array: np.ndarray) -> np.ndarray:

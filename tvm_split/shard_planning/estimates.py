@@ -15,7 +15,7 @@ from relay_passes.contract import (
     used_variables,
 )
 from relay_passes.rewrite import is_tensor_constant
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.compiler.describe import calls, size_bytes
 from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
 from tvm_split.model import Model

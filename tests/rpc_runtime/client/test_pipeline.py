@@ -16,13 +16,14 @@ import pytest
 from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.errors import InputError, WorkerError
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.interface import StagePipeline
 from rpc_runtime.program.measurements import StageStatistics
-from rpc_runtime.program.program import CLIENT, RouteCodec
+from rpc_runtime.program.program import RouteCodec
+from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.runner import Runner
 from rpc_runtime.transports import shared_memory
 from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -62,7 +63,7 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
 ) -> None:
     program = make(maker)
     batches = batches_for(program, count)
-    with InProcessPipeline(program, maker.blob_path) as reference:
+    with InProcessRunner(program, maker.blob_path) as reference:
         expected = list(reference.stream(batches))
     with open_on(workers, program, maker) as pipeline:
         results = list(pipeline.stream(batches))
@@ -126,7 +127,7 @@ def test_a_worker_without_what_a_codec_needs_says_so(start: Start, maker: Progra
     addresses = {name: ready(start(*arguments, name, PYTHONPATH=str(tmp_path))) for name in (A, B)}
     endpoints = {name: WorkerEndpoint(name, address) for name, address in addresses.items()}
     with pytest.raises(WorkerError, match=r"machine-.*needs the package 'zstandard'.*tvm-split\[codecs\]"):
-        Pipeline.open(program, endpoints, maker.blob_path)
+        Session.open(program, endpoints, maker.blob_path)
 
 
 @pytest.mark.slow
@@ -154,7 +155,7 @@ def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, mak
 def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: ProgramMaker, in_flight: int) -> None:
     program = skips(maker)
     batches = batches_for(program, 40)
-    with InProcessPipeline(program, maker.blob_path) as reference:
+    with InProcessRunner(program, maker.blob_path) as reference:
         expected = list(reference.stream(batches))
     fed = 0
 
@@ -204,7 +205,7 @@ def test_only_missing_blobs_are_sent(workers: LocalWorkers, maker: ProgramMaker)
     weight = np.random.default_rng(2).random((2, 8)).astype(np.float32)
     program = maker.program([maker.stage("one", A, [x], add, weights={"w": weight})])
     seen: list[tuple[str, int, int]] = []
-    with open_on(workers, program, maker, on_progress=lambda *step: seen.append(step)) as pipeline:
+    with open_on(workers, program, maker, on_transfer=lambda *step: seen.append(step)) as pipeline:
         first = pipeline.blob_bytes_sent
         assert first >= program.stages[0].weights[0].blob.size_bytes
         assert seen[-1] == (A, first, first)
@@ -300,7 +301,7 @@ def test_two_pipelines_on_the_same_workers(workers: LocalWorkers, maker: Program
     with open_on(workers, first, maker) as left, open_on(workers, second, other) as right:
         results = [(left.run(a), right.run(b)) for a, b in zip(one, two, strict=True)]
         assert len(results) == 3
-    with InProcessPipeline(first, maker.blob_path) as reference:
+    with InProcessRunner(first, maker.blob_path) as reference:
         assert same(reference.run(one[2]), results[2][0])
 
 
@@ -314,7 +315,7 @@ def test_a_program_without_stages_gives_its_inputs_back(workers: LocalWorkers, m
 
 def test_a_closed_pipeline_says_so(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    pipeline: StagePipeline = open_on(workers, program, maker)
+    pipeline: Runner = open_on(workers, program, maker)
     pipeline.close()
     pipeline.close()
     with pytest.raises(WorkerError, match="closed"):

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as arrays
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.codec import Codec, by_channel, encoded_bytes, fits
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.codecs import TensorCoder, is_available, require_available
 
 LOSSY = (Codec.FP16, Codec.BF16, Codec.INT8)
@@ -239,7 +239,7 @@ def test_sizes_that_no_encoding_has_are_known(codec: Codec) -> None:
 
 @pytest.mark.parametrize(("codec", "package"), [(Codec.LZ4, "lz4"), (Codec.ZSTD, "zstandard")])
 def test_a_missing_library_is_named(codec: Codec, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    route = PlannedRoute(0, TENSOR, "desk", "box", 3, codec=codec)
+    route = Route(0, TENSOR, "desk", "box", 3, codec=codec)
     require_available([route])
     monkeypatch.setitem(sys.modules, {"lz4": "lz4.block"}.get(package, package), None)
     assert not is_available(codec)

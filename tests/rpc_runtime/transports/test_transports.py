@@ -23,8 +23,8 @@ import pytest
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.codec import Codec, encoded_bytes, fitting
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credits import OUTBOX
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.transport import TRANSPORTS, transport_named
@@ -69,9 +69,9 @@ def toy() -> Iterator[None]:
 caller_sends = pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
 
 
-def routes_of(*specs: tuple[tuple[int, ...], str], depth: int = 3) -> list[PlannedRoute]:
+def routes_of(*specs: tuple[tuple[int, ...], str], depth: int = 3) -> list[Route]:
     return [
-        PlannedRoute(index, TensorSpec(f"t{index}", shape, dtype), "a", "b", depth)
+        Route(index, TensorSpec(f"t{index}", shape, dtype), "a", "b", depth)
         for index, (shape, dtype) in enumerate(specs)
     ]
 
@@ -112,7 +112,7 @@ def test_streams_are_coded_and_memory_is_not(transport: str, caller_sends: bool,
     shapes = [(1, 8, 5, 5), (300, 2000), (0, 4), (), (4, 3)]
     specs = [TensorSpec(f"t{index}", shape, "float32") for index, shape in enumerate(shapes)]
     specs.append(TensorSpec("numbers", (1 << 19,), "int64"))
-    routes = [PlannedRoute(index, spec, "a", "b", 3, codec=fitting(codec, spec)) for index, spec in enumerate(specs)]
+    routes = [Route(index, spec, "a", "b", 3, codec=fitting(codec, spec)) for index, spec in enumerate(specs)]
     sender, receiver = Sender(routes), Receiver(routes, reuse=True)
     with joined(transport, *ends(sender, receiver, caller_sends)):
         for sequence in range(5):
@@ -143,7 +143,7 @@ def activation(spec: TensorSpec, sequence: int) -> np.ndarray:
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])
 def test_sizes_that_a_codec_cannot_make_end_the_link(codec: Codec) -> None:
     tensor = TensorSpec("cut", (4, 4), "float32")
-    route = PlannedRoute(0, tensor, "a", "b", 3, codec=codec)
+    route = Route(0, tensor, "a", "b", 3, codec=codec)
     for size in (0, 7, 65, 1 << 40) if codec.is_lossy else (0, 65, 1 << 40):
         sender, receiver = Sender([route]), Receiver([route])
         header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 0, 0, 0, 0, size)
@@ -214,7 +214,7 @@ def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: str, call
     eventually(lambda: open_files() <= files, "no file is left open")
 
 
-def feed(sender: Sender, routes: Sequence[PlannedRoute]) -> None:
+def feed(sender: Sender, routes: Sequence[Route]) -> None:
     for sequence in range(10_000):
         for route in routes:
             while not sender.put(route.tensor.name, sequence, values(route.tensor, 0), 0.02):

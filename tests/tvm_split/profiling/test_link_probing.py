@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rpc_runtime import hardware
-from rpc_runtime.client.client import CudaDeviceDescription, WorkerDescription, describe
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
