@@ -16,7 +16,7 @@ from functools import cached_property
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
-from rpc_runtime.program.codec import Codec, fits
+from rpc_runtime.program.codec import NONE, require_known, unfit
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
@@ -110,7 +110,10 @@ class RouteCodec:
     tensor: str
     source: str
     destination: str
-    codec: Codec
+    codec: str
+
+    def __post_init__(self) -> None:
+        require_known(self.codec)
 
 
 @dataclass(frozen=True)
@@ -265,9 +268,7 @@ class Program:
         indexes = {name: index for index, name in enumerate(self.producers)}
         codecs = {(each.tensor, each.source, each.destination): each.codec for each in self.codecs}
         routes = {
-            key: Route(
-                indexes[tensor.name], tensor, *key[1:], queue_depth(when, window), when, codecs.get(key, Codec.NONE)
-            )
+            key: Route(indexes[tensor.name], tensor, *key[1:], queue_depth(when, window), when, codecs.get(key, NONE))
             for key, (tensor, when, window) in ways.items()
         }
         _check_codecs(self.codecs, routes)
@@ -340,11 +341,8 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
                 {name for name, source, end in routes if (source, end) == (each.source, each.destination)}
             )
             raise ValueError(f"{where}: this tensor does not go that way; there go {', '.join(crossing) or 'none'}")
-        if not fits(each.codec, route.tensor):
-            raise ValueError(
-                f"{where}: it does not fit {route.tensor}; fp16, bf16 and int8 are for float32 and float64, where they "
-                "save bytes"
-            )
+        if reason := unfit(each.codec, route.tensor):
+            raise ValueError(f"{where} does not fit {route.tensor}: {reason}")
 
 
 def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.codec import NONE
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Route:
     destination: str
     depth: int
     when: Recurrence = EVERY
-    codec: Codec = Codec.NONE
+    codec: str = NONE
 
 
 @dataclass(frozen=True)

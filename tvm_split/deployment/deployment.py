@@ -18,7 +18,7 @@ from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.codec import Codec, fitting
+from rpc_runtime.program.codec import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
@@ -240,10 +240,10 @@ def _check_codecs(program: Program, cluster: Cluster) -> None:
     """A bundle keeps the codecs that it was planned with; a cluster that names others asks for another plan."""
     for route in program.routes:
         link = cluster.link(route.source, route.destination)
-        if link is None or link.codec in (AUTO_CODEC, Codec.NONE):
+        if link is None or link.codec in (AUTO_CODEC, NONE):
             continue
-        wanted = fitting(Codec(link.codec), route.tensor)
-        if wanted is not route.codec:
+        wanted = fitting(link.codec, route.tensor)
+        if wanted != route.codec:
             raise ClusterError(
                 f"the link from {link.source!r} to {link.destination!r} has codec {link.codec!r}, which would write "
                 f"tensor {route.tensor.name!r} as {wanted}, and the bundle was planned with {route.codec}: plan and "

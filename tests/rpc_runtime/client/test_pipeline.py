@@ -19,7 +19,6 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.errors import InputError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
-from rpc_runtime.program.codec import Codec
 from rpc_runtime.program.measurements import StageStatistics
 from rpc_runtime.program.program import RouteCodec
 from rpc_runtime.program.routes import CLIENT
@@ -79,9 +78,9 @@ def test_codecs_of_routes_are_used_where_a_network_carries_them(workers: LocalWo
     z = maker.stage("second", B, [y], double)
     plain = maker.program([z])
     codecs = (
-        RouteCodec(x.name, CLIENT, A, Codec.ZSTD),
-        RouteCodec(y.name, A, B, Codec.INT8),
-        RouteCodec(z.name, B, CLIENT, Codec.LZ4),
+        RouteCodec(x.name, CLIENT, A, "zstd"),
+        RouteCodec(y.name, A, B, "int8"),
+        RouteCodec(z.name, B, CLIENT, "lz4"),
     )
     program = replace(plain, codecs=codecs)
     batch = np.random.default_rng(4).standard_normal(x.shape).clip(0, 4).astype(np.float32)
@@ -104,9 +103,9 @@ def test_codecs_of_routes_are_used_where_a_network_carries_them(workers: LocalWo
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
-        (RouteCodec("first.0", A, C, Codec.LZ4), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
-        (RouteCodec("numbers", CLIENT, A, Codec.FP16), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
-        (RouteCodec("x", A, A, Codec.LZ4), "this tensor does not go that way"),
+        (RouteCodec("first.0", A, C, "lz4"), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
+        (RouteCodec("numbers", CLIENT, A, "fp16"), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
+        (RouteCodec("x", A, A, "lz4"), "this tensor does not go that way"),
     ],
 )
 def test_a_codec_of_no_route_that_it_fits_is_refused(maker: ProgramMaker, codec: RouteCodec, reason: str) -> None:
@@ -122,7 +121,7 @@ def test_a_worker_without_what_a_codec_needs_says_so(start: Start, maker: Progra
     (tmp_path / "zstandard.py").write_text("raise ImportError\n")
     y = maker.stage("first", A, [maker.input("x")], double)
     z = maker.stage("second", B, [y], double)
-    program = replace(maker.program([z]), codecs=(RouteCodec(y.name, A, B, Codec.ZSTD),))
+    program = replace(maker.program([z]), codecs=(RouteCodec(y.name, A, B, "zstd"),))
     arguments = ("--ready-json", "--insecure", "--name")
     addresses = {name: ready(start(*arguments, name, PYTHONPATH=str(tmp_path))) for name in (A, B)}
     endpoints = {name: WorkerEndpoint(name, address) for name, address in addresses.items()}
