@@ -219,7 +219,7 @@ def test_lossy_codecs_together_keep_to_what_is_allowed(
         assert chosen.output_error <= allowed
         errors.append(chosen.codec)
     assert errors[0] == "int8"
-    assert not errors[-1].is_lossy
+    assert not is_lossy(errors[-1])
 
 
 def test_what_is_asked_and_cannot_be_is_said(
