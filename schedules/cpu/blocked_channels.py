@@ -178,7 +178,7 @@ class _Carrier:
         return _call(call, operands), size
 
     def _fitting_operand(self, argument: relax.Expr, whole: Sequence[int] | None, size: int) -> relax.Expr | None:
-        """A plain operand beside a blocked one: a scalar as it is; else one value per channel or all, in blocks."""
+        """A plain operand made to fit a blocked one: scalars stay; channel vectors and full tensors are blocked."""
         shape = static_shape(argument)
         if shape is None or whole is None or len(whole) != 4:
             return None

@@ -100,6 +100,6 @@ def divisors(extent: int) -> list[int]:
 
 
 def padded_extent(extent: int, block_count: int, traits: Traits) -> int:
-    """``extent`` rounded up to whole tiles, so that no kernel has a ragged edge (predicates would leave registers)."""
+    """``extent`` rounded up to whole tiles; partial tiles need predicates, which move the sums out of registers."""
     rows = choose_tile(extent, block_count, traits).rows
     return -(-extent // rows) * rows

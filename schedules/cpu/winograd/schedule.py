@@ -94,7 +94,7 @@ def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: Regist
 
 
 def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: LoopRV | None) -> None:
-    """Tile by tile in two passes, through registers, from a copy of the group's pixels with zeros around the image."""
+    """Transform the input tile by tile, in two passes through registers, from a zero-padded copy of its pixels."""
     pad, input_rows, factors = parts.preparation
     if group is not None:
         schedule.compute_at(factors.handle, group, preserve_unit_loops=True)
