@@ -123,7 +123,7 @@ $(PROTOCOL)/.installed: Makefile $(STAMP)
 
 protocol: $(PROTOCOL)/.installed
 	PYTHONPATH=$(CURDIR)/$(PROTOCOL) $(BIN)/python -m grpc_tools.protoc \
-		-I. --python_out=. --pyi_out=. rpc_runtime/wire/worker.proto
+		-I. --python_out=. --pyi_out=. --grpc_python_out=. rpc_runtime/wire/worker.proto
 
 # Without NAME, the list of cases. ROUNDS of each measurement, ALSO="PYTHON …" for the interpreters of other checkouts,
 # JSON=FILE for the results; OPTIONS are those of `python -m scripts.bench --help`, such as --check and --set.

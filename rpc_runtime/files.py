@@ -68,12 +68,19 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
 
     A reader sees the old or the new content, never a part. It is written in ``temporary``, a
     folder on the same file system, by default beside ``path``.
+
+    Raises:
+        OSError: it cannot be written; names ``path`` where the system names no file, as on a full disk.
     """
     descriptor, name = tempfile.mkstemp(dir=temporary or path.parent, prefix=WRITING)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
         Path(name).replace(path)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         Path(name).unlink(missing_ok=True)
 

@@ -17,9 +17,7 @@ import time
 import weakref
 from pathlib import Path
 
-from rpc_runtime.closing import Closing
-from rpc_runtime.endings import before_end, cleared
-from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared
 
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"

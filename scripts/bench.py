@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.cases import CASES, case_named
-from scripts.harness import Options, run
+from scripts.harness import Options, Report, run
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -46,9 +46,13 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"{arguments.case} needs {', '.join(missing)}")
     values = dict(each.split("=", 1) for each in arguments.set)
     options = Options(arguments.rounds, tuple(arguments.only), tuple(arguments.also), arguments.time_limit, values)
-    report = run(arguments.case, case, options, console)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+
+    def keep(report: Report) -> None:
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+
+    report = run(arguments.case, case, options, console, keep)
+    keep(report)
     for title, texts in (
         ("failed", [f"{subject}: {error}" for subject, error in report.failed.items()]),
         ("no time left for", report.not_reached),

@@ -175,8 +175,10 @@ def median_seconds(run: Callable[[], object], runs: int) -> float:
     return statistics.median(seconds)
 
 
-def run(name: str, case: Case, options: Options, console: Console) -> Report:
-    """Measure the subjects one after the other. A subject that fails does not stop the others."""
+def run(
+    name: str, case: Case, options: Options, console: Console, keep: Callable[[Report], None] = lambda report: None
+) -> Report:
+    """Measure the subjects one after the other, and keep the report after each. One that fails does not stop others."""
     report, begin = Report(name), time.monotonic()
     all_checkouts = checkouts(options.also)
     for subject, make in case.subjects(options).items():
@@ -196,6 +198,7 @@ def run(name: str, case: Case, options: Options, console: Console) -> Report:
             continue
         report.subjects[subject] = described(case, sides, rounds)
         report.over_limit += [f"{subject}: {text}" for text in over_limit(case.limits, rounds)]
+        keep(report)
         print_subject(console, subject, report.subjects[subject])
     return report
 

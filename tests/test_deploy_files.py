@@ -19,7 +19,7 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import config_from_arguments
 from tests.helpers.rpc_lab import free_port

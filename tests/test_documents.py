@@ -52,6 +52,20 @@ def commands(path: Path) -> list[list[str]]:
     return [shlex.split(re.sub(r"\s[:>|].*", "", line.replace("\n", " ")), comments=True)[1:] for line in lines]
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_named_source_file_exists(path: Path) -> None:
+    if path.name in ("removed.md", "CHANGELOG.md"):
+        return
+    for name in re.findall(r"`([\w/]+\.py)`", path.read_text()):
+        assert any(f"/{each}".endswith(f"/{name}") for each in sources()), name
+
+
+@cache
+def sources() -> frozenset[str]:
+    folders = ("tvm_split", "relay_passes", "schedules", "rpc_runtime", "tests", "scripts", "examples")
+    return frozenset(str(each.relative_to(ROOT)) for name in folders for each in (ROOT / name).rglob("*.py"))
+
+
 @cache
 def options_of(command: str) -> frozenset[str]:
     named = [name for each in loaded(registry[command]).params for name in (*each.opts, *each.secondary_opts)]

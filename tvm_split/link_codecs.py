@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
-from rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
-from rpc_runtime.program.program import CLIENT, Route
-from rpc_runtime.transports.codecs import is_available
+from rpc_runtime.program.codec import CODECS, NONE, encoded_bytes, fitting, is_lossy, unfit
+from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.transport import AUTO, DEFAULT, Host, uses_codecs
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC, Link
@@ -71,7 +70,7 @@ def with_codecs(
     Raises:
         PlanError: a choice is left, and there are no inputs to try codecs on, or no speed of a link.
     """
-    if cluster.launcher.in_process or all(link.codec == Codec.NONE for link in cluster.links):
+    if cluster.launcher.in_process or all(link.codec == NONE for link in cluster.links):
         return plan
     shared = _Uncoded(cluster, profile, workers)
     report = on_progress or (lambda what, done, steps: None)
@@ -104,7 +103,7 @@ def _runnable_here(plan: Plan) -> Plan:
 
 def _asking(cluster: Cluster, route: Route) -> Link | None:
     link = cluster.link(route.source, route.destination)
-    return None if link is None or link.codec == Codec.NONE else link
+    return None if link is None or link.codec == NONE else link
 
 
 class _Uncoded:
@@ -143,7 +142,7 @@ def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
     for route, link in routes.items():
         if link.codec == AUTO_CODEC:
             continue
-        ends, why = f"{route.source} → {route.destination}", unfit(Codec(link.codec), route.tensor)
+        ends, why = f"{route.source} → {route.destination}", unfit(link.codec, route.tensor)
         if why:
             yield f"{ends}: {route.tensor.name} travels as it is: {why}"
         elif shared.joins(route.source, route.destination):
@@ -161,7 +160,7 @@ def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
                 f"the link from {link.source!r} to {link.destination!r} leaves its codec to the plan, which tries "
                 "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
             )
-        codec, tensor = fitting(Codec(link.codec), route.tensor), route.tensor
+        codec, tensor = fitting(link.codec, route.tensor), route.tensor
         yield _Choice(
             route, _plain(route), CodecTrial(tensor.name, codec, tensor.size_bytes, encoded_bytes(codec, tensor))
         )
@@ -171,8 +170,8 @@ def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCode
     """The codecs that are chosen, with what is known of each."""
     for each in choices:
         trial = each.chosen
-        if trial.codec is not Codec.NONE:
-            ratio = trial.ratio if tried or trial.codec.is_lossy else None
+        if trial.codec != NONE:
+            ratio = trial.ratio if tried or is_lossy(trial.codec) else None
             yield PlannedCodec(trial.tensor, *each.ends, trial.codec, ratio, trial.output_error if tried else None)
 
 
@@ -231,18 +230,20 @@ class _Choosing:
         self._speeds = speeds
         self._shared = shared
         lossy_too = self._largest_error > 0
-        self._candidates = [codec for codec in Codec if is_available(codec) and (lossy_too or not codec.is_lossy)]
-        self._tried: dict[tuple[str, Codec], CodecTrial] = {}
+        self._candidates = [
+            name for name, codec in CODECS.items() if codec.is_available() and (lossy_too or not codec.is_lossy)
+        ]
+        self._tried: dict[tuple[str, str], CodecTrial] = {}
 
     def choose(self, routes: Mapping[Route, Link]) -> list[_Choice]:
         """What each route gets, none among it; chosen lossy ones together keep to what is allowed."""
         crossing = {route: link for route, link in routes.items() if route.tensor.name in self._trials.crossing}
         named = [self._named(route, link) for route, link in crossing.items() if link.codec != AUTO_CODEC]
         free = [route for route, link in crossing.items() if link.codec == AUTO_CODEC]
-        refused: set[tuple[str, Codec]] = set()
+        refused: set[tuple[str, str]] = set()
         while True:
             found = [self._fastest(route, refused) for route in free]
-            lossy = {each.chosen.tensor: each.chosen for each in found if each.chosen.codec.is_lossy}
+            lossy = {each.chosen.tensor: each.chosen for each in found if is_lossy(each.chosen.codec)}
             together = self._trials.output_error({name: each.codec for name, each in lossy.items()})
             if not lossy or together <= self._largest_error:
                 return [*named, *found]
@@ -250,21 +251,21 @@ class _Choosing:
             refused.add((worst.tensor, worst.codec))
 
     def _named(self, route: Route, link: Link) -> _Choice:
-        return _Choice(route, _plain(route), self._trial(route, fitting(Codec(link.codec), route.tensor)))
+        return _Choice(route, _plain(route), self._trial(route, fitting(link.codec, route.tensor)))
 
-    def _fastest(self, route: Route, refused: set[tuple[str, Codec]]) -> _Choice:
+    def _fastest(self, route: Route, refused: set[tuple[str, str]]) -> _Choice:
         plain, ends = _plain(route), (route.source, route.destination)
         if self._shared.joins(*ends) or not may_limit(self._plan.prediction, self._plan.objective, *ends):
             return _Choice(route, plain, plain)
         trials = [
             self._trial(route, codec)
             for codec in self._candidates
-            if codec is not Codec.NONE and fits(codec, route.tensor) and (route.tensor.name, codec) not in refused
+            if not unfit(codec, route.tensor) and (route.tensor.name, codec) not in refused
         ]
         return _Choice(route, plain, fastest(plain, trials, self._speeds.of(*ends), self._largest_error))
 
-    def _trial(self, route: Route, codec: Codec) -> CodecTrial:
-        if codec is Codec.NONE:
+    def _trial(self, route: Route, codec: str) -> CodecTrial:
+        if codec == NONE:
             return _plain(route)
         key = (route.tensor.name, codec)
         if key not in self._tried:
@@ -273,7 +274,7 @@ class _Choosing:
 
 
 def _plain(route: Route) -> CodecTrial:
-    return CodecTrial(route.tensor.name, Codec.NONE, route.tensor.size_bytes, route.tensor.size_bytes)
+    return CodecTrial(route.tensor.name, NONE, route.tensor.size_bytes, route.tensor.size_bytes)
 
 
 def _coded_links(choices: Sequence[_Choice], speeds: _Speeds) -> dict[tuple[str, str], CodedLink]:

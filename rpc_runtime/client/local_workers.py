@@ -16,13 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from rpc_runtime import own_modules
-from rpc_runtime.closing import Closing
-from rpc_runtime.endings import before_end, cleared
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.own_process import OwnProcess
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared, module_command, module_environment
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TOKEN_VARIABLE, is_loopback
@@ -80,6 +77,8 @@ class LocalWorkers(Closing):
         self._folder = ScratchFolder("workers")
         self._token = token or secrets.token_hex(16)
         self._host, self._environment = host, environment or {}
+        self._threads, self._cache, self._start_timeout_seconds = threads, cache, start_timeout_seconds
+        self._cores = dict(zip(names, _cores(len(names), threads, pin), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endpoints: dict[str, WorkerEndpoint] = {}
         self._closed = False
@@ -87,13 +86,13 @@ class LocalWorkers(Closing):
         before_end(self, self.close)
         try:
             starting: deque[tuple[str, float]] = deque()
-            for name, cores in zip(names, _cores(len(names), threads, pin), strict=True):
+            for name in names:
                 while len(starting) >= at_once():
-                    self._await_ready(*starting.popleft(), start_timeout_seconds)
-                self._processes[name] = self._start(name, threads, cores, cache)
+                    self._await_ready(*starting.popleft())
+                self._processes[name] = self._start(name)
                 starting.append((name, time.monotonic() + start_timeout_seconds))
             for each in starting:
-                self._await_ready(*each, start_timeout_seconds)
+                self._await_ready(*each)
         except BaseException:
             self.close()
             raise
@@ -105,6 +104,26 @@ class LocalWorkers(Closing):
     @property
     def process_ids(self) -> Mapping[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """The names of workers whose processes have ended."""
+        return tuple(name for name, process in self._processes.items() if process.poll() is not None)
+
+    def restart(self, name: str) -> WorkerEndpoint:
+        """End a worker, if it still runs, and start it again with the same cores and cache; return where it listens.
+
+        Raises:
+            WorkerUnavailableError: it died while it started.
+            DeadlineError: it was not ready in time.
+        """
+        process = self._processes[name]
+        process.kill()
+        process.wait()
+        _close_pipes(process)
+        self._processes[name] = self._start(name)
+        self._await_ready(name, time.monotonic() + self._start_timeout_seconds)
+        return self._endpoints[name]
 
     def messages(self, name: str) -> str:
         """What a worker wrote to its standard error, at most the last 4000 letters."""
@@ -131,42 +150,40 @@ class LocalWorkers(Closing):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            _close_pipes(process)
         self._folder.close()
 
     def _log(self, name: str) -> Path:
-        return self._folder.path / f"{list(self._processes).index(name)}.log"
+        return self._folder.path / f"{list(self._cores).index(name)}.log"
 
-    def _start(self, name: str, threads: int, cores: tuple[int, ...], cache: Path | None) -> subprocess.Popen[bytes]:
-        command = [*own_modules.command("worker"), "--exit-with-parent", f"--name={name}"]
-        command += [f"--threads={threads}", f"--cache={cache or self._folder.path / 'blobs'}"]
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        cores = self._cores[name]
+        command = [*module_command("worker"), "--exit-with-parent", f"--name={name}"]
+        command += [f"--threads={self._threads}", f"--cache={self._cache or self._folder.path / 'blobs'}"]
         command += ["--listen", joined(self._host, 0), *([] if is_loopback(self._host) else ["--insecure"])]
         if cores:
             command += ["--cores", ",".join(map(str, cores))]
-        with (self._folder.path / f"{len(self._processes)}.log").open("wb") as log:
+        with self._log(name).open("wb") as log:
             return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 command,
                 stdin=subprocess.PIPE,  # its end tells the worker that this process has gone, however it went
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=own_modules.environment(**{**self._environment, TOKEN_VARIABLE: self._token}),
+                env=module_environment(**{**self._environment, TOKEN_VARIABLE: self._token}),
                 start_new_session=True,  # Ctrl-C in the terminal is for this process, which then ends the workers
             )
 
-    def _await_ready(self, name: str, deadline: float, timeout_seconds: float) -> None:
-        address = self._wait_ready(name, deadline, timeout_seconds)
+    def _await_ready(self, name: str, deadline: float) -> None:
+        address = self._wait_ready(name, deadline)
         self._endpoints[name] = WorkerEndpoint(name, address, self._token)
         logger.info("%s runs as process %d", self._endpoints[name], self._processes[name].pid)
 
-    def _wait_ready(self, name: str, deadline: float, timeout_seconds: float) -> str:
+    def _wait_ready(self, name: str, deadline: float) -> str:
         process = self._processes[name]
         line = _read_line(process.stdout, deadline) if process.stdout is not None else None
         if line is None:
             raise DeadlineError(
-                f"worker {name!r} was not ready within {timeout_seconds:g} seconds. {self._quoted(name)}"
+                f"worker {name!r} was not ready within {self._start_timeout_seconds:g} seconds. {self._quoted(name)}"
             )
         try:
             return str(json.loads(line)["address"])
@@ -187,6 +204,13 @@ def _cores(workers: int, threads: int, pin: bool) -> list[tuple[int, ...]]:
     if not pin or workers * threads > len(available):
         return [()] * workers
     return [available[index * threads : (index + 1) * threads] for index in range(workers)]
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _read_line(pipe: IO[bytes], deadline: float) -> bytes | None:

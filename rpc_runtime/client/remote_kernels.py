@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from rpc_runtime.client.client import WorkerConnection
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.closing import Closing
+from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.processes import Closing
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
 from rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -31,7 +31,7 @@ class RemoteKernels(Closing):
     def __init__(self, endpoint: WorkerEndpoint, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._deployment = secrets.token_hex(16)
-        self._connection = WorkerConnection(endpoint)
+        self._connection = WorkerClient(endpoint)
         self._failure: TvmSplitError | None = None
         machine = endpoint.machine
         self._watch = WorkerWatch(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rpc_runtime.program.interface import Array, Bytes
 from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.program.runner import Array, Bytes
 from rpc_runtime.transports.slots import Slot
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from rpc_runtime.client.client import WorkerConnection
+from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import (
     DeadlineError,
     ProtocolError,
@@ -25,10 +25,11 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, Clock, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
+from rpc_runtime.wire.foreign_text import clean_message
 
 
 class ReportKind(enum.Enum):
@@ -94,7 +95,7 @@ class WorkerWatch:
     def __init__(
         self,
         deployment: str,
-        connections: Mapping[str, WorkerConnection],
+        connections: Mapping[str, WorkerClient],
         stages: Mapping[str, Sequence[str]],
         on_failure: Callable[[TvmSplitError], None],
         on_activity: Callable[[str, int], None],
@@ -181,7 +182,7 @@ class WorkerWatch:
         endpoint = self._connections[machine].endpoint
         try:
             for event in self._calls[machine]:
-                self._take(machine, event)
+                self._take(machine, clean_message(event))
             message = f"{endpoint} ended the deployment"
         except grpc.RpcError as status:
             error = error_of(status, str(endpoint))
@@ -236,11 +237,15 @@ class WorkerWatch:
         self._on_failure(error)
 
     def _held(self, machine: str) -> str:
-        """The stages of a machine that has gone, with what it told of them: that it may have gone beyond since."""
+        """Return the stages of a machine that has gone, with what it told of them: it may have gone beyond since."""
+        names = self._stages.get(machine, ())
+        done = {name: self._finished[machine, name] for name in names if (machine, name) in self._finished}
+        if not done:
+            return ", ".join(map(repr, names))
         ago = self._clock() - self._heard.get(machine, self._clock())
-        done = {name: self._finished.get((machine, name), 0) for name in self._stages.get(machine, ())}
-        counts = ", ".join(f"{name!r} (at least {count} micro-batches done)" for name, count in done.items())
-        return f"{counts}, as it told {ago:.1f} s before"
+        known = {name: f" (at least {count} micro-batches done)" for name, count in done.items()}
+        counts = (f"{name!r}{known.get(name, '')}" for name in names)
+        return f"{', '.join(counts)}, as it told {ago:.1f} s before"
 
     def _error(self, report: Report) -> TvmSplitError:
         if report.kind in _ERRORS:

@@ -14,7 +14,6 @@ import shutil
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -24,8 +23,8 @@ import numpy as np
 from rpc_runtime.errors import BlobError
 from rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
 from rpc_runtime.private_folder import private_folder, tighten
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.runner import Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0
@@ -55,7 +54,6 @@ class BlobStore:
         self._checked: os.stat_result | None = None
         self._pin_path = folder / "pins" / uuid.uuid4().hex
         self._pin_file: IO[bytes] | None = None
-        self._arriving: Counter[str] = Counter()
         self._closed = False
         with self._exclusively():
             self._sweep()
@@ -80,8 +78,8 @@ class BlobStore:
             if self._pins.pop(owner, None) is not None and not self._closed:
                 self._write_pins()
 
-    def write(self, blob: BlobSpec, chunks: Iterable[bytes], owner: str = "") -> None:
-        """Takes a blob in for ``owner``; it appears only when it is complete and its digest is right.
+    def write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+        """Take a blob in; it appears only when it is complete and its digest is right.
 
         Raises:
             BlobError: the content has another size or digest, or there is no room for it.
@@ -89,7 +87,7 @@ class BlobStore:
         with self._explained():
             self._make_folders()
             self._require_room(blob, shutil.disk_usage(self.folder).free)
-            self._write(blob, self._counted(blob, chunks, owner))
+            self._write(blob, chunks)
 
     def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
@@ -211,29 +209,6 @@ class BlobStore:
             raise BlobError(f"{where} may hold {self.limit_bytes}: raise its limit (--cache-limit-bytes)")
         if blob.size_bytes > free:
             raise BlobError(f"{where} has {free} free")
-
-    def _counted(self, blob: BlobSpec, chunks: Iterable[bytes], owner: str) -> Iterator[bytes]:
-        """What has arrived lies in the folder as well. What is only announced takes no room from others."""
-        size = 0
-        try:
-            for chunk in chunks:
-                size += len(chunk)
-                with self._mutex:
-                    self._arriving[owner] += len(chunk)
-                    total = self._arriving.total()
-                    owners = ", ".join(f"{each[:8]} ({count} bytes)" for each, count in self._arriving.most_common(3))
-                if total > self.limit_bytes:
-                    raise BlobError(
-                        f"there is no room for blob {blob.sha256[:12]} beside what arrives at the moment for the "
-                        f"deployments {owners}; the cache {self.folder} may hold {self.limit_bytes} bytes: try again "
-                        "later, or raise its limit (--cache-limit-bytes)"
-                    )
-                yield chunk
-        finally:
-            with self._mutex:
-                self._arriving[owner] -= size
-                if not self._arriving[owner]:
-                    del self._arriving[owner]
 
     def _evict(self, blob: BlobSpec) -> None:
         """Makes room for a blob. Called with the lock of all processes held."""

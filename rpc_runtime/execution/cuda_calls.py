@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.runner import Bytes
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 """``cudaMemcpyKind``."""

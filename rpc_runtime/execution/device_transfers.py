@@ -10,7 +10,7 @@ Nothing waits for the whole device: each waits for what it needs. Why memory is 
   is after their upload: the credit, and the room on the device, are given back together. Where a program ends before,
   its uploads are waited for.
 - What a stage has made is complete before it is handed on. Who sends it holds it until it was downloaded.
-- A stage whose output is a view of an input gets a copy of it (`StageExecutable`), since the input's memory is reused.
+- A stage whose output is a view of an input gets a copy of it (`LoadedStage`), since the input's memory is reused.
 
 Here are the order and the memory alone; what is asked of a device is in `cuda_calls`.
 """
@@ -27,19 +27,19 @@ from typing import Any
 import numpy as np
 import tvm
 
-from rpc_runtime.closing import do_all
 from rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
 from rpc_runtime.execution.cuda_runtime import runtime_library
 from rpc_runtime.execution.executor import RunnableStage
-from rpc_runtime.execution.stage_executable import (
+from rpc_runtime.execution.loaded_stage import (
     TensorSlot,
     find_device,
     size_of,
     tensor_slot,
 )
-from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.processes import do_all
 from rpc_runtime.program.program import StageSpec, TensorSpec
+from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.slots import Slot
 
@@ -178,9 +178,7 @@ class UploadingStation:
         self.moved, self.transferred = station.moved, station.transferred
         self.room_locked, self.starves_locked = station.room_locked, station.starves_locked
 
-    def deliver(
-        self, route: PlannedRoute, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]
-    ) -> None:
+    def deliver(self, route: Route, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]) -> None:
         if isinstance(value, Uploaded):
             self._station.deliver(route, sequence, value, release)
             return

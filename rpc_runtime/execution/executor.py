@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from rpc_runtime.execution.stage_order import Wait
-from rpc_runtime.execution.stations import Station, Stations
-from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
+from rpc_runtime.execution.scheduler import Scheduler, StageState, Wait
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
 from rpc_runtime.program.program import StageSpec
+from rpc_runtime.program.routes import MachineProgram, Route
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import OutgoingLink
 
@@ -36,7 +35,7 @@ class StageExecutor:
     def __init__(
         self,
         lock: threading.Lock,
-        plan: MachinePlan,
+        plan: MachineProgram,
         stages: Sequence[RunnableStage],
         recorder: Recorder,
         on_failure: Callable[[StageSpec, Exception], None],
@@ -49,7 +48,7 @@ class StageExecutor:
         self._on_failure = on_failure
         self._stopped = False
         self._stages = tuple(stages)
-        self._stations = Stations(plan, self._rouse_locked)
+        self._scheduler = Scheduler(plan, self._rouse_locked)
         self._ends: list[tuple[LinkEnd, ...]] = []
         """By the position of a stage: links that may have something to say when it has computed."""
         # Whose transfers they are: an outgoing tensor its maker's, an incoming one that of the first stage to take it.
@@ -63,9 +62,9 @@ class StageExecutor:
     def start(self, links: Mapping[str, OutgoingLink], sources: Mapping[str, LinkEnd]) -> None:
         """Begins to compute; ``links`` are those that leave this machine, by their destinations, ``sources`` those
         that end here, by their sources."""
-        self._stations.connect(links)
-        for station in self._stations:
-            made, taken = ({tensor.name for tensor in side} for side in (station.stage.outputs, station.stage.inputs))
+        self._scheduler.connect(links)
+        for state in self._scheduler:
+            made, taken = ({tensor.name for tensor in side} for side in (state.stage.outputs, state.stage.inputs))
             ends: list[LinkEnd] = [
                 links[route.destination] for route in self._plan.outgoing if route.tensor.name in made
             ]
@@ -76,27 +75,27 @@ class StageExecutor:
     def moved(self) -> None:
         self._recorder.activity += 1
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         self._recorder.record(kind, self._stage_of[kind][route.tensor.name], sequence, start, end, size_bytes)
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             if not self._stopped:
-                self._stations.give(route.tensor.name, sequence, value, release)
+                self._scheduler.give(route.tensor.name, sequence, value, release)
 
     def room_locked(self) -> None:
-        self._stations.room()
+        self._scheduler.room()
 
-    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
-        return self._stations.starves(route.tensor.name, sequence)
+    def starves_locked(self, route: Route, sequence: int) -> bool:
+        return self._scheduler.starves(route.tensor.name, sequence)
 
     def progress(self) -> dict[str, int]:
         """Stage name to finished micro-batches of those that are this machine's."""
-        return {station.stage.name: station.finished for station in self._stations}
+        return {state.stage.name: state.finished for state in self._scheduler}
 
     def stop_locked(self) -> None:
         self._stopped = True
-        self._stations.clear()
+        self._scheduler.clear()
         self._rouse_locked()
 
     def join(self, timeout_seconds: float) -> bool:
@@ -112,47 +111,47 @@ class StageExecutor:
 
     def _run(self) -> None:
         with self.lock:
-            self._stations.begin()
-        while (next_one := self._next_station()) is not None and self._compute(*next_one):
+            self._scheduler.begin()
+        while (next_one := self._next_stage()) is not None and self._compute(*next_one):
             pass
         with self.lock:
             self._stages = ()  # libraries and weights belong to the thread that used them
 
-    def _next_station(self) -> tuple[Station, list[Any]] | None:
+    def _next_stage(self) -> tuple[StageState, list[Any]] | None:
         """Waits for a stage that can run, and gives its inputs, too; None at the end."""
         idle_since: int | None = None
         while True:
             with self.lock:
                 if self._stopped:
                     return None
-                action = self._stations.next_action()
+                action = self._scheduler.next_action()
                 if not isinstance(action, Wait):
-                    station = self._stations.at(action.stage)
+                    state = self._scheduler.at(action.stage)
                     if idle_since is not None:
-                        self._recorder.record(WAIT, station.stage.name, station.sequence, idle_since, now())
-                    return station, station.inputs
+                        self._recorder.record(WAIT, state.stage.name, state.sequence, idle_since, now())
+                    return state, state.inputs
                 if action.for_inputs and idle_since is None:
                     idle_since = now()
                 self._rests = True
             self._roused.get()
 
-    def _compute(self, station: Station, values: list[Any]) -> bool:
+    def _compute(self, state: StageState, values: list[Any]) -> bool:
         """Runs a stage on its next micro-batch, and hands its outputs on; whether it did not raise."""
         start = now()
         try:
-            outputs = self._stages[station.position].run(values)
+            outputs = self._stages[state.position].run(values)
         except Exception as error:
-            self._on_failure(station.stage, error)
+            self._on_failure(state.stage, error)
             return False
         values.clear()
-        self._recorder.record(COMPUTE, station.stage.name, station.sequence, start, now())
-        self._hand_on(station, outputs)
+        self._recorder.record(COMPUTE, state.stage.name, state.sequence, start, now())
+        self._hand_on(state, outputs)
         return True
 
-    def _hand_on(self, station: Station, outputs: Sequence[Any]) -> None:
+    def _hand_on(self, state: StageState, outputs: Sequence[Any]) -> None:
         with self.lock:
             if self._stopped:
                 return
-            self._stations.finish(station.position, outputs)
-        for end in self._ends[station.position]:
+            self._scheduler.finish(state.position, outputs)
+        for end in self._ends[state.position]:
             end.flush()

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
-from rpc_runtime.execution.stage_executable import (
-    StageExecutable,
+from rpc_runtime.execution.loaded_stage import (
+    LoadedStage,
     WeightCache,
     array_from_tensor,
     on_host,
     tensor_from_array,
 )
 from rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
-from rpc_runtime.own_process import OwnProcess
+from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, given_arrays
-from rpc_runtime.program.interface import Array
 from rpc_runtime.program.measurements import (
     COMPUTE,
     LinkStatistics,
@@ -29,7 +28,9 @@ from rpc_runtime.program.measurements import (
     TraceEvent,
     now,
 )
-from rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec, weight_bytes
+from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
+from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.runner import Array, Runner
 
 Crossing = Callable[[Route, Array], Array]
 
@@ -42,7 +43,7 @@ class _Values:
     arrived: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
-class InProcessPipeline(Closing):
+class InProcessRunner(Runner):
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
 
     Threads may run and stream at the same time: each micro-batch waits for those that came before it.
@@ -74,12 +75,13 @@ class InProcessPipeline(Closing):
             for machine in program.machines
         }
         cache = WeightCache()
-        self._stages: list[StageExecutable] = []
+        self._stages: list[LoadedStage] = []
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-calls")
         self._closed = False
         for stage in program.stages:
             library = read_blob(blob_path(stage.library.sha256), stage.library)
             weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
-            self._stages.append(StageExecutable(stage, library, weights, cache))
+            self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
     @property
@@ -103,6 +105,14 @@ class InProcessPipeline(Closing):
             if self._closed:
                 raise WorkerError("this pipeline is closed")
             return self._thread.run(self._compute, arrays)
+
+    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+        """Compute one micro-batch in the background; the inputs must stay as they are."""
+        arrays = checked_inputs(self._program, inputs)
+        try:
+            return self._calls.submit(self.run, arrays)
+        except RuntimeError as error:
+            raise WorkerError("this pipeline is closed") from error
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
         """The outputs for each batch in turn."""
@@ -170,6 +180,7 @@ class InProcessPipeline(Closing):
         if not self._own_process.is_this:
             return
         self._closed = True
+        self._calls.shutdown(wait=False)
         with self._turns.one():
             self._thread.close()
             self._stages.clear()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.kernel_timer import KernelTimer
+from rpc_runtime.processes import Closing
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,30 +21,35 @@ import tvm
 from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.stage_executable import Tensor, find_device, first_line, load_library
+from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
 from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.hardware import available_memory_bytes
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.measurements import now
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.runner import Bytes
 
 ALIGNMENT_BYTES = 256
 PATTERN_VALUES = 1 << 18
-WINDOW_SECONDS = 0.05
-"""Longer than the time slices in which a system shares a core."""
 SAMPLES = 1001
-"""Times kept per kernel for the median."""
+"""Times kept per kernel."""
+COARSE_CLOCK_SECONDS = 1e-4
+"""A CPU clock with larger steps, as some sandboxes have it, says nothing about a kernel."""
 DEVICE_CACHE_BYTES = 64 << 20
 """About what the largest GPUs cache."""
 LAUNCHES = 10
 """Calls of a GPU's kernel for one time: launched one after the other, as in a network, and waited for once."""
 
 
+_Sample = tuple[float, float]
+"""Seconds of one call by the clock, and its CPU time, or the clock's again where that is not known."""
+
+
 class KernelTimer:
     """A library of kernels with memory for their arguments.
 
-    They run on a `ComputingThread` with ``threads`` threads.
+    They run on a `ComputingThread` with ``threads`` threads. Where that is one CPU thread, its CPU time counts besides
+    the clock: see `undisturbed_seconds`.
 
     Raises:
         WorkerError: this machine lacks the device or the memory, or cannot load the library.
@@ -54,6 +60,7 @@ class KernelTimer:
         self._device = find_device(kernels.device, where)
         self._launches = LAUNCHES if kernels.device == "cuda" else 1
         self._on_cpu = kernels.device == "cpu"
+        self._has_cpu_time = self._on_cpu and threads == 1 and cpu_clock_step_seconds() < COARSE_CLOCK_SECONDS
         self._kernels = kernels.kernels
         rings, inputs, outputs = _sizes(kernels)
         self.allocated_bytes = sum(rings.values()) + sum(inputs.values()) + sum(outputs.values())
@@ -98,7 +105,7 @@ class KernelTimer:
 
     def _measure(self, effort: TimingEffort, is_wanted: Callable[[], bool]) -> tuple[KernelTime, ...]:
         begin = start = now()
-        samples: dict[str, deque[float]] = {kernel.function: deque(maxlen=SAMPLES) for kernel in self._kernels}
+        samples: dict[str, deque[_Sample]] = {kernel.function: deque(maxlen=SAMPLES) for kernel in self._kernels}
         errors: dict[str, str] = {}
         rounds = -1  # the first round warms up
         while rounds < effort.minimum_rounds or (now() - start) * 1e-9 < effort.minimum_seconds:
@@ -110,39 +117,38 @@ class KernelTimer:
                 if (now() - begin) * 1e-9 > effort.limit_seconds or self._closed or not is_wanted():
                     return self._times(samples, errors)
                 try:
-                    seconds = self._time(kernel)
+                    sample = self._time(kernel)
                 except Exception as error:
                     errors[kernel.function] = first_line(error)
                     continue
                 if rounds >= 0:
-                    samples[kernel.function].append(seconds)
+                    samples[kernel.function].append(sample)
             rounds += 1
         return self._times(samples, errors)
 
-    def _times(self, samples: dict[str, deque[float]], errors: dict[str, str]) -> tuple[KernelTime, ...]:
-        found = {name: tuple(each) for name, each in samples.items() if each and name not in errors}
-        medians = {name: statistics.median(each) for name, each in found.items()}
-        rounds = [sum(each) for each in zip(*found.values(), strict=False)]  # the limit may have cut the last one
-        longer = max(1.0, _window_median(rounds) / sum(medians.values())) if rounds else 1.0
+    def _times(self, samples: dict[str, deque[_Sample]], errors: dict[str, str]) -> tuple[KernelTime, ...]:
         late = "the time limit came before it was timed"
         return tuple(
-            KernelTime(name, medians[name] * longer, min(found[name]), len(found[name]))
-            if name in found
-            else KernelTime(name, 0.0, 0.0, 0, errors.get(name, late))
-            for name in samples
+            KernelTime(name, undisturbed_seconds(own), len(own))
+            if own and name not in errors
+            else KernelTime(name, 0.0, 0, errors.get(name, late))
+            for name, own in samples.items()
         )
 
-    def _time(self, kernel: TimedKernel) -> float:
+    def _time(self, kernel: TimedKernel) -> _Sample:
         function = self._network if kernel.function == NETWORK else self._library.get_function(kernel.function, True)
         calls = [self._arguments(kernel) for _ in range(self._launches)]
         if not self._on_cpu:
             self._device.sync()
+        cpu_start = time.thread_time_ns()
         start = now()
         for arguments in calls:
             function(*arguments)
         if not self._on_cpu:
             self._device.sync()
-        return (now() - start) * 1e-9 / len(calls)
+        clock = now() - start
+        cpu = time.thread_time_ns() - cpu_start if self._has_cpu_time else clock
+        return clock * 1e-9 / len(calls), cpu * 1e-9 / len(calls)
 
     def _arguments(self, kernel: TimedKernel) -> list[Tensor]:
         return [
@@ -158,16 +164,23 @@ class KernelTimer:
         return tensor if self._on_cpu else tensor.copyto(self._device)
 
 
-def _window_median(rounds: Sequence[float]) -> float:
-    """Seconds of a round, the median over windows of so many rounds that all that shares the core had its turn."""
-    windows: list[float] = []
-    together, count = 0.0, 0
-    for seconds in rounds:
-        together, count = together + seconds, count + 1
-        if together >= WINDOW_SECONDS:
-            windows.append(together / count)
-            together, count = 0.0, 0
-    return statistics.median(windows) if windows else statistics.fmean(rounds)
+def undisturbed_seconds(samples: Sequence[tuple[float, float]]) -> float:
+    """Seconds that a call takes while nothing else runs, from (clock, CPU time) of several calls.
+
+    Other programs only make calls longer. Between their time slices the clock sees short kernels as they are: its lower
+    quartile counts. A kernel that is longer than a slice is always interrupted, but not in its thread's CPU time.
+    """
+    clocks = sorted(clock for clock, _ in samples)
+    return min(clocks[len(clocks) // 4], statistics.median(cpu for _, cpu in samples))
+
+
+@cache
+def cpu_clock_step_seconds() -> float:
+    """The smallest step of the clock that counts a thread's CPU time."""
+    start = time.thread_time_ns()
+    while (end := time.thread_time_ns()) == start:
+        pass
+    return (end - start) * 1e-9
 
 
 class _Ring:

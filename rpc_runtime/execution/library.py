@@ -13,7 +13,7 @@ from typing import Any
 import tvm_ffi
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.runner import Bytes
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _loads = itertools.count(1)

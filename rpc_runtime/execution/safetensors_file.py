@@ -10,8 +10,8 @@ import json
 import operator
 
 from rpc_runtime.errors import BlobError
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.runner import Bytes
 
 WEIGHT_KEY = "weight"
 _DTYPES = {

@@ -10,8 +10,11 @@ import ml_dtypes
 import numpy as np
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.interface import Array, Bytes
 from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.program.runner import Array, Bytes
+
+MAXIMUM_AXES = 64
+"""Of numpy's arrays."""
 
 
 def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
@@ -39,7 +42,7 @@ def given_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
 
 def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
     try:
-        array = _as_array(value) if not _is_plain(value) else _of_numbers(value, np.dtype(spec.dtype))
+        array = _of_numbers(value, np.dtype(spec.dtype)) if _is_plain(value) else _as_array(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
     if array.dtype.kind in "OSU":
@@ -55,9 +58,16 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is Python's own numbers, by the first of them: what numpy makes has a dtype."""
+    """Whether a value is Python's own numbers, by the first of them: what numpy makes has a dtype.
+
+    Raises:
+        ValueError: lists lie in lists deeper than numpy's arrays can have axes, or in themselves.
+    """
+    depth = 0
     while isinstance(value, list | tuple) and value:
-        value = value[0]
+        value, depth = value[0], depth + 1
+        if depth > MAXIMUM_AXES:
+            raise ValueError(f"lists lie in each other more than {MAXIMUM_AXES} deep")
     return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
 
 

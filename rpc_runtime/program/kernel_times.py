@@ -57,14 +57,9 @@ class TimingEffort:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Seconds of one call, from ``rounds`` calls; or why there are none, then ``rounds`` is 0.
-
-    ``seconds`` is the median, longer by as much as whole rounds take longer than the medians of their kernels together:
-    what now and then interrupts a kernel meets every run of a network, which is many kernels long.
-    """
+    """Seconds of one call while nothing else runs, from ``rounds`` calls; or the error why there are none: both are 0."""
 
     function: str
     seconds: float
-    best_seconds: float
     rounds: int
     error: str = ""

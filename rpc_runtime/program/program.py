@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
-from rpc_runtime.program.codec import Codec, fits
+from rpc_runtime.program.codec import NONE, require_known, unfit
+from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
-
-CLIENT = "client"
-"""The name that stands for the client wherever a machine's name could stand; no machine may take it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,10 @@ class BlobSpec:
 
     sha256: str
     size_bytes: int
+
+
+NO_BLOB = BlobSpec("0" * 64, 0)
+"""In the place of a library that a machine does not need to know: `Program.for_worker`."""
 
 
 @dataclass(frozen=True)
@@ -102,30 +104,16 @@ def weight_bytes(stages: Iterable[StageSpec]) -> int:
 
 
 @dataclass(frozen=True)
-class Route:
-    """A tensor that goes from one machine (or the client) to another (or the client), once per micro-batch of ``when``.
-
-    ``source == destination`` is a tensor that one stage hands to another stage of the same machine. ``window`` is how
-    many micro-batches a full pipeline holds between the two stages, see `Program.leads`; those inside them not counted.
-    ``codec`` is what it is written in where a network carries it.
-    """
-
-    tensor: TensorSpec
-    source: str
-    destination: str
-    when: Recurrence = EVERY
-    window: int = 0
-    codec: Codec = Codec.NONE
-
-
-@dataclass(frozen=True)
 class RouteCodec:
     """The codec of the tensor of this name on its way from one machine (or the client) to another."""
 
     tensor: str
     source: str
     destination: str
-    codec: Codec
+    codec: str
+
+    def __post_init__(self) -> None:
+        require_known(self.codec)
 
 
 @dataclass(frozen=True)
@@ -147,7 +135,8 @@ class Program:
 
     Raises:
         ValueError: the replicas of a stage do not fit together, the turns of all stages repeat together after more than
-            `turns.LONGEST_CYCLE` micro-batches, or a cut is not of an input.
+            `turns.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a cut is not of an
+            input.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -162,6 +151,7 @@ class Program:
         for replicas in self.replicas.values():
             _check_replicas(replicas)
         cycle_of(len(replicas[0].turns) for replicas in self.replicas.values())
+        self._check_tensors()
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
@@ -200,12 +190,57 @@ class Program:
     def producers(self) -> dict[str, tuple[StageSpec, ...]]:
         """Tensor name to the replicas of the stage that makes it; none for what the client has."""
         made: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.given}
-        for name, replicas in self.replicas.items():
-            for tensor in replicas[0].outputs:
+        for replicas in self.replicas.values():
+            made.update((tensor.name, replicas) for tensor in replicas[0].outputs)
+        return made
+
+    def _check_tensors(self) -> None:
+        """Raise `ValueError` unless each tensor is made once, before it is used, and with the same shape and dtype."""
+        made = {tensor.name: tensor for tensor in self.given}
+        for name, (stage, *_) in self.replicas.items():
+            for tensor in stage.inputs:
+                _check_use(tensor, made, stage.machine)
+            for tensor in stage.outputs:
                 if tensor.name in made:
                     raise ValueError(f"tensor {tensor.name!r} is made twice; the second time by stage {name!r}")
-                made[tensor.name] = replicas
-        return made
+                made[tensor.name] = tensor
+        for tensor in self.outputs:
+            _check_use(tensor, made, CLIENT)
+
+    def on(self, machine: str) -> MachineProgram:
+        """Return the part that touches ``machine``, which may be `CLIENT`; a pure function of this program.
+
+        Raises:
+            ValueError: it has more than a worker takes, or a codec is of no route that it fits.
+        """
+        found = MachineProgram.of(machine, self.stages_on(machine), self._routes_by_machine.get(machine, ()))
+        if machine != CLIENT:
+            found.require_limits()
+        return found
+
+    def for_worker(self, machine: str) -> Program:
+        """Return what the worker of ``machine`` is sent, whose `on` is the same for that machine.
+
+        Of other machines' stages it has no libraries and weights, and no layers' names.
+        """
+        names = {stage.name for stage in self.stages_on(machine)}
+        stages = [
+            stage
+            if stage.machine == machine
+            else replace(
+                stage, library=NO_BLOB, weights=(), target="", layers=stage.layers if stage.name in names else ()
+            )
+            for stage in self.stages
+        ]
+        return replace(self, stages=tuple(stages))
+
+    @cached_property
+    def _routes_by_machine(self) -> dict[str, list[Route]]:
+        found: dict[str, list[Route]] = {}
+        for route in self.handovers:
+            for end in dict.fromkeys((route.source, route.destination)):
+                found.setdefault(end, []).append(route)
+        return found
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
@@ -217,24 +252,27 @@ class Program:
         """The routes, and what one stage hands to another on the same machine.
 
         Raises:
-            ValueError: nobody makes a tensor, or a codec is of no route that it fits.
+            ValueError: a codec is of no route that it fits.
         """
-        found: dict[tuple[str, str, str], Route] = {}
-        codecs = {(each.tensor, each.source, each.destination): each.codec for each in self.codecs}
+        ways: dict[tuple[str, str, str], tuple[TensorSpec, Recurrence, int]] = {}
         for tensor, destination, needed, lead in self._uses():
-            if tensor.name not in self.producers:
-                raise ValueError(f"tensor {tensor.name!r} is used on {destination!r}, and no stage or input makes it")
             for source, made, held in self._sources(tensor):
                 when = made & needed
                 if when is None or source == destination == CLIENT:
                     continue  # the two never meet, or a model input is an output: it never leaves the client
                 window = lead - held - 2
                 key = (tensor.name, source, destination)
-                if key in found:
-                    when, window = found[key].when | when, max(found[key].window, window)
-                found[key] = Route(tensor, source, destination, when, window, codecs.get(key, Codec.NONE))
-        _check_codecs(self.codecs, found)
-        return tuple(found.values())
+                if key in ways:
+                    when, window = ways[key][1] | when, max(ways[key][2], window)
+                ways[key] = (tensor, when, window)
+        indexes = {name: index for index, name in enumerate(self.producers)}
+        codecs = {(each.tensor, each.source, each.destination): each.codec for each in self.codecs}
+        routes = {
+            key: Route(indexes[tensor.name], tensor, *key[1:], queue_depth(when, window), when, codecs.get(key, NONE))
+            for key, (tensor, when, window) in ways.items()
+        }
+        _check_codecs(self.codecs, routes)
+        return tuple(routes.values())
 
     def _uses(self) -> Iterator[tuple[TensorSpec, str, Recurrence, int]]:
         """Who needs which tensor: tensor, machine, for which micro-batches, and the lead there."""
@@ -271,7 +309,7 @@ class Program:
         """
         leads: dict[str, int] = {}
         for name, (stage, *_) in self.replicas.items():
-            before = [self.producers.get(tensor.name) for tensor in stage.inputs]
+            before = [self.producers[tensor.name] for tensor in stage.inputs]
             leads[name] = max((self._lead_after(p[0].name, leads) for p in before if p), default=2)
         return leads
 
@@ -284,6 +322,15 @@ class Program:
         return leads[name] + max(stage.own_turns.longest_gap for stage in self.replicas[name]) + 1
 
 
+def _check_use(tensor: TensorSpec, made: Mapping[str, TensorSpec], user: str) -> None:
+    """Raise `ValueError` if a tensor that a machine or the client uses is not made before, or made otherwise."""
+    known = made.get(tensor.name)
+    if known is None:
+        raise ValueError(f"tensor {tensor.name!r} is used on {user!r}, and no input or earlier stage makes it")
+    if known != tensor:
+        raise ValueError(f"{user!r} takes {tensor}, and what is made is {known}")
+
+
 def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, str], Route]) -> None:
     """A `ValueError` that names the tensor of a codec that cannot be."""
     for each in codecs:
@@ -294,11 +341,8 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
                 {name for name, source, end in routes if (source, end) == (each.source, each.destination)}
             )
             raise ValueError(f"{where}: this tensor does not go that way; there go {', '.join(crossing) or 'none'}")
-        if not fits(each.codec, route.tensor):
-            raise ValueError(
-                f"{where}: it does not fit {route.tensor}; fp16, bf16 and int8 are for float32 and float64, where they "
-                "save bytes"
-            )
+        if reason := unfit(each.codec, route.tensor):
+            raise ValueError(f"{where} does not fit {route.tensor}: {reason}")
 
 
 def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:

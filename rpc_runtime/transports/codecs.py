@@ -1,30 +1,30 @@
-"""Writes tensors in fewer bytes for a link that limits, and reads them again; which codecs there are: `program.codec`.
+"""The built-in codecs, and what encodes and decodes tensors for a link.
 
 A tensor that a codec would make no smaller, or whose values it cannot hold but for rounding (to int8 NaN and
 infinities; to fp16, bf16 and int8 numbers beyond their range), travels as it is: the receiver knows it by its size.
-Nothing that comes is believed: what is no encoding of exactly this tensor is a `ProtocolError` that names it.
+Received bytes are validated: what is no encoding of exactly this tensor is a `ProtocolError` that names it.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError, WorkerError
-from rpc_runtime.program.codec import SCALE_BYTES, Codec, by_channel, encoded_bytes
-from rpc_runtime.program.interface import Array, Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.codec import CODECS, NONE, Codec, Coder, Tensor, elements
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Array, Bytes
 
-LIBRARIES = {Codec.LZ4: ("lz4.block", "lz4"), Codec.ZSTD: ("zstandard", "zstandard")}
-"""Of each codec that needs one: the module, and the package that has it."""
 ZSTD_LEVEL = 1
 """Higher ones take much longer, and save next to nothing of activations."""
 SMALLEST_WINDOW_BYTES = 1024
+SCALE_BYTES = 4
 STEPS = 127
 _SCALE = np.dtype("<f4")
 _TINY = float(np.finfo(np.float32).tiny)
@@ -32,66 +32,44 @@ _LARGEST = 3.4e38
 """A little less than the largest of float32, so that no rounding of a scale leads beyond it."""
 
 
-def is_available(codec: Codec) -> bool:
-    """Whether this process has what a codec needs."""
-    try:
-        return codec not in LIBRARIES or bool(importlib.import_module(LIBRARIES[codec][0]))
-    except ImportError:
-        return False
-
-
-def require_available(routes: Iterable[PlannedRoute]) -> None:
+def require_available(routes: Iterable[Route]) -> None:
     """Raise a `WorkerError` if this process lacks what the codec of a route needs; names the package."""
     for route in routes:
-        if not is_available(route.codec):
+        if route.codec != NONE and not (codec := CODECS[route.codec]).is_available():
             raise WorkerError(
                 f"tensor {route.tensor.name!r} travels from {route.source!r} to {route.destination!r} as "
-                f"{route.codec}, which needs the package {LIBRARIES[route.codec][1]!r} at both ends, and is missing: "
+                f"{route.codec}, which needs the package {codec.package!r} at both ends, and is missing: "
                 "pip install 'tvm-split[codecs]', or give the link another codec"
             )
-
-
-class _Scheme(Protocol):
-    def encode(self, data: Bytes) -> Bytes | None:
-        """A tensor's content encoded; None where it cannot be."""
-        ...
-
-    def decode(self, encoded: Bytes, data: Bytes) -> None:
-        """The content of ``encoded``, written to ``data``.
-
-        Raises:
-            ValueError: there is another.
-        """
-        ...
 
 
 class TensorCoder:
     """Encodes, or decodes, the micro-batches of one tensor. For one thread.
 
     Raises:
-        WorkerError: a library is missing.
+        InputError: there is no codec of this name.
+        ImportError: a library is missing.
     """
 
-    def __init__(self, codec: Codec, tensor: TensorSpec) -> None:
-        self._codec = codec
+    def __init__(self, codec: str, tensor: TensorSpec) -> None:
+        self._codec = CODECS[codec]
         self._tensor = tensor
-        self._scheme = _scheme(codec, tensor)
+        self._coder = self._codec.coder(tensor)
 
     def encode(self, data: Bytes) -> Bytes:
-        """A tensor's content as it travels: encoded where that is smaller, else as it is."""
-        encoded = self._scheme.encode(data)
+        """Return a tensor's content as it travels: encoded where that is smaller, else as it is."""
+        encoded = self._coder.encode(data)
         return data if encoded is None or encoded.size >= data.size else encoded
 
     def may_have(self, size_bytes: int) -> bool:
-        """Whether the tensor may travel in so many bytes."""
+        """Return whether the tensor may travel in so many bytes."""
         whole = self._tensor.size_bytes
-        expected = encoded_bytes(self._codec, self._tensor)
-        return (
-            size_bytes in (whole, expected) if self._codec.is_lossy else 0 < size_bytes < whole or size_bytes == whole
-        )
+        if self._codec.is_lossy:
+            return size_bytes in (whole, self._codec.encoded_bytes(self._tensor))
+        return 0 < size_bytes < whole or size_bytes == whole
 
     def decode(self, encoded: Bytes, data: Bytes) -> None:
-        """What `encode` gave, written to ``data``, the tensor's memory.
+        """Write what `encode` gave to ``data``, the tensor's memory.
 
         Raises:
             ProtocolError: it is nothing that `encode` gives for this tensor.
@@ -100,26 +78,88 @@ class TensorCoder:
             data[:] = encoded
             return
         try:
-            self._scheme.decode(encoded, data)
+            self._coder.decode(encoded, data)
         except ValueError as error:
             raise ProtocolError(
-                f"tensor {self._tensor} came as {encoded.size} bytes of {self._codec} that are none: {error}"
+                f"tensor {self._tensor} came as {encoded.size} bytes of {self._codec.name} that are none: {error}"
             ) from error
 
 
-def coder_of(route: PlannedRoute) -> TensorCoder | None:
-    """What encodes or decodes a route's tensor in a stream; None where it travels as it is."""
-    return None if route.codec is Codec.NONE else TensorCoder(route.codec, route.tensor)
+def coder_of(route: Route) -> TensorCoder | None:
+    """Return what encodes or decodes a route's tensor in a stream; None where it travels as it is."""
+    return None if route.codec == NONE else TensorCoder(route.codec, route.tensor)
 
 
-def _scheme(codec: Codec, tensor: TensorSpec) -> _Scheme:
-    if codec is Codec.INT8:
-        return _Int8(tensor)
-    if codec is Codec.LZ4:
+class Half(Codec):
+    """Floating-point numbers of half the width."""
+
+    is_lossy = True
+    narrow: np.dtype[Any]
+
+    def encoded_bytes(self, tensor: Tensor) -> int:
+        return 2 * elements(tensor)
+
+    def coder(self, tensor: Tensor) -> Coder:
+        return _Half(self.narrow, np.dtype(tensor.dtype))
+
+
+class Float16(Half):
+    name = "fp16"
+    narrow = np.dtype(np.float16)
+
+
+class BFloat16(Half):
+    name = "bf16"
+    narrow = np.dtype(ml_dtypes.bfloat16)
+
+
+class Int8(Codec):
+    """Whole numbers from -127 to 127, times a scale for each channel (axis 1 of four, else the last one), or one scale
+    for all where channels have one value."""
+
+    name = "int8"
+    is_lossy = True
+
+    def encoded_bytes(self, tensor: Tensor) -> int:
+        return by_channel(tensor.shape)[1] * SCALE_BYTES + elements(tensor)
+
+    def coder(self, tensor: Tensor) -> Coder:
+        return _Int8(tensor, self.encoded_bytes(tensor))
+
+
+class Lz4(Codec):
+    """Compressed, with nothing lost."""
+
+    name = "lz4"
+    module = "lz4.block"
+    package = "lz4"
+
+    def coder(self, tensor: Tensor) -> Coder:
         return _Lz4()
-    if codec is Codec.ZSTD:
+
+
+class Zstd(Codec):
+    """Compressed, with nothing lost."""
+
+    name = "zstd"
+    module = package = "zstandard"
+
+    def coder(self, tensor: Tensor) -> Coder:
         return _Zstd(tensor.size_bytes)
-    return _Half(np.dtype(np.float16 if codec is Codec.FP16 else ml_dtypes.bfloat16), np.dtype(tensor.dtype))
+
+
+FP16, BF16, INT8, LZ4, ZSTD = Float16(), BFloat16(), Int8(), Lz4(), Zstd()
+
+
+def by_channel(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return a shape seen as what is before the channels, the channels, and what is behind them.
+
+    Channels of one value each count as one: a scale for each would take more than the values.
+    """
+    before, channels, behind = math.prod(shape[:-1]), math.prod(shape[-1:]), 1
+    if len(shape) == 4:
+        before, channels, behind = shape[0], shape[1], shape[2] * shape[3]
+    return (1, 1, channels) if before * behind == 1 else (before, channels, behind)
 
 
 class _Half:
@@ -146,10 +186,10 @@ class _Int8:
     """The channels' scales, then the whole numbers. It is off by half a scale at most: 1/254 of the channel's largest
     magnitude."""
 
-    def __init__(self, tensor: TensorSpec) -> None:
+    def __init__(self, tensor: Tensor, size_bytes: int) -> None:
         self._shape = by_channel(tensor.shape)
         self._scale_bytes = self._shape[1] * SCALE_BYTES
-        self._size = encoded_bytes(Codec.INT8, tensor)
+        self._size = size_bytes
         self._dtype = np.dtype(tensor.dtype)
 
     def encode(self, data: Bytes) -> Bytes | None:

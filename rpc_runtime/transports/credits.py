@@ -11,23 +11,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
 
 OUTBOX = 2
 """Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
 
 
-def depths(route: PlannedRoute) -> tuple[int, int]:
+def depths(route: Route) -> tuple[int, int]:
     """How many micro-batches may be under way at first, and at most."""
-    return route.queue_depth, route.queue_depth + most_more(route.tensor.size_bytes)
+    return route.depth, route.depth + most_more(route.tensor.size_bytes)
 
 
 @dataclass
 class Waiting:
     """Micro-batches of one tensor that are to leave, as (number, value)."""
 
-    route: PlannedRoute
+    route: Route
     window: SendWindow
     queue: deque[tuple[int, Any]] = field(default_factory=deque)
 
@@ -44,9 +44,9 @@ class Departure(NamedTuple):
 class Outbox:
     """The sending end: moments are in nanoseconds, of one clock."""
 
-    def __init__(self, routes: Sequence[PlannedRoute]) -> None:
+    def __init__(self, routes: Sequence[Route]) -> None:
         self._by_name = {route.tensor.name: Waiting(route, SendWindow(*depths(route))) for route in routes}
-        self._by_index = {each.route.tensor_index: each for each in self._by_name.values()}
+        self._by_index = {each.route.index: each for each in self._by_name.values()}
         self._queued: dict[int, Waiting] = {}
 
     def window(self, tensor_index: int) -> SendWindow:
@@ -59,7 +59,7 @@ class Outbox:
     def put(self, tensor: str, sequence: int, value: Any) -> None:
         waiting = self._by_name[tensor]
         waiting.queue.append((sequence, value))
-        self._queued[waiting.route.tensor_index] = waiting
+        self._queued[waiting.route.index] = waiting
 
     def next(self, now: int) -> Departure | None:
         """What leaves now, if anything may, and keeps its place until `left`. Notes who lacks a credit."""
@@ -72,7 +72,7 @@ class Outbox:
         if chosen is None:
             return None
         sequence, value = chosen.queue[0]
-        return Departure(chosen.route.tensor_index, sequence, value, chosen.window.start(now))
+        return Departure(chosen.route.index, sequence, value, chosen.window.start(now))
 
     def left(self, tensor_index: int) -> None:
         """The tensor's oldest micro-batch has gone."""
@@ -90,8 +90,8 @@ class Outbox:
 class Grants:
     """The receiving end: how far each tensor was consumed, and what of that the sender does not know yet."""
 
-    def __init__(self, routes: Sequence[PlannedRoute]) -> None:
-        self._windows = {route.tensor_index: ReceiveWindow(*depths(route)) for route in routes}
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._windows = {route.index: ReceiveWindow(*depths(route)) for route in routes}
         self._changed: dict[int, ReceiveWindow] = {}
 
     def window(self, tensor_index: int) -> ReceiveWindow:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
 from rpc_runtime.transports.nccl_device import MakeNccl
 from rpc_runtime.transports.slots import MakeSlot, Slot
@@ -40,16 +40,16 @@ class Station(Protocol):
     def moved(self) -> None:
         """A tensor, or a part of one, has come or gone."""
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         """A whole tensor has (``kind`` is SEND or RECEIVE), from ``start`` to ``end`` in nanoseconds, in some bytes."""
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Gets each tensor that has come, in order; calls ``release`` once, with the lock held, when it is consumed."""
 
     def room_locked(self) -> None:
         """An outgoing link has room for one more micro-batch of a tensor."""
 
-    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves_locked(self, route: Route, sequence: int) -> bool:
         """Whether a micro-batch that has just come is one of those for want of which nothing is done here."""
 
 
@@ -90,7 +90,7 @@ class LinkEnd:
     def __init__(
         self,
         station: Station,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         make_slot: MakeSlot,
         nccl: MakeNccl | None,
         timeouts: LinkTimeouts,
@@ -145,7 +145,7 @@ class LinkEnd:
     def _said_locked(self, message: Message) -> None:
         """A message has left."""
 
-    def _use_slots(self, route: PlannedRoute, slots: Sequence[Slot]) -> None:
+    def _use_slots(self, route: Route, slots: Sequence[Slot]) -> None:
         """Tensors of a route lie in these slots, which both ends see."""
         raise NotImplementedError
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.measurements import RECEIVE, SEND, now
-from rpc_runtime.program.program import CLIENT, TensorSpec
+from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from rpc_runtime.transports.credits import Grants, Outbox
@@ -48,7 +48,7 @@ from rpc_runtime.wire.framing import (
 class _Sending:
     """``slots`` lie in memory that both ends see, if the carrier has such; ``free`` are the indices of free ones."""
 
-    route: PlannedRoute
+    route: Route
     window: SendWindow
     coder: TensorCoder | None
     slots: list[Slot] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Parcel:
     def frames(self) -> Iterator[bytes]:
         if self.slot is None:
             return self._tensor_frames()
-        index = self.sending.route.tensor_index
+        index = self.sending.route.index
         header = shared_tensor_frame(index, self.sequence, self.slot_index, self.size_bytes)
         return self.slot.send(self.value, header)
 
@@ -82,7 +82,7 @@ class _Parcel:
         if coder is not None:
             data = coder.encode(data)
         self.size_bytes = data.size
-        for frame in tensor_frames(self.sending.route.tensor_index, self.sequence, data, self.flags):
+        for frame in tensor_frames(self.sending.route.index, self.sequence, data, self.flags):
             yield frame  # the next one is asked for when the network has taken this one
             self.link.station.moved()
 
@@ -103,7 +103,7 @@ class OutgoingLink(LinkEnd):
     def __init__(
         self,
         station: Station,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
@@ -114,8 +114,7 @@ class OutgoingLink(LinkEnd):
         super().__init__(station, routes, make_slot, nccl, timeouts, patient=patient)
         self._outbox = Outbox(routes)
         self._sending = {
-            route.tensor_index: _Sending(route, self._outbox.window(route.tensor_index), coder_of(route))
-            for route in routes
+            route.index: _Sending(route, self._outbox.window(route.index), coder_of(route)) for route in routes
         }
         self.as_bytes = as_bytes
 
@@ -132,8 +131,8 @@ class OutgoingLink(LinkEnd):
         self._outbox.put(tensor, sequence, value)
         self._wake_locked()
 
-    def _use_slots(self, route: PlannedRoute, slots: Sequence[Slot]) -> None:
-        sending = self._sending[route.tensor_index]
+    def _use_slots(self, route: Route, slots: Sequence[Slot]) -> None:
+        sending = self._sending[route.index]
         sending.window.largest = sending.window.depth
         sending.slots = list(slots)
         sending.free.extend(range(len(slots)))
@@ -152,7 +151,7 @@ class OutgoingLink(LinkEnd):
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
-            self._outbox.left(message.sending.route.tensor_index)
+            self._outbox.left(message.sending.route.index)
             self.station.room_locked()
 
     def receive(self, frame: Frame) -> None:
@@ -196,7 +195,7 @@ class _Receiving:
     were filled where not every micro-batch is for the same stages. ``freed`` the sender does not know yet.
     """
 
-    route: PlannedRoute
+    route: Route
     window: ReceiveWindow
     coder: TensorCoder | None
     free: list[Slot] = field(default_factory=list)
@@ -231,7 +230,7 @@ class IncomingLink(LinkEnd):
     def __init__(
         self,
         station: Station,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         make_slot: MakeSlot,
         nccl: MakeNccl | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
@@ -243,8 +242,7 @@ class IncomingLink(LinkEnd):
         super().__init__(station, routes, make_slot, nccl, timeouts, patient=patient)
         self._grants = Grants(routes)
         self._receiving = {
-            route.tensor_index: _Receiving(route, self._grants.window(route.tensor_index), coder_of(route))
-            for route in routes
+            route.index: _Receiving(route, self._grants.window(route.index), coder_of(route)) for route in routes
         }
         self._reuse = reuse
         self._current: _Arriving | None = None
@@ -252,8 +250,8 @@ class IncomingLink(LinkEnd):
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
         return super().slot_over(tensor, memory) if self._reuse else Slot(memory, None)
 
-    def _use_slots(self, route: PlannedRoute, slots: Sequence[Slot]) -> None:
-        receiving = self._receiving[route.tensor_index]
+    def _use_slots(self, route: Route, slots: Sequence[Slot]) -> None:
+        receiving = self._receiving[route.index]
         receiving.window.largest = receiving.window.depth
         receiving.slots = list(slots)
 
@@ -337,7 +335,7 @@ class IncomingLink(LinkEnd):
         """The number of the micro-batch that is to come, if that is what the frame has."""
         route = receiving.route
         sequence = route.when.nth(receiving.window.arrived)
-        expected = (route.tensor_index, sequence, offset, total)
+        expected = (route.index, sequence, offset, total)
         got = (frame.tensor, frame.sequence, frame.offset, frame.total)
         if got != expected:
             raise ProtocolError(
@@ -352,14 +350,14 @@ class IncomingLink(LinkEnd):
         route, waited = receiving.route, last.flags == FrameFlag.WAITED
         with self._lock:
             starves = waited and receiving.window.may_widen and self.station.starves_locked(route, sequence)
-            if self._grants.arrive(route.tensor_index, waited, starves):
+            if self._grants.arrive(route.index, waited, starves):
                 self._wake_locked()
         release = partial(self._release_locked, receiving, slot, index)
         self.station.transferred(RECEIVE, route, sequence, start, now(), last.total)
         self.station.deliver(route, sequence, slot.value, release)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, index: int | None) -> None:
-        self._grants.consume(receiving.route.tensor_index)
+        self._grants.consume(receiving.route.index)
         if index is not None:
             receiving.filled.remove(index)
             receiving.freed.append(index)

@@ -33,8 +33,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_end import HEARTBEAT
 from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, NcclDevice, nccl_of, version_text
 from rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
@@ -151,8 +151,7 @@ class NcclCarrier(Carrier):
         self._link, self._stream, self._nccl, self._timeouts = opening.link, opening.stream, nccl, timeouts
         self._is_first = nccl.gpu < other.gpu
         self._slots = {
-            route.tensor_index: [self._slot(route.tensor) for _ in range(route.queue_depth)]
-            for route in self._link.routes
+            route.index: [self._slot(route.tensor) for _ in range(route.depth)] for route in self._link.routes
         }
         unique_id = other.unique_id if calls else nccl.unique_id()
         self.own = NcclEnd(nccl.version, nccl.gpu, unique_id)
@@ -178,8 +177,8 @@ class NcclCarrier(Carrier):
             raise WorkerUnavailableError("the other end has gone")
         return self._communicator.is_ready()
 
-    def slots(self, route: PlannedRoute) -> Sequence[Slot]:
-        return self._slots[route.tensor_index]
+    def slots(self, route: Route) -> Sequence[Slot]:
+        return self._slots[route.index]
 
     def start(self, on_end: OnEnd) -> None:
         self._link.open(self)

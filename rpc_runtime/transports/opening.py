@@ -14,8 +14,7 @@ from rpc_runtime.transports.grpc import Stream, StreamPending
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.transport import FALLBACK, Carrier, Opening, Pending, offered, transport_named
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, error_text, parsed
 from rpc_runtime.wire.security import Token
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.hardware import boot_id, memory_domain
-from rpc_runtime.program.interface import Bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.routes import Route
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
@@ -191,7 +191,7 @@ class SharedMemoryCarrier(Carrier):
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def slots(self, route: PlannedRoute) -> Sequence[Slot]:
+    def slots(self, route: Route) -> Sequence[Slot]:
         memory = self._memory.slots(route) if self._memory is not None else ()
         return [self._link.slot_over(route.tensor, each) for each in memory]
 
@@ -297,16 +297,16 @@ class SharedMemoryCarrier(Carrier):
 class Memory:
     """Slots for the tensors of ``routes``, in a mapping that lives as long as somebody uses a slot."""
 
-    def __init__(self, routes: Sequence[PlannedRoute], mapping: mmap.mmap) -> None:
+    def __init__(self, routes: Sequence[Route], mapping: mmap.mmap) -> None:
         self._bytes: Bytes = np.frombuffer(mapping, np.uint8)
         self._begins: dict[int, int] = {}
         begin = 0
         for route in routes:
-            self._begins[route.tensor_index] = begin
-            begin += route.queue_depth * _stride(route)
+            self._begins[route.index] = begin
+            begin += route.depth * _stride(route)
 
     @classmethod
-    def create(cls, routes: Sequence[PlannedRoute]) -> tuple[Memory, int]:
+    def create(cls, routes: Sequence[Route]) -> tuple[Memory, int]:
         """New memory, and its descriptor, which is the caller's to close.
 
         Raises:
@@ -323,7 +323,7 @@ class Memory:
             raise
 
     @classmethod
-    def open(cls, routes: Sequence[PlannedRoute], descriptor: int) -> Memory:
+    def open(cls, routes: Sequence[Route], descriptor: int) -> Memory:
         """What the other end has made.
 
         Raises:
@@ -341,19 +341,19 @@ class Memory:
             )
         return cls(routes, mmap.mmap(descriptor, expected))
 
-    def slots(self, route: PlannedRoute) -> list[Bytes]:
+    def slots(self, route: Route) -> list[Bytes]:
         """The slots of a route, by their index."""
-        begin, stride = self._begins[route.tensor_index], _stride(route)
-        starts = range(begin, begin + route.queue_depth * stride, stride)
+        begin, stride = self._begins[route.index], _stride(route)
+        starts = range(begin, begin + route.depth * stride, stride)
         return [self._bytes[start : start + route.tensor.size_bytes] for start in starts]
 
 
-def _stride(route: PlannedRoute) -> int:
+def _stride(route: Route) -> int:
     return max(1, -(-route.tensor.size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
 
 
-def _size(routes: Sequence[PlannedRoute]) -> int:
-    return max(ALIGNMENT_BYTES, sum(route.queue_depth * _stride(route) for route in routes))
+def _size(routes: Sequence[Route]) -> int:
+    return max(ALIGNMENT_BYTES, sum(route.depth * _stride(route) for route in routes))
 
 
 class OwnMemory:
@@ -363,7 +363,7 @@ class OwnMemory:
         Unusable: ``machine`` has not enough memory, or may not make it.
     """
 
-    def __init__(self, routes: Sequence[PlannedRoute], machine: str) -> None:
+    def __init__(self, routes: Sequence[Route], machine: str) -> None:
         try:
             self.memory, self._descriptor = Memory.create(routes)
         except OSError as error:
@@ -376,7 +376,7 @@ class OwnMemory:
             socket.send_fds(connection, [MESSAGE], [self._descriptor])
 
 
-def others_memory(connection: socket.socket, routes: Sequence[PlannedRoute]) -> Memory:
+def others_memory(connection: socket.socket, routes: Sequence[Route]) -> Memory:
     """What the receiver sends.
 
     Raises:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.runner import Bytes
 
 ALIGNMENT_BYTES = 64
 """Where TVM takes memory as it is."""

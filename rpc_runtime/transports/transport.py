@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from rpc_runtime.errors import TvmSplitError, WorkerError
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.routes import Route
 from rpc_runtime.registry import Registry
 from rpc_runtime.transports.slots import Slot
 
@@ -63,8 +63,8 @@ class Carrier(ABC):
     It takes what is to be said from `LinkEnd.frames` in a thread of its own, or from `LinkEnd.drain` in `wake`.
     """
 
-    def slots(self, route: PlannedRoute) -> Sequence[Slot]:
-        """``route.queue_depth`` slots in memory that both ends see; () where tensors travel in frames."""
+    def slots(self, route: Route) -> Sequence[Slot]:
+        """``route.depth`` slots in memory that both ends see; () where tensors travel in frames."""
         return ()
 
     @abstractmethod

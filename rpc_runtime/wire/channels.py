@@ -19,6 +19,11 @@ from rpc_runtime.errors import (
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.wire.security import TlsFiles, numeric_address
 
+DATA_SERVICE, LINK_METHOD = "tvm_split.Data", "Link"
+"""The service of data streams, whose messages are frames (`framing`) and not in ``worker.proto``."""
+LINK_PATH = f"/{DATA_SERVICE}/{LINK_METHOD}"
+HELLO_KEY = "tvm-split-hello-bin"
+"""The metadata of a Link call that holds its ``Hello``: the caller is known before anything of the stream is read."""
 MAXIMUM_MESSAGE_BYTES = 32 << 20
 """Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
 KEEPALIVE_MILLISECONDS = 4_000

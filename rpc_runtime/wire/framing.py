@@ -29,7 +29,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.interface import Bytes
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
 
 PROTOCOL_VERSION = 10

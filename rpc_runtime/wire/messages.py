@@ -6,6 +6,7 @@ read is trusted: what does not fit raises :class:`ProtocolError`, and values of 
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +19,6 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.codec import Codec, fits
 from rpc_runtime.program.kernel_times import (
     MAXIMUM_LIMIT_SECONDS,
     NETWORK,
@@ -27,23 +27,14 @@ from rpc_runtime.program.kernel_times import (
     TimedKernel,
     TimingEffort,
 )
-from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
-from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
-from rpc_runtime.program.turns import LONGEST_CYCLE, Recurrence
+from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
+from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.foreign_text import AnyMessage
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
-MAXIMUM_STAGES = 256
-"""Each is a library that is loaded, of which a process can hold some thousands."""
-MAXIMUM_ROUTES = 4096
-MAXIMUM_NEIGHBOURS = 64
-"""Each is a data stream, or two."""
-MAXIMUM_WEIGHTS = 20_000
-MAXIMUM_TENSOR_TURNS = 1 << 19
-"""Where each micro-batch goes is looked up in tables that have the turns of one period for every tensor."""
 MAXIMUM_KERNELS = 10_000
 MAXIMUM_ARGUMENTS = 1000
 MAXIMUM_ROUNDS = 1000
@@ -75,28 +66,41 @@ def value_of(kind: type[Value], message: Message, **others: Any) -> Value:
     """The dataclass of a message: its fields of the same names, nested ones likewise, and ``others``.
 
     Raises:
-        ProtocolError: a value of a kind that has a check does not pass it.
+        ProtocolError: the values make no such dataclass.
     """
     given = dict(others)
     for name, many, nested in _fields(kind):  # type: ignore[arg-type]
         if name not in others:
             found = getattr(message, name)
             if nested is not None:
-                found = [value_of(nested, each) for each in found] if many else value_of(nested, found)
+                found = [_nested(nested, each) for each in found] if many else _nested(nested, found)
             given[name] = many(found) if many else found
-    value = kind(**given)
+    try:
+        value = kind(**given)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
     if kind in _CHECKS:
         _CHECKS[kind](value)
     return value
 
 
+def _nested(kind: Any, value: Any) -> Any:
+    """A field's value of a dataclass or an enumeration."""
+    if is_dataclass(kind):
+        return value_of(kind, value)  # type: ignore[arg-type]
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise ProtocolError(f"{error}: upgrade one side") from None
+
+
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, Any], ...]:
-    """Of each field: its name, what holds several values if it has several, and their kind if they are dataclasses."""
+    """Of each field: its name, what holds several values if it has several, and their kind if it is one of ours."""
     found = []
     for name, hint in get_type_hints(kind).items():
         one = (*get_args(hint), hint)[0]
-        found.append((name, get_origin(hint), one if is_dataclass(one) else None))
+        found.append((name, get_origin(hint), one if is_dataclass(one) or isinstance(one, enum.EnumType) else None))
     return tuple(found)
 
 
@@ -124,13 +128,6 @@ def _is_dtype(name: str) -> bool:
     return dtype.name == name and dtype.kind in "biufcV" and dtype.itemsize > 0
 
 
-def _check_stage(stage: StageSpec) -> None:
-    try:
-        stage.own_turns  # noqa: B018  (refuses turns of a wrong length, and a replica without any)
-    except ValueError as error:
-        raise ProtocolError(f"stage {stage.name!r}, replica {stage.replica}: {error}") from None
-
-
 def hello_of(deployment: str, source: str, destination: str, secret: bytes = b"") -> pb.Hello:
     """What the caller of a data stream says first."""
     version = PROTOCOL_VERSION
@@ -140,142 +137,47 @@ def hello_of(deployment: str, source: str, destination: str, secret: bytes = b""
 
 
 def load_request(
-    deployment: str, plan: MachinePlan, link_secrets: Mapping[tuple[str, str], bytes]
+    deployment: str, program: Program, machine: str, link_secrets: Mapping[tuple[str, str], bytes]
 ) -> pb.LoadStagesRequest:
+    """Return the request to load a program's stages on a machine; ``link_secrets`` by (source, destination)."""
+    secrets = [pb.LinkSecret(source=ends[0], destination=ends[1], secret=link_secrets[ends]) for ends in link_secrets]
     return pb.LoadStagesRequest(
         deployment=deployment,
-        machine=plan.machine,
-        stages=[message_of(pb.Stage, stage) for stage in plan.stages],
-        routes=[
-            message_of(pb.Route, route, period=route.when.period, remainders=route.when.remainders)
-            for route in plan.routes
-        ],
-        link_secrets=[
-            pb.LinkSecret(source=source, destination=destination, secret=secret)
-            for (source, destination), secret in link_secrets.items()
-        ],
+        machine=machine,
+        program=message_of(pb.Program, program.for_worker(machine)),
+        link_secrets=secrets,
     )
 
 
-def link_secrets(message: pb.LoadStagesRequest, plan: MachinePlan) -> dict[tuple[str, str], bytes]:
-    """The secret of each link between the plan's machine and others, by (source, destination).
+def program_of(message: pb.LoadStagesRequest) -> MachineProgram:
+    """Return the part of the program in a request that is for its machine.
+
+    Raises:
+        ProtocolError: the program is none, or has nothing for the machine, or too much.
+    """
+    program = value_of(Program, message.program)
+    try:
+        found = program.on(message.machine)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+    if not found.stages:
+        raise ProtocolError(f"the program has no stage for machine {message.machine!r}")
+    return found
+
+
+def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict[tuple[str, str], bytes]:
+    """Return the secret of each link between the program's machine and others, by (source, destination).
 
     Raises:
         ProtocolError: one is missing, or too short to be one.
     """
     found = {(each.source, each.destination): each.secret for each in message.link_secrets}
-    for source, destination in plan.links:
+    for source, destination in program.links:
         if len(found.get((source, destination), b"")) < LINK_SECRET_BYTES:
             raise ProtocolError(
                 f"the link from {source!r} to {destination!r} has no secret of {LINK_SECRET_BYTES} bytes"
             )
-    return {ends: found[ends] for ends in plan.links}
-
-
-def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:
-    """The plan in a request.
-
-    Raises:
-        ProtocolError: a stage lacks an input, a route touches another machine, or numbers do not fit.
-    """
-    machine = message.machine
-    _check_sizes(message)
-    stages = tuple(value_of(StageSpec, stage) for stage in message.stages)
-    routes = tuple(_planned_route(route) for route in message.routes)
-    for route in routes:
-        if machine not in (route.source, route.destination):
-            raise ProtocolError(f"route of tensor {route.tensor.name!r} does not touch machine {machine!r}")
-    plan = plan_of_routes(machine, stages, routes)
-    for stage in stages:
-        if stage.machine != machine:
-            raise ProtocolError(f"stage {stage.name!r} is for machine {stage.machine!r}, not {machine!r}")
-    _check_turns(plan)
-    _check_supplies(plan)
-    made = {tensor: {*stage.own_turns.within(plan.period)} for stage in stages for tensor in stage.outputs}
-    for route in (*plan.outgoing, *plan.local):
-        if not made.get(route.tensor, set()).issuperset(route.when.within(plan.period)):
-            raise ProtocolError(f"a route takes {route.tensor}, and no stage of machine {machine!r} makes it")
-    taken: dict[str, set[int]] = {}
-    for stage in stages:
-        for tensor in stage.inputs:
-            taken.setdefault(tensor.name, set()).update(stage.own_turns.within(plan.period))
-    for route in (*plan.incoming, *plan.local):
-        if not taken.get(route.tensor.name, set()).issuperset(route.when.within(plan.period)):
-            raise ProtocolError(f"a route brings {route.tensor} to {machine!r}, where no stage takes it in that turn")
-    return plan
-
-
-def _check_sizes(message: pb.LoadStagesRequest) -> None:
-    """Before any work is done with them."""
-    neighbours = {end for route in message.routes for end in (route.source, route.destination)}
-    tensors = sum(len(stage.inputs) + len(stage.outputs) for stage in message.stages)
-    for what, count, limit in (
-        ("stages", len(message.stages), MAXIMUM_STAGES),
-        ("routes", len(message.routes), MAXIMUM_ROUTES),
-        ("neighbours", len(neighbours), MAXIMUM_NEIGHBOURS),
-        ("inputs and outputs of stages", tensors, MAXIMUM_ROUTES),
-        ("weights", sum(len(stage.weights) for stage in message.stages), MAXIMUM_WEIGHTS),
-        ("turns of routes", sum(len(route.remainders) for route in message.routes), MAXIMUM_TENSOR_TURNS),
-        ("turns of a stage", max((len(stage.turns) for stage in message.stages), default=0), LONGEST_CYCLE),
-    ):
-        if count > limit:
-            raise ProtocolError(f"machine {message.machine!r} has {count} {what}, at most {limit} are allowed")
-
-
-def _check_turns(plan: MachinePlan) -> None:
-    """That tables of all turns of each tensor and route stay small: those of one period."""
-    try:
-        period = plan.period
-    except ValueError as error:
-        raise ProtocolError(f"machine {plan.machine!r}: {error}") from None
-    whole = sum(period // route.when.period * len(route.when.remainders) for route in plan.routes)
-    for stage in plan.stages:
-        own = period // stage.own_turns.period * len(stage.own_turns.remainders)
-        whole += own * (len(stage.inputs) + len(stage.outputs))
-    if whole > MAXIMUM_TENSOR_TURNS:
-        raise ProtocolError(
-            f"the tensors and routes of machine {plan.machine!r} have {whole} turns together, of {period} "
-            f"micro-batches, and may have {MAXIMUM_TENSOR_TURNS}: give the stages shorter lists of turns"
-        )
-
-
-def _planned_route(message: pb.Route) -> PlannedRoute:
-    where = f"route of tensor {message.tensor.name!r}"
-    try:
-        when = Recurrence(message.period, tuple(message.remainders))
-    except ValueError as error:
-        raise ProtocolError(f"{where}: {error}") from None
-    if not 1 <= message.queue_depth <= 100_000:
-        raise ProtocolError(f"{where} has the queue depth {message.queue_depth}")
-    if message.codec not in tuple(Codec):
-        raise ProtocolError(f"{where} has the unknown codec {message.codec[:80]!r}: upgrade one side")
-    route = value_of(PlannedRoute, message, when=when, codec=Codec(message.codec))
-    if not fits(route.codec, route.tensor) or (route.source == route.destination and route.codec is not Codec.NONE):
-        raise ProtocolError(
-            f"{where}, {route.tensor}, from {route.source!r} to {route.destination!r} has the codec {route.codec}, "
-            "which does not fit it"
-        )
-    return route
-
-
-def _check_supplies(plan: MachinePlan) -> None:
-    """Each micro-batch of a stage gets each input, and from one source only."""
-    sources: dict[TensorSpec, dict[int, list[str]]] = {}
-    for route in (*plan.incoming, *plan.local):
-        supplied = sources.setdefault(route.tensor, {})
-        for place in route.when.within(plan.period):
-            supplied.setdefault(place, []).append(route.source)
-    for stage in plan.stages:
-        for tensor in stage.inputs:
-            supplied = sources.get(tensor, {})
-            for place in stage.own_turns.within(plan.period):
-                found = supplied.get(place, [])
-                if not found:
-                    raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and no route supplies it")
-                if len(found) > 1:
-                    raise ProtocolError(
-                        f"stage {stage.name!r} takes {tensor}, and several routes supply it: from {found}"
-                    )
+    return {ends: found[ends] for ends in program.links}
 
 
 def kernel_set(message: pb.LoadKernelsRequest) -> KernelSet:
@@ -316,15 +218,15 @@ def _check_effort(effort: TimingEffort) -> None:
 
 
 def _check_time(time: KernelTime) -> None:
-    times = (time.seconds, time.best_seconds)
-    if not time.error and not all(math.isfinite(each) and each > 0 for each in times):
-        raise ProtocolError(f"kernel {time.function[:200]!r} is said to have taken {times} seconds")
+    if not time.error and not (math.isfinite(time.seconds) and time.seconds > 0):
+        raise ProtocolError(
+            f"kernel {time.function[:200]!r} has the time {time.seconds} s; it must be finite and above 0"
+        )
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {
     BlobSpec: _check_blob,
     TensorSpec: _check_tensor,
-    StageSpec: _check_stage,
     TimedKernel: _check_kernel,
     TimingEffort: _check_effort,
     KernelTime: _check_time,

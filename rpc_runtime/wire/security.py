@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,6 @@ from typing import Any
 import grpc
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.wire.control_methods import LINK_PATH
-from rpc_runtime.wire.refusal import refusal
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
 _METADATA_KEY = "authorization"
@@ -137,35 +135,6 @@ def numeric_address(address: str) -> str:
     """``address`` with 127.0.0.1 for ``localhost``, which means ::1 as well: there, another user may hold the port."""
     host, port = split_address(address)
     return f"{'127.0.0.1' if host.lower() == 'localhost' else host}:{port}"
-
-
-class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not bring the token, nor, for a data stream, the secret of that very link.
-
-    ``open_to_all`` are the paths of methods that need neither.
-    """
-
-    def __init__(self, token: Token, knows_link: Callable[[Metadata], bool], open_to_all: Collection[str] = ()) -> None:
-        self._token = token
-        self._open_to_all = frozenset(open_to_all)
-        self._knows_link = knows_link
-        advice = f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)"
-        self._refusal = _refusal_of_strangers(advice)
-        self._refusal_of_links = _refusal_of_strangers(
-            "no deployment here has a link with the secret that was shown; it may have ended"
-        )
-
-    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        metadata = handler_call_details.invocation_metadata
-        if handler_call_details.method in self._open_to_all or self._token.shown_in(metadata):
-            return continuation(handler_call_details)
-        if handler_call_details.method != LINK_PATH:
-            return self._refusal
-        return continuation(handler_call_details) if self._knows_link(metadata) else self._refusal_of_links
-
-
-def _refusal_of_strangers(advice: str) -> Any:
-    return refusal(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
 
 
 def _as_bytes(value: str | bytes) -> bytes:

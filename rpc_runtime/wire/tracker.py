@@ -15,10 +15,10 @@ import struct
 import time
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.processes import Closing
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.security import split_address
 
@@ -94,22 +94,6 @@ class Registration:
     state: State
     since: float
 
-    @classmethod
-    def read(cls, said: object) -> Registration:
-        """Raises `ProtocolError` for what no worker says."""
-        kinds = {"name": str, "threads": int, "secure": bool, "tunes": bool, "state": str, "since": float}
-        if not isinstance(said, dict):
-            raise ProtocolError(f"what it says of itself is no object but {type(said).__name__}")
-        for field, kind in kinds.items():
-            if type(said.get(field)) is not kind:
-                raise ProtocolError(f"it says no {field} of the type {kind.__name__}: is it of another version?")
-        found = cls(**{field: said[field] for field in kinds})
-        if not 0 < len(found.name) <= MAXIMUM_KEY_LETTERS or not found.name.isprintable():
-            raise ProtocolError(f"its name is no text of 1 to {MAXIMUM_KEY_LETTERS} printable letters")
-        if found.state not in get_args(State) or not 0 < found.threads < 1 << 16:
-            raise ProtocolError(f"it says state {cleaned(found.state)!r} and {found.threads} threads")
-        return found
-
 
 @dataclass(frozen=True)
 class ListedServer:
@@ -128,26 +112,49 @@ class ListedServer:
 
     @classmethod
     def read(cls, entry: object) -> ListedServer:
-        """Raises `ProtocolError` for what is no entry at all; one that names a worker wrongly has a ``fault``."""
-        if not isinstance(entry, dict):
-            raise ProtocolError("an entry of its list is no object")
-        key, address = entry.get("key"), entry.get("addr")
-        if not isinstance(key, str) or not key.startswith("server:") or len(key) > len("server:") + MAXIMUM_KEY_LETTERS:
-            raise ProtocolError("an entry of its list has no key like 'server:KEY'")
-        match address:
-            case [str(host), int(port)] if (
-                port is not True and 0 < len(host) <= 253 and host.isprintable() and 0 < port < 1 << 16
+        """Return the server of an entry of a tracker's list; one that says of itself what no worker says has a fault.
+
+        Raises:
+            ProtocolError: it is no entry of a server.
+        """
+        match entry:
+            case {"key": str(key), "addr": [str(host), int(port)], **rest} if (
+                len(key) <= len("server:") + MAXIMUM_KEY_LETTERS
+                and key.startswith("server:")
+                and _is_text(host, 253)
+                and port is not True
+                and 0 < port < 1 << 16
             ):
-                pass
+                key = cleaned(key.removeprefix("server:"))
             case _:
-                raise ProtocolError(f"the server of key {cleaned(key)!r} in its list has no address [HOST, PORT]")
-        key = cleaned(key.removeprefix("server:"))
-        if INFORMATION not in entry:
+                raise ProtocolError(
+                    f"an entry has no key 'server:KEY' and address [HOST, PORT]: {cleaned(repr(entry))}"
+                )
+        if INFORMATION not in rest:
             return cls(key, host, port)
-        try:
-            return cls(key, host, port, Registration.read(entry[INFORMATION]))
-        except ProtocolError as error:
-            return cls(key, host, port, fault=str(error))
+        registration = _registration(rest[INFORMATION])
+        fault = "" if registration else "it says of itself what no worker of this version does"
+        return cls(key, host, port, registration, fault)
+
+
+def _registration(said: object) -> Registration | None:
+    """What a worker says of itself; None if no worker says so."""
+    match said:
+        case {
+            "name": str(name),
+            "threads": int(threads),
+            "secure": bool(secure),
+            "tunes": bool(tunes),
+            "state": "ready" | "deployed" | "tuning" as state,
+            "since": float(since),
+        } if _is_text(name, MAXIMUM_KEY_LETTERS) and threads is not True and 0 < threads < 1 << 16:
+            return Registration(name, threads, secure, tunes, state, since)
+    return None
+
+
+def _is_text(text: str, letters: int) -> bool:
+    """Whether a text has 1 to so many printable letters."""
+    return 0 < len(text) <= letters and text.isprintable()
 
 
 def information(key: str, host: str | None, port: int, registration: Registration) -> dict[str, Any]:

@@ -1,4 +1,3 @@
-from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -7,8 +6,6 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-MAXIMUM_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
-maximum_request_bytes: _descriptor.FieldDescriptor
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -174,25 +171,43 @@ class Stage(_message.Message):
     target: str
     def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., replica: _Optional[int] = ..., turns: _Optional[_Iterable[int]] = ..., target: _Optional[str] = ...) -> None: ...
 
-class Route(_message.Message):
-    __slots__ = ("tensor_index", "tensor", "source", "destination", "queue_depth", "period", "remainders", "codec")
-    TENSOR_INDEX_FIELD_NUMBER: _ClassVar[int]
+class RouteCodec(_message.Message):
+    __slots__ = ("tensor", "source", "destination", "codec")
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
-    PERIOD_FIELD_NUMBER: _ClassVar[int]
-    REMAINDERS_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
-    tensor_index: int
-    tensor: Tensor
+    tensor: str
     source: str
     destination: str
-    queue_depth: int
-    period: int
-    remainders: _containers.RepeatedScalarFieldContainer[int]
     codec: str
-    def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ..., period: _Optional[int] = ..., remainders: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ...) -> None: ...
+    def __init__(self, tensor: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., codec: _Optional[str] = ...) -> None: ...
+
+class InputCut(_message.Message):
+    __slots__ = ("tensor", "input", "axis", "begin")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    tensor: Tensor
+    input: str
+    axis: int
+    begin: int
+    def __init__(self, tensor: _Optional[_Union[Tensor, _Mapping]] = ..., input: _Optional[str] = ..., axis: _Optional[int] = ..., begin: _Optional[int] = ...) -> None: ...
+
+class Program(_message.Message):
+    __slots__ = ("inputs", "outputs", "stages", "codecs", "cuts")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    stages: _containers.RepeatedCompositeFieldContainer[Stage]
+    codecs: _containers.RepeatedCompositeFieldContainer[RouteCodec]
+    cuts: _containers.RepeatedCompositeFieldContainer[InputCut]
+    def __init__(self, inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., codecs: _Optional[_Iterable[_Union[RouteCodec, _Mapping]]] = ..., cuts: _Optional[_Iterable[_Union[InputCut, _Mapping]]] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("machine", "address", "tls", "transport")
@@ -217,18 +232,16 @@ class LinkSecret(_message.Message):
     def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LoadStagesRequest(_message.Message):
-    __slots__ = ("deployment", "machine", "stages", "routes", "link_secrets")
+    __slots__ = ("deployment", "machine", "program", "link_secrets")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
-    STAGES_FIELD_NUMBER: _ClassVar[int]
-    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
     LINK_SECRETS_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     machine: str
-    stages: _containers.RepeatedCompositeFieldContainer[Stage]
-    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    program: Program
     link_secrets: _containers.RepeatedCompositeFieldContainer[LinkSecret]
-    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., link_secrets: _Optional[_Iterable[_Union[LinkSecret, _Mapping]]] = ...) -> None: ...
+    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., link_secrets: _Optional[_Iterable[_Union[LinkSecret, _Mapping]]] = ...) -> None: ...
 
 class LoadStagesReply(_message.Message):
     __slots__ = ("weight_bytes",)
@@ -437,18 +450,16 @@ class TimeKernelsRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., minimum_rounds: _Optional[int] = ..., minimum_seconds: _Optional[float] = ..., limit_seconds: _Optional[float] = ...) -> None: ...
 
 class KernelTime(_message.Message):
-    __slots__ = ("function", "seconds", "best_seconds", "rounds", "error")
+    __slots__ = ("function", "seconds", "rounds", "error")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    BEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     function: str
     seconds: float
-    best_seconds: float
     rounds: int
     error: str
-    def __init__(self, function: _Optional[str] = ..., seconds: _Optional[float] = ..., best_seconds: _Optional[float] = ..., rounds: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, function: _Optional[str] = ..., seconds: _Optional[float] = ..., rounds: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class TimeKernelsReply(_message.Message):
     __slots__ = ("times",)

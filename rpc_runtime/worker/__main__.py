@@ -3,9 +3,14 @@
 import signal
 import sys
 
+from rpc_runtime.result_stream import take_stdout
+
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
 
-from rpc_runtime.worker.process import main
+if __name__ == "__main__":
+    results = take_stdout()  # before all imports that may print: readers of the ready line expect nothing else
 
-sys.exit(main())
+    from rpc_runtime.worker.process import main
+
+    sys.exit(main(results))

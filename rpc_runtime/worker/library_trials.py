@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rpc_runtime import own_modules
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.processes import module_command, module_environment
 from rpc_runtime.program.kernel_times import KernelSet
 from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
 
@@ -157,11 +157,11 @@ class _TrialProcess:
                 where_it_fails.enter_context(self._socket)
                 with other:
                     self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                        own_modules.command("worker.trial_process"),
+                        module_command("worker.trial_process"),
                         stdin=other.fileno(),
                         stdout=other.fileno(),
                         # A second thread, as numpy's library starts, could hold a lock that a forked child waits for.
-                        env=own_modules.environment(OPENBLAS_NUM_THREADS="1"),
+                        env=module_environment(OPENBLAS_NUM_THREADS="1"),
                         start_new_session=True,
                     )
             except OSError as error:

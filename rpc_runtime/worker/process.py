@@ -25,14 +25,12 @@ from typing import IO, TYPE_CHECKING, Any
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.result_stream import take_stdout
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.loopback_token import new_token, published
 from rpc_runtime.wire.security import (
     TOKEN_VARIABLE,
     Token,
-    TokenInterceptor,
     is_loopback,
     numeric_address,
     split_address,
@@ -45,7 +43,7 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.worker.control_service import HeldPrograms
+    from rpc_runtime.worker.service import Programs
 
 logger = logging.getLogger(__name__)
 
@@ -156,36 +154,24 @@ def _maximum_connections() -> int:
 
 def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[[], None]) -> None:
     load_runtime()
-    import grpc
 
     from rpc_runtime.execution.blob_store import BlobStore
     from rpc_runtime.transports.transport import transport_named
-    from rpc_runtime.wire.channels import SERVER_OPTIONS
-    from rpc_runtime.worker.call_limits import CallLimits
-    from rpc_runtime.worker.control_service import ControlService, HeldPrograms
-    from rpc_runtime.worker.data_service import DataService
-    from rpc_runtime.worker.health_service import PATHS, HealthService, health_server
+    from rpc_runtime.worker import health
+    from rpc_runtime.worker.service import Programs
 
     keep_heap()
     name = config.name or socket.gethostname()
-    folder = config.cache or cache_folder("blobs")
-    blobs = BlobStore(folder, config.cache_limit_bytes)
-    transports = [transport_named(name) for name in config.transports]
+    blobs = BlobStore(config.cache or cache_folder("blobs"), config.cache_limit_bytes)
+    transports = [transport_named(each) for each in config.transports]
     for transport in transports:
         transport.start()
-    programs = HeldPrograms(blobs, config.timeouts)
+    programs = Programs(blobs, config.timeouts)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
-    control = ControlService(name, bool(config.name), config.threads, programs, config.tls)
-    data, health = DataService(programs), HealthService()
-    limits = CallLimits({**control.places(), **data.places(), **health.places()})
-    server = grpc.server(
-        ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
-        handlers=(control.handlers(), data.handlers(), health.handlers()),
-        interceptors=(*([TokenInterceptor(token, data.knows_link, PATHS)] if token is not None else []), limits),
-        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
-    )
-    probed = health_server(HealthService(), config.health_listen) if config.health_listen else None
+    servicer = health.servicer()
+    server = _server(config, name, programs, servicer, token)
+    probed = health.server(servicer, config.health_listen) if config.health_listen else None
     try:
         address = f"{split_address(config.listen)[0]}:{_bind(server, config)}"
         with contextlib.ExitStack() as until_end:
@@ -194,13 +180,14 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
             server.start()
             if probed is not None:
                 probed.start()
+            health.require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, programs))
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             programs.prepare()
             wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
-        health.stop()
+        servicer.enter_graceful_shutdown()
         if probed is not None:
             probed.stop(None)
         stopped = server.stop(STOP_SECONDS)
@@ -211,9 +198,35 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
         blobs.close()
 
 
+def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, token: Token | None) -> Any:
+    """gRPC's server with all services, not yet started."""
+    import grpc
+    from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+    from rpc_runtime.wire.channels import SERVER_OPTIONS
+    from rpc_runtime.wire.server import AccessInterceptor, QuotaInterceptor
+    from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
+    from rpc_runtime.worker import health
+    from rpc_runtime.worker.service import DataService, WorkerService
+
+    data = DataService(programs)
+    quotas = QuotaInterceptor({**WorkerService.quotas(), **DataService.quotas(), **health.quotas()})
+    access = [] if token is None else [AccessInterceptor(token, data.knows_link, health.PATHS)]
+    server = grpc.server(
+        ThreadPoolExecutor(quotas.threads, thread_name_prefix="call"),
+        handlers=(data.handlers(),),
+        interceptors=(*access, quotas),
+        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
+    )
+    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
+    add_ControlServicer_to_server(service, server)
+    add_HealthServicer_to_server(servicer, server)
+    return server
+
+
 @contextlib.contextmanager
 def _registered(
-    config: WorkerConfig, name: str, address: str, programs: HeldPrograms
+    config: WorkerConfig, name: str, address: str, programs: Programs
 ) -> Iterator[TrackerRegistration | None]:
     """Inside, the worker is in the list of its tracker, if it has one."""
     if config.tracker is None:
@@ -275,8 +288,8 @@ def _announcement(
 
 
 def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
-    """Returns after a signal, or when standard input ends."""
-    with selectors.DefaultSelector() as selector:
+    """Return after a signal, or when standard input ends. It may be a file, which epoll does not take."""
+    with selectors.PollSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ)
         if exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
@@ -291,11 +304,15 @@ def _force_exit() -> None:
     os._exit(1)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 after a clean end, 1 when the worker cannot run, 2 for a wrong command line."""
+def main(results: IO[str], arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code: 0 after a clean end, 1 when the worker cannot run, 2 for a wrong command line.
+
+    ``results`` gets the line that says where the worker listens.
+    """
     try:
-        config = config_from_arguments(arguments)
-        serve(config, take_stdout())
+        with contextlib.redirect_stdout(results):  # for --help
+            config = config_from_arguments(arguments)
+        serve(config, results)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

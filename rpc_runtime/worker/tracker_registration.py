@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rpc_runtime import own_modules
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.processes import Closing, module_command, module_environment
 from rpc_runtime.wire.tracker import (
     Code,
     Registration,
@@ -111,11 +110,11 @@ class TuningServer(Closing):
             if self._closed.is_set():
                 return None
             self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*own_modules.command("worker.tuning_process"), *arguments],
+                [*module_command("worker.tuning_process"), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 # A second thread, which numpy's library starts, could hold a lock that a forked child waits for.
-                env=own_modules.environment(OPENBLAS_NUM_THREADS="1"),
+                env=module_environment(OPENBLAS_NUM_THREADS="1"),
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import tvm_split
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import tvm_split
-from rpc_runtime.program.codec import Codec, fits
+from rpc_runtime.program.codec import CODECS, NONE, is_lossy, unfit
 from rpc_runtime.program.program import RouteCodec
 from rpc_runtime.scratch import ScratchFolder
 from scripts.cases.emulated import cluster_of, deployed, latency_side, predicted_latency, stages_text
@@ -61,11 +61,11 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
     bundle = tvm_split.compile(model, plan)
     (route,) = [each for each in bundle.program.routes if (each.source, each.destination) == NAMES]
     made = []
-    for codec in Codec:
-        if fits(codec, route.tensor) and (allow_lossy or not codec.is_lossy):
+    for codec in (NONE, *CODECS):
+        if not unfit(codec, route.tensor) and (allow_lossy or not is_lossy(codec)):
             program = replace(bundle.program, codecs=(RouteCodec(route.tensor.name, *NAMES, codec),))
             deployment = setup.until_end.enter_context(tvm_split.deploy(replace(bundle, program=program), cluster))
-            is_chosen = codec == (between[0] if between else Codec.NONE)
+            is_chosen = codec == (between[0] if between else NONE)
             made.append(
                 Side(
                     CHOSEN if is_chosen else codec.value, partial(_period, deployment, (image,)), {"codec": codec.value}

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import tvm_split
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.readme_table import run
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker

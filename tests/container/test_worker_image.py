@@ -20,7 +20,7 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tvm_split
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from tests.container.image import IMAGE, LIMITS, podman
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.waiting import wait_while_running

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import describe
 from tests.helpers.rpc_runtime.pipelines import same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
@@ -45,7 +45,7 @@ def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
     one = maker.stage("one", A, [maker.input("x")], double)
     program = maker.program([maker.stage("two", B, [one], double)])
     batch = batches_for(program, 1)[0]
-    with Pipeline.open(program, workers.endpoints, maker.blob_path) as honest:
+    with Session.open(program, workers.endpoints, maker.blob_path) as honest:
         attacked = Standing(workers.endpoints[A], workers.process_ids[A], maker, honest)
         expected = honest.run(batch)
         process = psutil.Process(attacked.process)

@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rpc_runtime.client.client import describe
-from rpc_runtime.client.pipeline import Pipeline
 from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import LINK_PATH, METHODS, Method
+from rpc_runtime.wire.channels import LINK_PATH
 from rpc_runtime.wire.framing import (
     HEADER,
     MAGIC,
@@ -28,6 +28,7 @@ from rpc_runtime.wire.framing import (
 )
 from tests.helpers.mutations import mutated, random_message
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
+from tests.helpers.rpc_runtime.methods import METHODS, Method
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS
@@ -136,7 +137,7 @@ def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> 
 
         def use() -> None:
             options = {"timeout_seconds": TIMEOUT_SECONDS}
-            with Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
+            with Session.open(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
                 for _ in pipeline.stream([batch] * 3):
                     pass
                 pipeline.statistics()

@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.mutations import changed
 from tests.helpers.planner.problems import GOOD, random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned

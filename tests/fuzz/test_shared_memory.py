@@ -20,7 +20,7 @@ from rpc_runtime.transports import shared_memory
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS
 from rpc_runtime.transports.shared_memory import MESSAGE, SECRET_BYTES, Memory
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import (
     HEADER,
     MAGIC,

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from rpc_runtime.client.client import WorkerConnection
+from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.program.kernel_times import KernelSet
-from rpc_runtime.program.machine_plan import MachinePlan, machine_plan
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS, Method
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame
 from rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
@@ -22,6 +22,7 @@ from rpc_runtime.wire.messages import (
     message_of,
 )
 from tests.helpers.mutations import mutated, random_message
+from tests.helpers.rpc_runtime.methods import METHODS, Method
 from tests.helpers.rpc_runtime.pipelines import send_blobs
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello
@@ -40,23 +41,23 @@ MADE_ERRORS = {
 """What the protocol knows; INTERNAL and UNKNOWN are errors that nobody foresaw."""
 
 
-def secrets_of(plan: MachinePlan) -> dict[tuple[str, str], bytes]:
-    return dict.fromkeys(plan.links, bytes(LINK_SECRET_BYTES))
+def secrets_of(program: Program) -> dict[tuple[str, str], bytes]:
+    return dict.fromkeys(program.on(A).links, bytes(LINK_SECRET_BYTES))
 
 
 class Victim:
     """A deployment for the trials: of the same program as the honest one, loaded or not."""
 
     def __init__(self, standing: Standing, loaded: bool) -> None:
-        self.connection = WorkerConnection(standing.endpoint)
+        self.connection = WorkerClient(standing.endpoint)
         self.deployment = secrets.token_hex(16)
         self._watch = self.connection.watch(self.deployment)
         next(self._watch)
         if loaded:
-            plan, maker = machine_plan(standing.honest.program, A), standing.maker
-            blobs = [blob for stage in plan.stages for blob in stage.blobs]
+            program, maker = standing.honest.program, standing.maker
+            blobs = [blob for stage in program.stages_on(A) for blob in stage.blobs]
             send_blobs(self.connection, self.deployment, blobs, maker)
-            self.connection.load(self.deployment, plan, secrets_of(plan), PATIENCE_SECONDS)
+            self.connection.load(self.deployment, program, secrets_of(program), PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._watch.cancel()
@@ -65,10 +66,9 @@ class Victim:
 
 def right(method: Method, deployment: str, program: Program) -> Any:
     """A request that would be fine."""
-    plan = machine_plan(program, A)
-    blob = plan.stages[0].library
+    blob = program.stages_on(A)[0].library
     if method is METHODS["LoadStages"]:
-        return load_request(deployment, plan, secrets_of(plan))
+        return load_request(deployment, program, A, secrets_of(program))
     if method is METHODS["LoadKernels"]:
         return message_of(pb.LoadKernelsRequest, KernelSet(A, "cpu", blob, KERNELS, 1 << 16), deployment=deployment)
     if method is METHODS["MissingBlobs"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 

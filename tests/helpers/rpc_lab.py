@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 from schedules.tuning import DeviceError, Tracker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.prediction import Certificate, predict
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.round_robin import with_turns

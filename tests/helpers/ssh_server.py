@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import eventually
@@ -49,7 +49,7 @@ class Standing:
     endpoint: WorkerEndpoint
     process: int
     maker: ProgramMaker
-    honest: Pipeline
+    honest: Session
 
 
 class Memory:

@@ -18,7 +18,7 @@ from torch import nn
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.mpi_workers import mpi_workers
 from tests.helpers.waiting import eventually

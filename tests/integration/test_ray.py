@@ -125,7 +125,7 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     address = own_ray.get_runtime_context().gcs_address
     code = (
         "import tvm_split, sys\n"
-        "from rpc_runtime.client.client import describe\n"
+        "from rpc_runtime.client.worker_client import describe\n"
         "cluster = tvm_split.Cluster.from_ray(sys.argv[1], workers=2, strategy='PACK')\n"
         "print(*(describe(each, 30).machine for each in cluster.endpoints().values()))\n"
     )  # it closes nothing, and ends

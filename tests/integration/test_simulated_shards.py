@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tvm_split
-from rpc_runtime.program.machine_plan import planned_routes
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program
 from tests.models.torch_models import bert, vgg
@@ -34,8 +33,8 @@ def attention_network() -> tvm_split.Model:
 def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, ...]]]:
     """Its stages in order, and what goes which way in which queues."""
     return [(stage.name, stage.machine) for stage in program.stages], {
-        (each.tensor.name, each.tensor.size_bytes, each.source, each.destination, each.queue_depth)
-        for each in planned_routes(program)
+        (each.tensor.name, each.tensor.size_bytes, each.source, each.destination, each.depth)
+        for each in program.handovers
     }
 
 

@@ -70,6 +70,20 @@ def test_what_is_not_finished_changes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_cannot_be_written_names_the_file_that_is_meant(tmp_path: Path) -> None:
+    """A full disk: the system names no file, and the temporary one would say nothing."""
+    path = tmp_path / "found.json"
+
+    def write() -> None:
+        with replacing(path) as file, Path("/dev/full").open("wb", buffering=0) as full:
+            os.dup2(full.fileno(), file.fileno())
+            file.write(b"content")
+
+    with pytest.raises(OSError, match=r"No space left on device: .*found.json"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_at_a_time(tmp_path: Path) -> None:
     inside, most = 0, 0
 

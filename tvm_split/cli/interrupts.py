@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from rpc_runtime.endings import clear_away
+from rpc_runtime.processes import clear_away
 from tvm_split.display.console import STDOUT
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}

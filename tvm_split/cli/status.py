@@ -124,7 +124,7 @@ def _asked(found: AskedMachine) -> dict[str, Any]:
 
 def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
     """What a worker says, or why it says nothing; also where it does not fit the machine that a cluster file names."""
-    from rpc_runtime.client.client import describe
+    from rpc_runtime.client.worker_client import describe
     from rpc_runtime.errors import TvmSplitError
 
     asked = {"machine": endpoint.machine, "address": endpoint.address}
@@ -143,7 +143,7 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
 
 def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[ExpectedLink]:
     """What will carry links, between the client and the workers that have answered, each way."""
-    from rpc_runtime.program.program import CLIENT
+    from rpc_runtime.program.routes import CLIENT
 
     hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
     hosts = {CLIENT: Host(memory_domain())} | hosts

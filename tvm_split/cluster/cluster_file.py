@@ -38,8 +38,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.codec import NONE
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, split_address, token_from
@@ -150,7 +150,7 @@ class _Link(_Strict):
     )
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
     transport: str = Field(default=AUTO, description="one of auto, grpc, shm, mpi, nccl (nccl: from GPU to GPU)")
-    codec: str = Field(default=Codec.NONE, description=f"one of {', '.join(LINK_CODECS)}")
+    codec: str = Field(default=NONE, description=f"one of {', '.join(LINK_CODECS)}")
 
     check_address = field_validator("address")(_host_and_port)
     check_transport = field_validator("transport")(_known_transport)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError

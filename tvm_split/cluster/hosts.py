@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rpc_runtime.hardware import HostCores, own_cores, usable_together
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores

@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.codec import CODECS, NONE
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
@@ -87,7 +87,7 @@ class Machine:
 
 
 AUTO_CODEC = "auto"
-LINK_CODECS = (AUTO_CODEC, *Codec)
+LINK_CODECS = (AUTO_CODEC, NONE, *CODECS)
 """What can be said of a link."""
 
 
@@ -102,7 +102,7 @@ class Link:
     ``"shm"``, which is refused where nothing can be shared, ``"mpi"`` between workers that one ``mpiexec`` has
     started with ``--transport mpi``, ``"nccl"`` from GPU to GPU, or one that an installed package adds; each is refused
     where it cannot be. ``codec`` is how tensors
-    are written where it is a network: ``"none"``, one of `rpc_runtime.program.codec.Codec` for every tensor that it
+    are written where it is a network: ``"none"``, one of `rpc_runtime.program.codec.CODECS` for every tensor that it
     fits, or ``"auto"``, by which a plan chooses.
     """
 
@@ -112,7 +112,7 @@ class Link:
     latency_seconds: float = 0.0
     address: str | None = None
     transport: str = "auto"
-    codec: str = Codec.NONE
+    codec: str = NONE
 
     def __post_init__(self) -> None:
         here = f"the link from {self.source!r} to {self.destination!r}"
@@ -135,7 +135,7 @@ class Link:
             self._require_transport(here)
         if self.codec not in LINK_CODECS:
             raise ClusterError(f"{here} has codec {self.codec!r}; there are {', '.join(LINK_CODECS)}")
-        if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, Codec.NONE):
+        if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, NONE):
             raise ClusterError(
                 f"{here} has the transport {self.transport}, by which no codec writes: leave out codec {self.codec}"
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm_ffi
 
-from rpc_runtime.client.client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.execution.cuda_code import marked, packed, register_loader
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc, toolkit_version, unspilled

@@ -13,7 +13,7 @@ from tvm import relax
 
 from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
 from relay_passes.rewrite import is_tensor_constant, operator_name
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.graph import Call, LayerGraph, ModelDescription, Value
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rpc_runtime.client.client import WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.execution.nvcc import toolkit_version
 from rpc_runtime.hardware import cpu_features

@@ -14,7 +14,7 @@ from tvm import relax
 from relay_passes.contract import bindings_of, main_function, returned_fields
 from relay_passes.partition import Computation
 from relay_passes.rewrite import emit_operations, operator_name
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.program import Program
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.build import build_stage
@@ -91,7 +91,7 @@ def verify_bundle(
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
             runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
-            with InProcessPipeline(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
+            with InProcessRunner(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
                 actual = pipeline.run(inputs)
         for tensor, mine, right, tolerance in zip(model.outputs, actual, expected, allowed, strict=True):
             found = difference(mine, right, tolerance, plan.precision)

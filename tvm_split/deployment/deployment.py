@@ -6,24 +6,23 @@ import asyncio
 import contextlib
 import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
-from rpc_runtime.client.client import describe
-from rpc_runtime.client.deployed_workers import TransferProgress
-from rpc_runtime.client.pipeline import Pipeline
-from rpc_runtime.closing import Closing
+from rpc_runtime.client.session import Session, TransferProgress
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import TvmSplitError, WorkerError
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
-from rpc_runtime.program.codec import Codec, fitting
+from rpc_runtime.processes import Closing
+from rpc_runtime.program.codec import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
-from rpc_runtime.program.interface import StagePipeline
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
+from rpc_runtime.program.runner import Runner
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC
@@ -37,8 +36,6 @@ from tvm_split.errors import BundleError, ClusterError
 from tvm_split.units import short_list
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
-CALLS_AT_A_TIME = 32
-"""Of those that are submitted; each has a thread that waits for it, and few pipelines hold as many micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,11 @@ class Deployment(Closing):
     everybody who waits for a result gets the error.
     """
 
-    def __init__(self, bundle: Bundle, cluster: Cluster, pipeline: StagePipeline) -> None:
+    def __init__(self, bundle: Bundle, cluster: Cluster, runner: Runner) -> None:
         self.bundle = bundle
         self._cluster = cluster
-        self._pipeline = pipeline
+        self._runner = runner
         self._times = RunTimes()
-        self._calls = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="tvm-split-run")
         self._last: DeploymentStatistics | None = None
         self._closed = False
 
@@ -100,7 +96,7 @@ class Deployment(Closing):
             WorkerUnavailableError, StageError, DeadlineError: something failed on the way; names machine and stage.
         """
         with self._times.run():
-            return self._pipeline.run(inputs)
+            return self._runner.run(inputs)
 
     def submit(self, *inputs: Any) -> Future[tuple[np.ndarray, ...]]:
         """One micro-batch through the pipeline, in the background; the inputs are copied and may be used again.
@@ -113,10 +109,7 @@ class Deployment(Closing):
             WorkerError: the deployment is closed.
         """
         arrays = [array.copy() for array in checked_inputs(self.program, inputs)]
-        try:
-            return self._calls.submit(self.run, *arrays)
-        except RuntimeError as error:
-            raise WorkerError("this deployment is closed") from error
+        return self._times.call(self._runner.submit(arrays))
 
     async def run_async(self, *inputs: Any) -> tuple[np.ndarray, ...]:
         """What `run` does, for coroutines; raises as it does."""
@@ -133,7 +126,7 @@ class Deployment(Closing):
         """
         events = StreamEvents(now())
         fed = events.feeding(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
-        results = self._pipeline.stream(fed)
+        results = self._runner.stream(fed)
         return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results), events)
 
     def stats(self) -> DeploymentStatistics:
@@ -144,13 +137,13 @@ class Deployment(Closing):
         asks for.
         """
         if not self._closed:
-            stages = self._pipeline.last_statistics()
+            stages = self._runner.last_statistics()
             answered = {stage.machine for stage in stages}
             self._last = DeploymentStatistics(
                 stages,
-                self._pipeline.blob_bytes_sent,
-                self._pipeline.links(),
-                self._pipeline.weight_bytes,
+                self._runner.blob_bytes_sent,
+                self._runner.links(),
+                self._runner.weight_bytes,
                 tuple(machine for machine in self.program.machines if machine not in answered),
             )
         elif self._last is None:
@@ -169,7 +162,7 @@ class Deployment(Closing):
                 "this deployment is closed, and its workers keep no trace of what they did: call trace() or report() "
                 "before close(), inside of the `with`"
             )
-        return self._pipeline.trace()
+        return self._runner.trace()
 
     def report(self, since: int = 0) -> DeploymentReport:
         """What the plan predicts beside what was measured, for every machine, link and the whole, and what to do.
@@ -178,7 +171,7 @@ class Deployment(Closing):
         began before it, a moment in nanoseconds of `time.monotonic_ns`. Raises as `trace`.
         """
         trace = self.trace()
-        carried = {(link.source, link.destination): link.transport for link in self._pipeline.links()}
+        carried = {(link.source, link.destination): link.transport for link in self._runner.links()}
         return report_of(self.bundle.plan, self.program, trace, self._times.measured(since), carried)
 
     def close(self) -> None:
@@ -188,9 +181,8 @@ class Deployment(Closing):
                 self.stats()
             self._closed = True
             try:
-                self._pipeline.close()
+                self._runner.close()
             finally:
-                self._calls.shutdown(wait=False)
                 self._cluster.release()
 
 
@@ -225,18 +217,18 @@ def deploy(
     if cluster.launcher.in_process:
         _require_runnable_here(bundle)
         threads = max(machine.threads for machine in cluster.machines)
-        return Deployment(bundle, cluster, InProcessPipeline(bundle.program, bundle.blob_path, threads))
+        return Deployment(bundle, cluster, InProcessRunner(bundle.program, bundle.blob_path, threads))
     _check_codecs(bundle.program, cluster)
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.release)
         endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
         _check_workers(bundle, cluster, endpoints, timeout_seconds)
-        pipeline = Pipeline.open(
+        pipeline = Session.open(
             bundle.program,
             endpoints,
             bundle.blob_path,
             timeout_seconds=timeout_seconds,
-            on_progress=on_transfer,
+            on_transfer=on_transfer,
             links=cluster.link_settings,
             in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
         )
@@ -248,10 +240,10 @@ def _check_codecs(program: Program, cluster: Cluster) -> None:
     """A bundle keeps the codecs that it was planned with; a cluster that names others asks for another plan."""
     for route in program.routes:
         link = cluster.link(route.source, route.destination)
-        if link is None or link.codec in (AUTO_CODEC, Codec.NONE):
+        if link is None or link.codec in (AUTO_CODEC, NONE):
             continue
-        wanted = fitting(Codec(link.codec), route.tensor)
-        if wanted is not route.codec:
+        wanted = fitting(link.codec, route.tensor)
+        if wanted != route.codec:
             raise ClusterError(
                 f"the link from {link.source!r} to {link.destination!r} has codec {link.codec!r}, which would write "
                 f"tensor {route.tensor.name!r} as {wanted}, and the bundle was planned with {route.codec}: plan and "

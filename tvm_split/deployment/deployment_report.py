@@ -18,9 +18,10 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, TypeAdapter
 
-from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.codec import NONE
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
-from rpc_runtime.program.program import Program, Route, StageSpec
+from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.transport import uses_codecs
 from tvm_split.deployment.report_advice import advice_for
@@ -263,11 +264,11 @@ def _link_reports(
     return tuple(reports)
 
 
-def _codecs(routes: Sequence[Route], transport: str) -> tuple[Codec, ...]:
+def _codecs(routes: Sequence[Route], transport: str) -> tuple[str, ...]:
     """Those in which tensors cross: where memory is shared, or between GPUs, none."""
     if not uses_codecs(transport):
         return ()
-    return tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE))
+    return tuple(dict.fromkeys(route.codec for route in routes if route.codec != NONE))
 
 
 def _routes(program: Program, source: str, destination: str) -> list[Route]:
@@ -285,7 +286,7 @@ def _wire_bytes(program: Program, times: _Times, source: str, destination: str, 
     found = (_median(times.bytes, *booked, when) for booked in _booked(program, source, destination, when))
     routes = _routes(program, source, destination)
     whole = sum(each.tensor.size_bytes * each.when.share for each in routes)
-    is_known = times.crossed() and all(each.codec is Codec.NONE for each in routes)
+    is_known = times.crossed() and all(each.codec == NONE for each in routes)
     return next((size for size in found if size), whole if is_known else None)
 
 

@@ -7,6 +7,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -111,6 +112,18 @@ class RunTimes:
         yield
         with self._lock:
             self._runs.append(Window(start, now(), 1))
+
+    def call(self, future: Future[Result]) -> Future[Result]:
+        """The same call in the background, taken down when it has its result."""
+        start = now()
+
+        def ended(call: Future[Result]) -> None:
+            if not call.cancelled() and call.exception() is None:
+                with self._lock:
+                    self._runs.append(Window(start, now(), 1))
+
+        future.add_done_callback(ended)
+        return future
 
     def stream(self, results: Generator[Result, None, None], events: StreamEvents) -> Generator[Result, None, None]:
         """The same results, taken down in ``events`` as they come; closing this closes ``results``."""

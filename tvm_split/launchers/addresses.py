@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import split_address
 from tvm_split.cluster.cluster import Cluster

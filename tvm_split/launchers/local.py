@@ -47,6 +47,8 @@ class _StartedHere:
         )
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        for name in self._workers.ended:
+            self._workers.restart(name)
         return self._workers.endpoints
 
     def close(self) -> None:

@@ -15,9 +15,8 @@ from numbers import Real
 from typing import Any
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.closing import Closing
-from rpc_runtime.endings import before_end, cleared
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+from rpc_runtime.processes import Closing, before_end, cleared
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import split_address
 from tvm_split.cluster.cluster import Cluster

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
@@ -18,7 +18,7 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.units import short_list
 
 BUFFERS = 3
-"""Micro-batches of a tensor that the runtime may hold between neighbouring stages: `machine_plan.queue_depth`."""
+"""Micro-batches of a tensor that the runtime may hold between neighbouring stages: `routes.queue_depth`."""
 
 
 def model_problem(
@@ -96,8 +96,7 @@ def _machine(
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
-    # Times under contention include waiting for a core, which the shared cores of the problem count already.
-    slower = max(1.0, contended / alone / oversubscription) if alone > 0 else 1.0
+    slower = max(1.0, contended / alone) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,

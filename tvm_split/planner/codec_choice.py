@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.codec import is_lossy, require_known
 from tvm_split.planner.prediction import Prediction
 
 LEAST_GAIN = 0.05
@@ -21,7 +21,7 @@ class CodecTrial:
     """
 
     tensor: str
-    codec: Codec
+    codec: str
     size_bytes: int
     encoded_bytes: int
     encode_seconds: float = 0.0
@@ -49,9 +49,12 @@ class PlannedCodec:
     tensor: str
     source: str
     destination: str
-    codec: Codec
+    codec: str
     ratio: float | None = None
     output_error: float | None = None
+
+    def __post_init__(self) -> None:
+        require_known(self.codec)
 
 
 def fastest(
@@ -61,7 +64,7 @@ def fastest(
 
     ``plain`` is the tensor without a codec, which it stays unless that takes longer by `LEAST_GAIN`.
     """
-    allowed = [trial for trial in trials if trial.output_error <= largest_error or not trial.codec.is_lossy]
+    allowed = [trial for trial in trials if trial.output_error <= largest_error or not is_lossy(trial.codec)]
     best = min(allowed, key=lambda trial: trial.seconds(bytes_per_second), default=plain)
     worth = best.seconds(bytes_per_second) < (1 - LEAST_GAIN) * plain.seconds(bytes_per_second)
     return best if worth else plain

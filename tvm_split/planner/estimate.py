@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import cores_by_address, shared_cores
 from tvm_split.cluster.machine import Machine

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import TOLERANCE, CoresLoad, Evaluation, MachineLoad, Problem, Stage, Timed
 from tvm_split.planner.step_graph import StepGraph

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages

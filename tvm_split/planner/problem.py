@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import turns_by_share
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import PlanError

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.problem import Axis, ProblemLink, Sharding
 from tvm_split.planner.shard_blocks import Block
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Amount, Piece, Problem, Stage
 from tvm_split.units import names_of, short_list

@@ -1,7 +1,7 @@
 """When each step computes for one input alone: an event simulation. Numbers only.
 
 Machines compute one step after the other: of those that could begin, the last in the plan's order, as the runtime does
-(`rpc_runtime.execution.stage_order`). A link takes one tensor after the other, in the order in which they are made;
+(`rpc_runtime.execution.scheduler`). A link takes one tensor after the other, in the order in which they are made;
 each arrives its latency later. Links do not wait for each other, nor computing for sending.
 
     conv1 ▸ conv2 by rows on two machines, with an exchange in between

@@ -8,15 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.execution.in_process_kernels import InProcessKernels
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.targets import resolve_targets
 from tvm_split.errors import ProfileError
 from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
+from tvm_split.profiling.host_timing import HostTiming, KernelSession
 from tvm_split.profiling.kernels import KernelCall, TargetCode
 from tvm_split.profiling.machine_times import MachineTimes
-from tvm_split.profiling.machine_timing import HostTiming
 from tvm_split.profiling.machines import MachineFacts, machine_facts
 from tvm_split.profiling.peaks import CeilingCode, Ceilings, ceiling_code
 from tvm_split.profiling.store import Store, default_folder
@@ -107,14 +109,17 @@ class ClusterTiming:
         known = [each for each in times if each.checked_kernel is not None]
         steps.total += len(known)
         if known:
-            HostTiming(known, cluster, timeout_seconds, steps.begin).check(library_of, self._blobs)
+            HostTiming(known, partial(open_session, cluster, timeout_seconds), timeout_seconds, steps.begin).check(
+                library_of, self._blobs
+            )
 
     def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
         """Time what is lacking; hosts at the same time."""
         hosts: dict[str, list[MachineTimes]] = {}
         for each in times:
             hosts.setdefault(each.machine.host, []).append(each)
-        timings = [HostTiming(group, cluster, timeout_seconds, steps.begin) for group in hosts.values()]
+        opened = partial(open_session, cluster, timeout_seconds)
+        timings = [HostTiming(group, opened, timeout_seconds, steps.begin) for group in hosts.values()]
         wanted: dict[int, set[str]] = {}
         for timing, group in zip(timings, hosts.values(), strict=True):
             for each in group:
@@ -142,6 +147,13 @@ class ClusterTiming:
         if key not in self._libraries:
             self._libraries[key] = build(self._blobs)
         return self._libraries[key]
+
+
+def open_session(cluster: Cluster, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
+    """Where kernels of a machine are timed: in this process, or on its worker. Errors are those of `RemoteKernels`."""
+    if cluster.launcher.in_process:
+        return InProcessKernels(machine.threads)
+    return RemoteKernels(cluster.endpoints()[machine.name], timeout_seconds)
 
 
 class CallSeconds:
@@ -196,11 +208,11 @@ def _ceilings(times: MachineTimes) -> Ceilings:
     """Operations and bytes a second: measured, or where there is no measure what the best kernel reached."""
     code = times.ceilings
     if code is not None and not times.lacks_ceilings:
-        return code.ceilings({digest: each.best_seconds for digest, each in times.ceiling_times.items()})
+        return code.ceilings({digest: each.seconds for digest, each in times.ceiling_times.items()})
     reached = [
-        (call.kernel.operations / times.alone[digest].best_seconds, call.kernel.moved_bytes / seconds)
+        (call.kernel.operations / times.alone[digest].seconds, call.kernel.moved_bytes / seconds)
         for digest, call in times.code.distinct.items()
-        if digest in times.alone and (seconds := times.alone[digest].best_seconds)
+        if digest in times.alone and (seconds := times.alone[digest].seconds)
     ]
     if not reached:
         reasons = "; ".join(sorted(set(times.problems.values()))) or "none of its kernels can be timed"

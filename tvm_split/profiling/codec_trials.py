@@ -11,10 +11,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpc_runtime.execution.in_process import InProcessPipeline
-from rpc_runtime.program.codec import Codec
+from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.program.codec import NONE, is_lossy
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import Program, Route, TensorSpec
+from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.codecs import TensorCoder
 from tvm_split.planner.codec_choice import CodecTrial
 
@@ -28,19 +29,19 @@ class CodecTrials:
 
     def __init__(self, program: Program, blob_path: Callable[[str], Path], inputs: Sequence[np.ndarray]) -> None:
         self._inputs = inputs
-        self._codecs: Mapping[str, Codec] = {}
+        self._codecs: Mapping[str, str] = {}
         self.crossing: dict[str, np.ndarray] = {}
         """What crosses links without codecs, by the tensors' names."""
-        self._pipeline = InProcessPipeline(program, blob_path, on_calling_thread=False, crossing=self._cross)
+        self._pipeline = InProcessRunner(program, blob_path, on_calling_thread=False, crossing=self._cross)
         self._outputs = self._pipeline.run(inputs)
 
     def _cross(self, route: Route, array: np.ndarray) -> np.ndarray:
         name = route.tensor.name
         self.crossing.setdefault(name, array)
-        codec = self._codecs.get(name, Codec.NONE)
-        return array if codec is Codec.NONE else passed(codec, route.tensor, array)
+        codec = self._codecs.get(name, NONE)
+        return array if codec == NONE else passed(codec, route.tensor, array)
 
-    def trial(self, tensor: TensorSpec, codec: Codec) -> CodecTrial:
+    def trial(self, tensor: TensorSpec, codec: str) -> CodecTrial:
         """What a codec does to a tensor that crosses, and for a lossy one to the outputs."""
         array = self.crossing[tensor.name]
         coder = TensorCoder(codec, tensor)
@@ -54,10 +55,10 @@ class CodecTrials:
             encoded.size,
             _median_seconds(lambda: coder.encode(data)),
             _median_seconds(lambda: coder.decode(encoded, memory)),
-            self.output_error({tensor.name: codec}) if codec.is_lossy else 0.0,
+            self.output_error({tensor.name: codec}) if is_lossy(codec) else 0.0,
         )
 
-    def output_error(self, codecs: Mapping[str, Codec]) -> float:
+    def output_error(self, codecs: Mapping[str, str]) -> float:
         """The largest difference that codecs, by their tensors, together make to an output; a share of its largest."""
         self._codecs = codecs
         try:
@@ -75,7 +76,7 @@ class CodecTrials:
         self._pipeline.close()
 
 
-def passed(codec: Codec, tensor: TensorSpec, array: np.ndarray) -> np.ndarray:
+def passed(codec: str, tensor: TensorSpec, array: np.ndarray) -> np.ndarray:
     """A tensor as it arrives."""
     coder, arrived = TensorCoder(codec, tensor), np.empty_like(array)
     coder.decode(coder.encode(flat_bytes(array)), flat_bytes(arrived))

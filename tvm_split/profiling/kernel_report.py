@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle
@@ -107,7 +107,7 @@ def profile(
     steps.begin("measuring the machine")
     ceilings = measure_ceilings(threads)
     wholes: list[float] = []
-    with InProcessPipeline(bundle.program, bundle.blob_path, threads) as pipeline:
+    with InProcessRunner(bundle.program, bundle.blob_path, threads) as pipeline:
         for _ in range(WARM_UP_ROUNDS + rounds):
             steps.begin("timing the whole")
             before = pipeline.statistics()[0].compute_seconds

@@ -17,17 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rpc_runtime.client.client import WorkerDescription, describe
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.hardware import usable_together
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.profiling import timing_turns
+from tvm_split.profiling import link_samples
 from tvm_split.profiling.link_profiles import Chain, link_profiles
 from tvm_split.profiling.link_samples import (
     SMALLEST_BYTES,
@@ -224,8 +225,8 @@ class _Probing:
     def _is_believable(self, name: str, known: MachineProbe) -> bool:
         """Whether a round trip to a machine now does not contradict what is known; slower counts by the best one."""
         now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
-        slowest = timing_turns.DISAGREEMENT * now.single_seconds
-        return now.best_seconds / timing_turns.DISAGREEMENT <= known.round_trip_seconds <= slowest
+        slowest = link_samples.DISAGREEMENT * now.single_seconds
+        return now.best_seconds / link_samples.DISAGREEMENT <= known.round_trip_seconds <= slowest
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """The machines of every host on which transfers find no core that computes nothing."""
@@ -246,7 +247,7 @@ class _Probing:
         return {name: first[self._places[name]] for name in host}
 
     def _probed_stream(self, name: str) -> StreamProbe:
-        def opened(products: int) -> Pipeline:
+        def opened(products: int) -> Session:
             return self._opened(self._programs.busy(name, products))
 
         return self._store.known_or(StreamProbe, [name], partial(probe_stream, opened))
@@ -256,7 +257,7 @@ class _Probing:
         names = tuple(host[:LONGEST_CHAIN])
         cores = min(usable_together(self._workers[name].host_cores for name in names) or 1, len(names))
 
-        def opened(names: Sequence[str], size_bytes: int) -> Pipeline:
+        def opened(names: Sequence[str], size_bytes: int) -> Session:
             if not size_bytes:
                 return self._opened(self._programs.reading(names, self._edge))
             return self._opened(self._programs.chain(names, [size_bytes] * (len(names) + 1)))
@@ -346,8 +347,8 @@ class _Probing:
                 "the two, say so in the cluster file: bytes_per_second: 0"
             ) from error
 
-    def _opened(self, program: Program) -> Pipeline:
-        return Pipeline.open(
+    def _opened(self, program: Program) -> Session:
+        return Session.open(
             program,
             self._endpoints,
             self._programs.blob_path,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.profiling.link_samples import ChainCost, LinkLine, fitted_line, in_chain

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
-from tvm_split.profiling.timing_turns import DISAGREEMENT
-
+DISAGREEMENT = 2.0
+"""How many times longer the same transfer takes at most a moment later, unless something disturbs it."""
 SMALLEST_BYTES = 64
 SECOND_BYTES = 64 * 1024
 """Little enough for a link of some hundred kilobytes a second, enough to estimate what larger tensors would take."""

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from rpc_runtime.client.client import WorkerDescription
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import DEFAULT, LinkSettings
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.profiling.link_samples import ChainSample, LinkSample, StreamSample

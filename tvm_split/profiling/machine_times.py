@@ -13,13 +13,14 @@ from pydantic import Field, TypeAdapter
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.instruction_sets import target_text
-from tvm_split.profiling import timing_turns
 from tvm_split.profiling.kernels import TargetCode, symbol
 from tvm_split.profiling.machines import MachineFacts
 from tvm_split.profiling.peaks import CeilingCode
 from tvm_split.profiling.store import Store, entry_key
 
 MOST_OF_MEMORY = 0.5
+CHANGED = 2.0
+"""How many times faster or slower a machine is that has changed: frequencies and caches vary by less."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -29,7 +30,6 @@ class CachedTime:
     """Seconds of one call, and when (in seconds since 1970) that was measured."""
 
     seconds: Seconds
-    best_seconds: Seconds
     measured_at: float
 
 
@@ -52,6 +52,10 @@ class MachineTimes:
     measured: set[str] = field(default_factory=set)
     doubt: str = ""
 
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
     def recall(self) -> None:
         """Take what the cache has."""
         for digest in self.code.distinct:
@@ -69,17 +73,10 @@ class MachineTimes:
         """The digest of the kernel of which most time is known from the cache."""
         return max(self.alone.keys() & self.timeable, key=lambda each: self.alone[each].seconds, default=None)
 
-    def believe_if(self, now: KernelTime) -> bool:
-        """Forget all that is known if a kernel's time now contradicts it.
-
-        Slower counts by its best round, so that a machine that is disturbed now does not make good times doubtful.
-        """
+    def is_consistent(self, now: KernelTime) -> bool:
+        """Whether the time of the `checked_kernel` now is about what it is known to be."""
         known = self.alone[self.checked_kernel or ""].seconds
-        slowest = timing_turns.DISAGREEMENT * min(now.seconds, timing_turns.DISAGREEMENT * now.best_seconds)
-        believed = bool(now.error) or now.best_seconds / timing_turns.DISAGREEMENT <= known <= slowest
-        if not believed:
-            self.forget()
-        return believed
+        return bool(now.error) or known / CHANGED <= now.seconds <= known * CHANGED
 
     def forget(self) -> None:
         """All that is known of its kernels."""
@@ -122,8 +119,8 @@ class MachineTimes:
         target = target_text(self.code.target)
         return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes, target)
 
-    def take(self, times: Sequence[KernelTime], companions: tuple[str, ...]) -> None:
-        """Remember what was measured, and keep it for later."""
+    def take(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
+        """Use what was measured. The cache keeps it if it is confirmed, or faster than what the cache has."""
         by_symbol = {symbol(digest): digest for digest in self.code.distinct}
         found: dict[str, CachedTime] = {}
         for each in times:
@@ -131,13 +128,17 @@ class MachineTimes:
             if each.error:
                 self.problems[digest] = each.error
             else:
-                found[digest] = CachedTime(each.seconds, each.best_seconds, time.time())
+                found[digest] = CachedTime(each.seconds, time.time())
         (self.contended if companions else self.alone).update(found)
         if not self.companions:
             self.contended.update(found)
         self.measured |= found.keys()
-        if not self.doubt:
-            self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+        kept = {self._key(digest, companions): each for digest, each in found.items()}
+        self.cache.put({key: each for key, each in kept.items() if is_confirmed or self._is_faster(key, each)})
+
+    def _is_faster(self, key: str, found: CachedTime) -> bool:
+        known = self.cache.get(key, _CACHED_TIME)
+        return known is not None and found.seconds < known.seconds
 
     @property
     def whole_seconds(self) -> float:
@@ -162,11 +163,7 @@ class MachineTimes:
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
         kernels = self.ceilings.kernels if self.ceilings else {}
         by_symbol = {kernel.function: digest for digest, kernel in kernels.items()}
-        found = {
-            by_symbol[each.function]: CachedTime(each.seconds, each.best_seconds, time.time())
-            for each in times
-            if not each.error
-        }
+        found = {by_symbol[each.function]: CachedTime(each.seconds, time.time()) for each in times if not each.error}
         self.ceiling_times.update(found)
         self.cache.put({self._ceiling_key(digest): each for digest, each in found.items()})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm_split
 from rpc_runtime import hardware
-from rpc_runtime.client.client import CudaDeviceDescription, describe
+from rpc_runtime.client.worker_client import CudaDeviceDescription, describe
 from rpc_runtime.hardware import HostCores
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine

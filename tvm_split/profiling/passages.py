@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 
 FEWEST, MOST = 3, 60
 HOPELESS_SECONDS = 0.5
@@ -27,7 +27,7 @@ class Passage:
     transports: Mapping[tuple[str, str], str]
 
 
-def measured_passage(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: float) -> Passage:
+def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_seconds: float) -> Passage:
     """Single runs for about ``series_seconds`` and a stream for as long, after one run that makes all warm."""
     machines = pipeline.program.machines
     pipeline.run(inputs)

@@ -59,9 +59,9 @@ class CeilingCode:
     def kernel_set(self, machine: str, library: BlobSpec) -> KernelSet:
         return KernelSet(machine, "cpu", library, tuple(self.kernels.values()), 0, target_text(self.target))
 
-    def ceilings(self, best_seconds: Mapping[str, float]) -> Ceilings:
-        """From the best time of each, by digest: whatever disturbs a run makes it slower."""
-        adding, reading, network, kernel = (best_seconds[digest] for digest in self.kernels)
+    def ceilings(self, seconds: Mapping[str, float]) -> Ceilings:
+        """From the time of each, by digest."""
+        adding, reading, network, kernel = (seconds[digest] for digest in self.kernels)
         operations, read = self.amounts
         return Ceilings(operations / adding, read / reading, max(0.0, network / CALLS - kernel) / WEIGHTS)
 
@@ -116,7 +116,7 @@ def measure_ceilings(threads: int) -> Ceilings:
     """
     code, blobs = ceiling_code(host_target(threads), threads), BlobFolder.temporary()
     times = time_here(code.kernel_set("here", code.build(blobs)), blobs, threads, EFFORT)
-    return code.ceilings(dict(zip(code.kernels, (each.best_seconds for each in times), strict=True)))
+    return code.ceilings(dict(zip(code.kernels, (each.seconds for each in times), strict=True)))
 
 
 def time_here(kernels: KernelSet, blobs: BlobFolder, threads: int, effort: TimingEffort) -> tuple[KernelTime, ...]:

@@ -23,7 +23,7 @@ from rpc_runtime.private_folder import private_folder
 from tvm_split.errors import MeasurementsWarning
 
 FORMAT = "tvm-split measurements"
-VERSION = 2
+VERSION = 3
 REMEDY = f"repair owner and mode (chown, chmod go-w), or name another folder in ${CACHE_VARIABLE}"
 
 Measurement = TypeVar("Measurement")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from tvm_split.profiling.link_samples import SMALLEST_BYTES, ChainSample, StreamSample, median_sample
 from tvm_split.profiling.link_store import CERTAIN, ChainProbe, StreamProbe
 
@@ -27,7 +27,7 @@ SINGLE_SECONDS, MOST_SINGLE_RUNS = 0.02, 30
 STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, FILL, UNDER_WAY_PER_LINK = 0.05, 6, 3, 4, 3
 
 
-def probe_stream(opened: Callable[[int], Pipeline]) -> StreamProbe:
+def probe_stream(opened: Callable[[int], Session]) -> StreamProbe:
     """A stream through one machine, with short and with longer computing.
 
     Args:
@@ -46,7 +46,7 @@ def probe_stream(opened: Callable[[int], Pipeline]) -> StreamProbe:
 
 
 def probe_chain(
-    machines: Sequence[str], cores: int, opened: Callable[[Sequence[str], int], Pipeline], size_bytes: int
+    machines: Sequence[str], cores: int, opened: Callable[[Sequence[str], int], Session], size_bytes: int
 ) -> ChainProbe:
     """A chain of machines that keep all ``cores`` of a host busy: streams and single micro-batches.
 
@@ -62,7 +62,7 @@ def probe_chain(
     starts: list[float] = []
     with contextlib.ExitStack() as stack:
 
-        def kept_open(names: Sequence[str], size: int) -> Pipeline:
+        def kept_open(names: Sequence[str], size: int) -> Session:
             return stack.enter_context(contextlib.closing(opened(names, size)))
 
         alone = [machines[0]] * len(machines)
@@ -119,7 +119,7 @@ def _are_contradictory(samples: Sequence[Sequence[StreamSample]]) -> bool:
     return any(median_sample(found).is_contradictory for found in samples)
 
 
-def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
+def _single_runs(pipeline: Session) -> tuple[float, float]:
     """Seconds that a micro-batch alone computes, on average, and that such a run takes in all: the median."""
     inputs = _inputs(pipeline)
     for _ in range(2):  # what has stood still since the last round
@@ -134,7 +134,7 @@ def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
     return (_computed(pipeline) - before) / len(seconds), statistics.median(seconds)
 
 
-def _chain_sample(size_bytes: int, cores: int, pipeline: Pipeline) -> ChainSample:
+def _chain_sample(size_bytes: int, cores: int, pipeline: Session) -> ChainSample:
     """A stream, and the median of some single runs that follow it, as in `bench`."""
     inputs = _inputs(pipeline)
     used, passed = _used(pipeline)
@@ -146,23 +146,23 @@ def _chain_sample(size_bytes: int, cores: int, pipeline: Pipeline) -> ChainSampl
     return ChainSample(size_bytes, statistics.median(seconds), period, busy)
 
 
-def _used(pipeline: Pipeline) -> tuple[float, int]:
+def _used(pipeline: Session) -> tuple[float, int]:
     """Seconds of the workers' cores and of this process's so far, and micro-batches."""
     seconds = sum(pipeline.processor_seconds().values()) + time.process_time()
     return seconds, pipeline.statistics()[0].micro_batches
 
 
-def _seconds_of_run(pipeline: Pipeline, inputs: Sequence[np.ndarray]) -> float:
+def _seconds_of_run(pipeline: Session, inputs: Sequence[np.ndarray]) -> float:
     begin = time.perf_counter()
     pipeline.run(inputs)
     return time.perf_counter() - begin
 
 
-def _computed(pipeline: Pipeline) -> float:
+def _computed(pipeline: Session) -> float:
     return sum(stage.compute_seconds for stage in pipeline.statistics())
 
 
-def _period(pipeline: Pipeline) -> float:
+def _period(pipeline: Session) -> float:
     """Seconds from one result to the next, once the pipeline is full and while it is fed."""
     inputs = _inputs(pipeline)
     seconds = _seconds_of_run(pipeline, inputs)
@@ -175,5 +175,5 @@ def _period(pipeline: Pipeline) -> float:
     return (arrivals[fill + counted - 1] - arrivals[fill - 1]) / counted
 
 
-def _inputs(pipeline: Pipeline) -> list[np.ndarray]:
+def _inputs(pipeline: Session) -> list[np.ndarray]:
     return [np.zeros(tensor.shape, tensor.dtype) for tensor in pipeline.program.inputs]

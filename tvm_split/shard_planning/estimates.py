@@ -15,7 +15,7 @@ from relay_passes.contract import (
     used_variables,
 )
 from relay_passes.rewrite import is_tensor_constant
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.compiler.describe import calls, size_bytes
 from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
 from tvm_split.model import Model
@@ -82,6 +82,8 @@ class PartEstimates:
             if piece is not None:
                 work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
                 held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
+        self.oversubscription = {each.machine: profile.oversubscription(each.machine) for each in profile.machines}
+        """By machine, how many times longer machines of its host compute because they wait for cores."""
         self._rates: dict[tuple[str, str], _Rate] = {}
         self._prepacked: dict[str, float] = {}
         self._measured = {
@@ -96,7 +98,11 @@ class PartEstimates:
             for machine in profile.machines:
                 time = machine.pieces[piece.name]
                 self._rates[machine.machine, layer] = _rate(
-                    time, whole, weights, piece.weight_bytes / machine.bytes_per_second
+                    time,
+                    whole,
+                    weights,
+                    piece.weight_bytes / machine.bytes_per_second,
+                    self.oversubscription[machine.machine],
                 )
 
     def steps_of(self, plan: Plan) -> StepGraph:
@@ -211,13 +217,16 @@ def transfers_of(placed: PlacedModel) -> tuple[Transfer, ...]:
     )
 
 
-def _rate(time: PieceTime, work: float, weights: float, reading_seconds: float) -> _Rate:
-    """Of a piece whose operations have so much work and weights; ``reading_seconds`` is what its weights take alone."""
+def _rate(time: PieceTime, work: float, weights: float, reading_seconds: float, oversubscription: float) -> _Rate:
+    """Of a piece whose operations have so much work and weights; ``reading_seconds`` is what its weights take alone.
+
+    Machines that compute a stage together also wait for each other's cores, which the piece's times leave out.
+    """
     reading = min(reading_seconds, time.seconds) if weights else 0.0
     return _Rate(
         (time.seconds - reading) / work if work else 0.0,
         reading / weights if weights else 0.0,
-        time.contended_seconds / time.seconds,
+        time.contended_seconds / time.seconds * oversubscription,
     )
 
 

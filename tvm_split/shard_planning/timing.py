@@ -125,10 +125,11 @@ def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimate
     calls = scheduled.calls_of(step.name).calls
     found, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
     together = estimates.is_contended(scheduled.plan, origin, step.machines[0])
+    contended = found.contended_seconds * estimates.oversubscription.get(step.machines[0], 1.0)
     return replace(
         step,
         seconds=(found.seconds * correction,),
-        contended_seconds=((found.contended_seconds if together else found.seconds) * correction,),
+        contended_seconds=((contended if together else found.seconds) * correction,),
         estimated_shares=(float(found.origin == "estimated"),),
         weight_bytes=float(shared_weight_bytes(calls)),
         activation_bytes=float(max((call.activation_bytes for call in calls), default=0)),

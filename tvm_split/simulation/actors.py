@@ -13,11 +13,10 @@ import numpy as np
 import simpy
 
 from rpc_runtime.client.result_queue import ResultQueue
-from rpc_runtime.execution.stage_order import Wait
-from rpc_runtime.execution.stations import Station, Stations
-from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
+from rpc_runtime.execution.scheduler import Scheduler, StageState, Wait
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.transports.credits import Departure, Grants, Outbox
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import LinkTimes
@@ -95,13 +94,13 @@ class End(Protocol):
     def room(self) -> None:
         """There may be room for something more."""
 
-    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+    def sent(self, route: Route, sequence: int, start: float) -> None:
         """A micro-batch has left, which began at ``start`` (seconds)."""
 
-    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+    def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         """A micro-batch has arrived; ``release`` is called when its place is free again."""
 
-    def starves(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves(self, route: Route, sequence: int) -> bool:
         """Whether it had nothing else to do than to wait for this micro-batch."""
 
 
@@ -111,7 +110,7 @@ class Link:
     def __init__(
         self,
         clock: Clock,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         times: LinkTimes,
         scatter: float,
         source: End,
@@ -120,7 +119,7 @@ class Link:
         self._clock = clock
         self._times = times
         self._scatter = scatter
-        self._routes = {route.tensor_index: route for route in routes}
+        self._routes = {route.index: route for route in routes}
         self._outbox, self._grants = Outbox(routes), Grants(routes)
         self._resting = Resting(clock.environment)
         self._source, self._target = source, target
@@ -212,7 +211,7 @@ class Worker:
         self,
         clock: Clock,
         trace: Trace,
-        plan: MachinePlan,
+        plan: MachineProgram,
         processors: Processors,
         seconds: Callable[[str, float], float],
         scatter: float,
@@ -220,30 +219,30 @@ class Worker:
         self._clock, self._trace, self._plan, self._processors = clock, trace, plan, processors
         self._seconds, self._scatter = seconds, scatter
         self._resting = Resting(clock.environment)
-        self.stations = Stations(plan, self._resting.rouse)
+        self.scheduler = Scheduler(plan, self._resting.rouse)
         self._sender = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
         self._taker = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
         self._spent, self._doing = Spent(), _Doing()
         self.is_lost = False
 
     def connect(self, links: Mapping[str, Link]) -> None:
-        self.stations.connect(links)
+        self.scheduler.connect(links)
 
-    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+    def sent(self, route: Route, sequence: int, start: float) -> None:
         stage = self._sender[route.tensor.name]
         self._trace.record(self._plan.machine, stage, sequence, SEND, start, route.tensor.size_bytes)
 
-    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+    def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         stage = self._taker[route.tensor.name]
         self._trace.record(self._plan.machine, stage, sequence, RECEIVE, start, route.tensor.size_bytes)
         if not self.is_lost:
-            self.stations.give(route.tensor.name, sequence, NOTHING, release)
+            self.scheduler.give(route.tensor.name, sequence, NOTHING, release)
 
     def room(self) -> None:
-        self.stations.room()
+        self.scheduler.room()
 
-    def starves(self, route: PlannedRoute, sequence: int) -> bool:
-        return self.stations.starves(route.tensor.name, sequence)
+    def starves(self, route: Route, sequence: int) -> bool:
+        return self.scheduler.starves(route.tensor.name, sequence)
 
     def lose(self, moment: float) -> None:
         """It does nothing any more from then on, which is now or since the last that happened anywhere."""
@@ -260,23 +259,23 @@ class Worker:
         return now
 
     def run(self) -> Steps:
-        self.stations.begin()
+        self.scheduler.begin()
         idle_since: float | None = None
         while not self.is_lost:
-            action = self.stations.next_action()
+            action = self.scheduler.next_action()
             if isinstance(action, Wait):
                 if action.for_inputs and idle_since is None:
                     idle_since = self._clock.seconds
                 self._does("for_inputs" if action.for_inputs else "for_room")
                 yield self._resting.rest()
                 continue
-            station = self.stations.at(action.stage)
+            station = self.scheduler.at(action.stage)
             if idle_since is not None:
                 self._trace.record(self._plan.machine, station.stage.name, station.sequence, WAIT, idle_since)
                 idle_since = None
             yield from self._compute(station)
 
-    def _compute(self, station: Station) -> Steps:
+    def _compute(self, station: StageState) -> Steps:
         start, sequence = self._clock.seconds, station.sequence
         self._does("computing")
         seconds = self._seconds(station.stage.name, start)
@@ -284,7 +283,7 @@ class Worker:
         if self.is_lost:
             return
         self._trace.record(self._plan.machine, station.stage.name, sequence, COMPUTE, start)
-        self.stations.finish(station.position, [NOTHING] * len(station.stage.outputs))
+        self.scheduler.finish(station.position, [NOTHING] * len(station.stage.outputs))
 
     def _does(self, what: str) -> None:
         if what != self._doing.what:
@@ -300,7 +299,7 @@ class Client:
 
     clock: Clock
     program: Program
-    plan: MachinePlan
+    plan: MachineProgram
     processors: Processors
     limit: int
     seconds: float
@@ -333,13 +332,13 @@ class Client:
     def room(self) -> None:
         self._resting.rouse()
 
-    def starves(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves(self, route: Route, sequence: int) -> bool:
         return True
 
-    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+    def sent(self, route: Route, sequence: int, start: float) -> None:
         """Nobody records what the client sends."""
 
-    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+    def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         self._results.arrive(route.tensor.name, sequence, NOTHING, release)
         while self._results.take() is not None:
             self.done.append(self.clock.seconds)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.cluster.shared_cores import SharedCores

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import simpy
 
-from rpc_runtime.client.streams import most_under_way
-from rpc_runtime.program.machine_plan import plan_of_routes, planned_routes
+from rpc_runtime.client.dispatcher import most_under_way
 from rpc_runtime.program.measurements import TraceEvent
-from rpc_runtime.program.program import CLIENT, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
 from tvm_split.simulation.actors import Client, Clock, Link, Spent, Trace, Worker
@@ -166,12 +166,12 @@ class _Run:
         self._happenings, self._trace = what_if, Trace(clock, shown)
         cores = {name: each.cores for name, each in scenario.machines.items()} | {CLIENT: 1}
         processors = Processors(self._environment, scenario.shared_cores if streamed else (), cores)
-        routes = planned_routes(program)
+        routes = program.handovers
         self._under_way = most_under_way(program) if in_flight is None else in_flight
         self._client = Client(
             clock,
             program,
-            plan_of_routes(CLIENT, (), [each for each in routes if CLIENT in (each.source, each.destination)]),
+            MachineProgram.of(CLIENT, (), [each for each in routes if CLIENT in (each.source, each.destination)]),
             processors,
             self._under_way,
             scenario.client_seconds if streamed else 0.0,
@@ -185,7 +185,7 @@ class _Run:
             name: Worker(
                 clock,
                 self._trace,
-                plan_of_routes(name, program.stages_on(name), [routes[number] for number in touching[name]]),
+                MachineProgram.of(name, program.stages_on(name), [routes[number] for number in touching[name]]),
                 processors,
                 self._seconds_of(name, scenario.machines[name], streamed=streamed),
                 what_if.compute_scatter,

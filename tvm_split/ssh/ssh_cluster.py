@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from rpc_runtime.client.client import WorkerDescription, describe
-from rpc_runtime.closing import Closing
-from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
+from rpc_runtime.processes import Closing, before_end, cleared
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError

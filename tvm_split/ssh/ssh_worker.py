@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rpc_runtime import private_folder
-from rpc_runtime.closing import Closing
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.processes import Closing
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.cluster.machine import Machine, SshAccess

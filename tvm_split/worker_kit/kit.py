@@ -23,7 +23,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from rpc_runtime.endings import before_end, cleared
+from rpc_runtime.processes import before_end, cleared
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import KitError
 from tvm_split.steps import StepProgress

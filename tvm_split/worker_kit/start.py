@@ -35,6 +35,9 @@ def main() -> int:
     # Nothing of what is installed beside this Python: other versions would be found in the places of ours.
     others = [each for each in sys.path[1:] if not each.endswith(("site-packages", "dist-packages"))]
     sys.path[:] = [str(here / "packages"), *others]
+    from rpc_runtime.result_stream import take_stdout
+
+    results = take_stdout()  # before all imports that may print
     from rpc_runtime.worker.process import main as serve
 
-    return serve()
+    return serve(results)

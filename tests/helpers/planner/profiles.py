@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.layer_graphs import chain_graph
 from tvm_split.planner.build_problem import model_problem, stages_of_layers
 from tvm_split.planner.graph import LayerGraph, piece_edges

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rpc_runtime.client.pipeline import Pipeline
-from rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.client.session import Session
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import LinkSetting, LinkSettings
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers
@@ -32,10 +33,10 @@ def all_links(machines: str, transport: str) -> LinkSettings:
 
 def opened(
     workers: GpuWorkers, program: Program, library: Path, links: LinkSettings, *, timeout_seconds: float = 30
-) -> Pipeline:
+) -> Session:
     blob = library.with_name("blob")
     seconds = timeout_seconds
-    return Pipeline.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=seconds, links=links)
+    return Session.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=seconds, links=links)
 
 
 def batches(program: Program, count: int) -> list[list[np.ndarray]]:
@@ -52,7 +53,7 @@ def chain(machines: str = "ABA") -> Program:
     return Program((tensors[0],), (tensors[-1],), stages)
 
 
-def carried(pipeline: Pipeline) -> set[str]:
+def carried(pipeline: Session) -> set[str]:
     """What carries the links between workers."""
     return {link.transport for link in pipeline.links() if CLIENT not in (link.source, link.destination)}
 

@@ -31,7 +31,8 @@ def main(library: str, *arguments: str) -> int:
     load_runtime()
     from rpc_runtime.execution.cuda_calls import CudaCalls
     from rpc_runtime.execution.device_transfers import DeviceTransfers
-    from rpc_runtime.worker import held_program, process
+    from rpc_runtime.result_stream import take_stdout
+    from rpc_runtime.worker import loaded_program, process
     from tests.helpers.rpc_runtime.cuda_stand_in import Launched, on_device
 
     cuda = ctypes.CDLL(library)
@@ -43,9 +44,9 @@ def main(library: str, *arguments: str) -> int:
     def load_stage(self: Any, stage: StageSpec, cache: Any, deadline: Any, is_wanted: Any, transfers: Any) -> Any:
         return Launched(stage, cuda, transfers)
 
-    held_program.overlapping_transfers = transfers_of  # type: ignore[assignment]
-    held_program.HeldProgram._load_stage = load_stage  # type: ignore[method-assign]
-    return process.main(arguments)
+    loaded_program.overlapping_transfers = transfers_of  # type: ignore[assignment]
+    loaded_program.LoadedProgram._load_stage = load_stage  # type: ignore[method-assign]
+    return process.main(take_stdout(), arguments)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
 from rpc_runtime.program.measurements import Recorder
-from rpc_runtime.program.program import CLIENT, Program, StageSpec
+from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.wire.framing import decode
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -51,11 +51,9 @@ class Client:
 
     def moved(self) -> None: ...
 
-    def transferred(
-        self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int
-    ) -> None: ...
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None: ...
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.arrived:
             self.results.arrive(route.tensor.name, sequence, value.copy(), release)
             self.arrived.notify_all()
@@ -63,7 +61,7 @@ class Client:
     def room_locked(self) -> None:
         self.arrived.notify_all()
 
-    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves_locked(self, route: Route, sequence: int) -> bool:
         return True
 
 
@@ -87,11 +85,11 @@ class Joined:
     ) -> None:
         self.program = program
         self.client = Client(program)
-        self.client_plan = machine_plan(program, CLIENT)
+        self.client_plan = program.on(CLIENT)
         self.failures: list[BaseException] = []
         self.executors: dict[str, StageExecutor] = {}
         self.threads: list[threading.Thread] = []
-        plans = {name: machine_plan(program, name) for name in program.machines}
+        plans = {name: program.on(name) for name in program.machines}
         for name, plan in plans.items():
             stages = [make_stage(stage) for stage in plan.stages]
             recorder = Recorder(name, [stage.stage.name for stage in stages])

@@ -15,15 +15,14 @@ import numpy as np
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer, LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
-from rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
+from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, SERVER_OPTIONS, WorkerEndpoint
 from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.mpi_ranks import through_relay
 from tests.helpers.rpc_runtime.stations import Idle
@@ -37,7 +36,7 @@ SHORT = LinkTimeouts.of_silence(1.0)
 class Sender(Idle):
     """Puts in what it is given, as there is room."""
 
-    def __init__(self, routes: Sequence[PlannedRoute], timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
+    def __init__(self, routes: Sequence[Route], timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
         super().__init__()
         self._room = threading.Condition(self.lock)
         self.link = OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
@@ -47,7 +46,7 @@ class Sender(Idle):
     def room_locked(self) -> None:
         self._room.notify_all()
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         self.sent += 1
         self.sizes[route.tensor.name].add(size_bytes)
 
@@ -66,7 +65,7 @@ class Receiver(Idle):
 
     def __init__(
         self,
-        routes: Sequence[PlannedRoute],
+        routes: Sequence[Route],
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         *,
         reuse: bool = False,
@@ -81,10 +80,10 @@ class Receiver(Idle):
         self.held: list[Callable[[], None]] = []
         self.views: list[Any] = []
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
         self.sizes[route.tensor.name].add(size_bytes)
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             self.got.append((route.tensor.name, sequence, value.copy()))
             if self._holds:
@@ -177,7 +176,7 @@ def values(spec: TensorSpec, sequence: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8).view(np.dtype(spec.dtype)).reshape(spec.shape)
 
 
-def send_all(sender: Sender, routes: Sequence[PlannedRoute], count: int) -> None:
+def send_all(sender: Sender, routes: Sequence[Route], count: int) -> None:
     for sequence in range(count):
         for route in routes:
             assert sender.put(route.tensor.name, sequence, values(route.tensor, sequence))

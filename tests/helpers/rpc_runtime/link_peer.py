@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.joined_links import SHORT, Calling, Receiver, Sender
 
 
-def one_route(size_bytes: int) -> PlannedRoute:
-    return PlannedRoute(0, TensorSpec("x", (size_bytes,), "uint8"), "a", "b", 3)
+def one_route(size_bytes: int) -> Route:
+    return Route(0, TensorSpec("x", (size_bytes,), "uint8"), "a", "b", 3)
 
 
 def print_ready() -> None:

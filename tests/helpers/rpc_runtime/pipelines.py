@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rpc_runtime.client.client import WorkerConnection, describe
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.program.measurements import RECEIVE, SEND, StageStatistics
 from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.transports.transport import LinkSetting, LinkSettings
@@ -21,8 +21,8 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 
-def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:
-    return Pipeline.open(program, workers.endpoints, maker.blob_path, **options)
+def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Session:
+    return Session.open(program, workers.endpoints, maker.blob_path, **options)
 
 
 def over_grpc(program: Program) -> LinkSettings:
@@ -31,7 +31,7 @@ def over_grpc(program: Program) -> LinkSettings:
     return dict.fromkeys(ends, LinkSetting(transport="grpc"))
 
 
-def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:
+def statistics_of_all_sent(pipeline: Session) -> tuple[StageStatistics, ...]:
     """Returns the statistics of a chain once all its sends are counted, which may be after the last result."""
 
     def all_sent() -> bool:
@@ -53,9 +53,9 @@ def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def watched(endpoint: WorkerEndpoint) -> Iterator[tuple[WorkerConnection, str]]:
+def watched(endpoint: WorkerEndpoint) -> Iterator[tuple[WorkerClient, str]]:
     """A deployment with nothing in it, as long as it is watched: who began it, and its name."""
-    connection, deployment = WorkerConnection(endpoint), secrets.token_hex(16)
+    connection, deployment = WorkerClient(endpoint), secrets.token_hex(16)
     watch = connection.watch(deployment)
     next(watch)
     try:
@@ -65,6 +65,6 @@ def watched(endpoint: WorkerEndpoint) -> Iterator[tuple[WorkerConnection, str]]:
         connection.close()
 
 
-def send_blobs(connection: WorkerConnection, deployment: str, blobs: Sequence[BlobSpec], maker: ProgramMaker) -> int:
+def send_blobs(connection: WorkerClient, deployment: str, blobs: Sequence[BlobSpec], maker: ProgramMaker) -> int:
     """Returns how many bytes were missing on the worker and are sent."""
     return connection.send_blobs(deployment, blobs, maker.blob_path, PATIENCE_SECONDS, lambda sent, total: None)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from rpc_runtime.program.codec import Codec
+from rpc_runtime.program.codec import NONE
 from rpc_runtime.program.program import BlobSpec, Program, RouteCodec, StageSpec, TensorSpec
 
-LOSSLESS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
+LOSSLESS = (NONE, "lz4", "zstd")
 BLOB = BlobSpec("0" * 64, 1)
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import grpc
 
-from rpc_runtime.closing import Closing
+from rpc_runtime.processes import Closing
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import WorkerEndpoint, open_channel
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, open_channel
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.messages import message_of
 from rpc_runtime.wire.security import Metadata, Token

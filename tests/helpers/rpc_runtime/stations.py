@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rpc_runtime.program.machine_plan import PlannedRoute
+from rpc_runtime.program.routes import Route
 
 
 class Idle:
@@ -18,13 +18,11 @@ class Idle:
 
     def moved(self) -> None: ...
 
-    def transferred(
-        self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int
-    ) -> None: ...
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None: ...
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None: ...
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None: ...
 
     def room_locked(self) -> None: ...
 
-    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+    def starves_locked(self, route: Route, sequence: int) -> bool:
         return self.starving

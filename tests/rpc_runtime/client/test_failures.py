@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpc_runtime.client import client
-from rpc_runtime.client.client import describe
+from rpc_runtime.client import worker_client
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import (
     BlobError,
     DeadlineError,
@@ -30,11 +30,11 @@ from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.control_methods import METHODS
 from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, send_blobs
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
@@ -140,7 +140,7 @@ _CLIENT = """
 import sys
 from pathlib import Path
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from tests.helpers.relay import Relay
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
@@ -149,7 +149,7 @@ from tests.helpers.rpc_runtime.programs import batches_for, chain
 maker = ProgramMaker(Path(sys.argv[1]))
 program = chain(maker)
 endpoints = {name: WorkerEndpoint(name, address, token) for name, address, token in map(str.split, sys.argv[2:])}
-pipeline = Pipeline.open(program, endpoints, maker.blob_path)
+pipeline = Session.open(program, endpoints, maker.blob_path)
 pipeline.run(batches_for(program, 1)[0])
 print("running", flush=True)
 sys.stdin.read()
@@ -272,7 +272,7 @@ def test_a_wrong_token(workers: LocalWorkers, maker: ProgramMaker) -> None:
     for token in ("wrong", None):
         endpoints = {name: replace(endpoint, token=token) for name, endpoint in workers.endpoints.items()}
         with pytest.raises(WorkerError, match=f"{A}.*token"):
-            Pipeline.open(program, endpoints, maker.blob_path)
+            Session.open(program, endpoints, maker.blob_path)
     assert "secret" not in repr(WorkerEndpoint("a", "b:1", "secret"))
 
 
@@ -281,21 +281,35 @@ def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker
     ends = workers.endpoints
     swapped = {A: replace(ends[B], machine=A), B: replace(ends[A], machine=B), C: ends[C]}
     with pytest.raises(WorkerError, match=f"the stages are for machine '{A}', and this worker is '{B}'"):
-        Pipeline.open(program, swapped, maker.blob_path)
+        Session.open(program, swapped, maker.blob_path)
+
+
+@pytest.mark.slow
+def test_a_machine_that_freezes_while_its_stages_are_sent(maker: ProgramMaker) -> None:
+    """The watch notices it, long before the calls that wait for the machine are over."""
+    program = chain(maker)
+    with LocalWorkers(program.machines) as workers:
+
+        def freeze(machine: str, sent: int, total: int) -> None:
+            if machine == B:
+                os.kill(workers.process_ids[B], signal.SIGSTOP)
+
+        with pytest.raises(WorkerUnavailableError, match=rf"machine '{B}' .* has been silent for 5 seconds"):
+            open_on(workers, program, maker, on_transfer=freeze, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_nobody_listens(maker: ProgramMaker) -> None:
     program = chain(maker)
     endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
     with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
-        Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
+        Session.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
     """Machine B's address, as it is told to A, leads nowhere."""
     program = chain(maker)
-    opened = Pipeline(program, workers.endpoints, 10.0)
-    opened._workers.endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
+    opened = Session(program, workers.endpoints, 10.0)
+    opened._endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
     with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
         opened._open(maker.blob_path, lambda machine, sent, total: None)
     opened.close()
@@ -314,7 +328,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
 
 
 def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    connection = client.WorkerConnection(workers.endpoints[A])
+    connection = worker_client.WorkerClient(workers.endpoints[A])
     with pytest.raises(ProtocolError, match="watch it first"):
         send_blobs(connection, "0" * 32, [], maker)
     connection.close()
@@ -325,14 +339,14 @@ def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
-            Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
+            Session.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None:
     program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
     with (
         HostileWorker(A) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
+        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
         pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
     ):
         pipe.statistics()

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import chain, numbered
@@ -36,7 +36,7 @@ class Numbers(Dataset[torch.Tensor]):
 class Busy:
     """A pipeline that is kept busy by a thread."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Session) -> None:
         self._pipeline = pipeline
         self._over = threading.Event()
         self.results = 0
@@ -88,17 +88,17 @@ from tests.helpers.rpc_runtime.programs import batches_for
 from tests.helpers.rpc_runtime.programs import chain
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 
 maker = ProgramMaker(Path(sys.argv[1]))
 program = chain(maker)
 batch = batches_for(program, 1)[0]
 with (
     LocalWorkers(program.machines) as workers,
-    Pipeline.open(program, workers.endpoints, maker.blob_path) as pipeline,
-    InProcessPipeline(program, maker.blob_path, 2) as here,
+    Session.open(program, workers.endpoints, maker.blob_path) as pipeline,
+    InProcessRunner(program, maker.blob_path, 2) as here,
 ):
     pipeline.run(batch), here.run(batch)
     child = os.fork()

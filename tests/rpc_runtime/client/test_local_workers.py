@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rpc_runtime.client import local_workers
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers, _cores
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
@@ -33,6 +33,18 @@ def test_names_that_begin_with_a_dash() -> None:
     with LocalWorkers(["-x", "--help"]) as workers:
         for name, endpoint in workers.endpoints.items():
             assert describe(endpoint, PATIENCE_SECONDS).machine == name
+
+
+def test_one_that_ended_is_started_again() -> None:
+    with LocalWorkers(["left", "right"]) as workers:
+        before = workers.endpoints
+        os.kill(workers.process_ids["left"], signal.SIGKILL)
+        eventually(lambda: workers.ended == ("left",), "the worker has ended")
+        assert workers.restart("left") == workers.endpoints["left"] != before["left"]
+        assert workers.ended == ()
+        found = describe(workers.endpoints["left"], PATIENCE_SECONDS)
+        assert (found.machine, found.process_id) == ("left", workers.process_ids["left"])
+        assert workers.endpoints["right"] == before["right"]
 
 
 def test_they_end_when_their_parent_is_killed() -> None:

@@ -16,13 +16,13 @@ import pytest
 from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.errors import InputError, WorkerError
-from rpc_runtime.execution.in_process import InProcessPipeline
-from rpc_runtime.program.codec import Codec
-from rpc_runtime.program.interface import StagePipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.measurements import StageStatistics
-from rpc_runtime.program.program import CLIENT, RouteCodec
+from rpc_runtime.program.program import RouteCodec
+from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.runner import Runner
 from rpc_runtime.transports import shared_memory
 from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -62,7 +62,7 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
 ) -> None:
     program = make(maker)
     batches = batches_for(program, count)
-    with InProcessPipeline(program, maker.blob_path) as reference:
+    with InProcessRunner(program, maker.blob_path) as reference:
         expected = list(reference.stream(batches))
     with open_on(workers, program, maker) as pipeline:
         results = list(pipeline.stream(batches))
@@ -78,9 +78,9 @@ def test_codecs_of_routes_are_used_where_a_network_carries_them(workers: LocalWo
     z = maker.stage("second", B, [y], double)
     plain = maker.program([z])
     codecs = (
-        RouteCodec(x.name, CLIENT, A, Codec.ZSTD),
-        RouteCodec(y.name, A, B, Codec.INT8),
-        RouteCodec(z.name, B, CLIENT, Codec.LZ4),
+        RouteCodec(x.name, CLIENT, A, "zstd"),
+        RouteCodec(y.name, A, B, "int8"),
+        RouteCodec(z.name, B, CLIENT, "lz4"),
     )
     program = replace(plain, codecs=codecs)
     batch = np.random.default_rng(4).standard_normal(x.shape).clip(0, 4).astype(np.float32)
@@ -103,9 +103,9 @@ def test_codecs_of_routes_are_used_where_a_network_carries_them(workers: LocalWo
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
-        (RouteCodec("first.0", A, C, Codec.LZ4), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
-        (RouteCodec("numbers", CLIENT, A, Codec.FP16), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
-        (RouteCodec("x", A, A, Codec.LZ4), "this tensor does not go that way"),
+        (RouteCodec("first.0", A, C, "lz4"), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
+        (RouteCodec("numbers", CLIENT, A, "fp16"), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
+        (RouteCodec("x", A, A, "lz4"), "this tensor does not go that way"),
     ],
 )
 def test_a_codec_of_no_route_that_it_fits_is_refused(maker: ProgramMaker, codec: RouteCodec, reason: str) -> None:
@@ -121,12 +121,12 @@ def test_a_worker_without_what_a_codec_needs_says_so(start: Start, maker: Progra
     (tmp_path / "zstandard.py").write_text("raise ImportError\n")
     y = maker.stage("first", A, [maker.input("x")], double)
     z = maker.stage("second", B, [y], double)
-    program = replace(maker.program([z]), codecs=(RouteCodec(y.name, A, B, Codec.ZSTD),))
+    program = replace(maker.program([z]), codecs=(RouteCodec(y.name, A, B, "zstd"),))
     arguments = ("--ready-json", "--insecure", "--name")
     addresses = {name: ready(start(*arguments, name, PYTHONPATH=str(tmp_path))) for name in (A, B)}
     endpoints = {name: WorkerEndpoint(name, address) for name, address in addresses.items()}
     with pytest.raises(WorkerError, match=r"machine-.*needs the package 'zstandard'.*tvm-split\[codecs\]"):
-        Pipeline.open(program, endpoints, maker.blob_path)
+        Session.open(program, endpoints, maker.blob_path)
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, mak
 def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: ProgramMaker, in_flight: int) -> None:
     program = skips(maker)
     batches = batches_for(program, 40)
-    with InProcessPipeline(program, maker.blob_path) as reference:
+    with InProcessRunner(program, maker.blob_path) as reference:
         expected = list(reference.stream(batches))
     fed = 0
 
@@ -204,7 +204,7 @@ def test_only_missing_blobs_are_sent(workers: LocalWorkers, maker: ProgramMaker)
     weight = np.random.default_rng(2).random((2, 8)).astype(np.float32)
     program = maker.program([maker.stage("one", A, [x], add, weights={"w": weight})])
     seen: list[tuple[str, int, int]] = []
-    with open_on(workers, program, maker, on_progress=lambda *step: seen.append(step)) as pipeline:
+    with open_on(workers, program, maker, on_transfer=lambda *step: seen.append(step)) as pipeline:
         first = pipeline.blob_bytes_sent
         assert first >= program.stages[0].weights[0].blob.size_bytes
         assert seen[-1] == (A, first, first)
@@ -300,7 +300,7 @@ def test_two_pipelines_on_the_same_workers(workers: LocalWorkers, maker: Program
     with open_on(workers, first, maker) as left, open_on(workers, second, other) as right:
         results = [(left.run(a), right.run(b)) for a, b in zip(one, two, strict=True)]
         assert len(results) == 3
-    with InProcessPipeline(first, maker.blob_path) as reference:
+    with InProcessRunner(first, maker.blob_path) as reference:
         assert same(reference.run(one[2]), results[2][0])
 
 
@@ -314,7 +314,7 @@ def test_a_program_without_stages_gives_its_inputs_back(workers: LocalWorkers, m
 
 def test_a_closed_pipeline_says_so(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    pipeline: StagePipeline = open_on(workers, program, maker)
+    pipeline: Runner = open_on(workers, program, maker)
     pipeline.close()
     pipeline.close()
     with pytest.raises(WorkerError, match="closed"):

@@ -17,9 +17,9 @@ import pytest
 from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.measurements import COMPUTE
 from rpc_runtime.program.program import Program
 from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
@@ -114,9 +114,9 @@ def without_replicas(program: Program) -> Program:
 def test_replicas_give_what_one_stage_gives(four_workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
     program = make(maker)
     batches = batches_for(program, 250)
-    with InProcessPipeline(without_replicas(program), maker.blob_path) as reference:
+    with InProcessRunner(without_replicas(program), maker.blob_path) as reference:
         expected = list(reference.stream(batches))
-    with InProcessPipeline(program, maker.blob_path) as in_turn:
+    with InProcessRunner(program, maker.blob_path) as in_turn:
         assert all(same(a, b) for a, b in zip(in_turn.stream(batches), expected, strict=True))
     with open_on(four_workers, program, maker) as pipeline:
         assert list(pipeline.stream([])) == []
@@ -151,7 +151,7 @@ def test_an_endless_stream_is_read_as_far_as_there_is_room(
 def test_each_replica_is_measured_by_itself(four_workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = middle_of_a_chain(maker)
     batches = batches_for(program, 31)
-    with open_on(four_workers, program, maker) as pipeline, InProcessPipeline(program, maker.blob_path) as in_turn:
+    with open_on(four_workers, program, maker) as pipeline, InProcessRunner(program, maker.blob_path) as in_turn:
         for _ in zip(pipeline.stream(batches), in_turn.stream(batches), strict=True):
             pass
         for measured in (pipeline, in_turn):
@@ -173,9 +173,9 @@ def test_weights_travel_to_each_replica_once(maker: ProgramMaker, tmp_path: Path
         # Two workers with a cache each, as on two hosts: from a common one the second takes what the first was sent.
         apart = [stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in (A, B)]
         endpoints = {name: endpoint for workers in apart for name, endpoint in workers.endpoints.items()}
-        with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+        with Session.open(program, endpoints, maker.blob_path) as pipeline:
             assert pipeline.blob_bytes_sent == 2 * one_copy
-        with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+        with Session.open(program, endpoints, maker.blob_path) as pipeline:
             assert pipeline.blob_bytes_sent == 0
 
 
@@ -185,7 +185,7 @@ def test_a_replica_that_stands_still_for_a_moment_loses_no_order(
 ) -> None:
     program = skip_over_replicas(maker)
     batches = batches_for(program, 400)
-    with InProcessPipeline(program, maker.blob_path) as reference:
+    with InProcessRunner(program, maker.blob_path) as reference:
         expected = list(reference.stream(batches))
     process = four_workers.process_ids[stopped]
     with open_on(four_workers, program, maker) as pipeline:

@@ -15,15 +15,15 @@ import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
-from rpc_runtime.execution.in_process import InProcessPipeline
-from rpc_runtime.program.interface import StagePipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.program import Program
+from rpc_runtime.program.runner import Runner
 from tests.helpers.rpc_runtime.pipelines import open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, numbered, skips
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
-Open = Callable[[Program], StagePipeline]
+Open = Callable[[Program], Runner]
 
 
 @pytest.fixture(params=["workers", "in process"])
@@ -31,7 +31,7 @@ def opened(request: pytest.FixtureRequest, maker: ProgramMaker) -> Open:
     if request.param == "workers":
         workers = request.getfixturevalue("workers")
         return lambda program: open_on(workers, program, maker, timeout_seconds=20.0)
-    return lambda program: InProcessPipeline(program, maker.blob_path)
+    return lambda program: InProcessRunner(program, maker.blob_path)
 
 
 def test_runs_of_many_threads(opened: Open, maker: ProgramMaker) -> None:
@@ -123,7 +123,7 @@ def test_wrong_inputs_of_one_do_no_harm_to_others(opened: Open, maker: ProgramMa
 
 
 def waiting_on(
-    pipeline: StagePipeline, threads: ThreadPoolExecutor, begun: threading.Event, over: threading.Event
+    pipeline: Runner, threads: ThreadPoolExecutor, begun: threading.Event, over: threading.Event
 ) -> list[Future[Any]]:
     """Callers that get no further: their source is silent until the test is over, or never ends."""
 
@@ -139,7 +139,7 @@ def waiting_on(
     endless = pipeline.stream(itertools.cycle(numbered(4, 0)))
     calls: list[Callable[[], Any]] = [busy, busy, lambda: sum(1 for _ in endless)]
     found = [threads.submit(call) for call in calls]
-    if not isinstance(pipeline, InProcessPipeline):  # whose streams are fed by who takes their results
+    if not isinstance(pipeline, InProcessRunner):  # whose streams are fed by who takes their results
         found.append(threads.submit(list, pipeline.stream(silent())))
     else:
         begun.set()

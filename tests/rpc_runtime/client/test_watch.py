@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.client.watch import Report, ReportKind, root_cause
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import METHODS
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
@@ -66,26 +66,35 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
     program = one_stage(maker)
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
+        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
         pytest.raises(DeadlineError, match="stage 'one'"),
     ):
         pipeline.run(batches_for(program, 1)[0])
 
 
-def test_what_a_dead_worker_had_done_is_what_it_told_and_when(maker: ProgramMaker) -> None:
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((0, 7), r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"),
+        ((), r"It held the stages 'one'\. "),
+    ],
+)
+def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
+    maker: ProgramMaker, counts: tuple[int, ...], told: str
+) -> None:
     """It may have done more since: nobody is to take it for what it did before it died."""
     running = threading.Event()
 
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for finished in (0, 7):
+        yield pb.WatchEvent().SerializeToString()
+        for finished in counts:
             yield pb.WatchEvent(stages=[pb.StageProgress(stage="one", finished=finished)]).SerializeToString()
         running.wait(PATIENCE_SECONDS)
 
     program = one_stage(maker)
-    told = r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
+        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
     ):
         running.set()
         with pytest.raises(WorkerUnavailableError, match=told):

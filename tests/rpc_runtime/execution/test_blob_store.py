@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,23 +116,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     for call in (lambda: put(store, b"hello"), lambda: store.pin("d", [spec(b"hello")]), lambda: store.unpin("d")):
         with pytest.raises(BlobError, match=rf"cannot keep blobs in {folder} \(.*another --cache"):
             call()
-
-
-def test_what_has_arrived_counts_before_it_is_there_and_what_is_announced_does_not(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path, 10)
-
-    def slowly(content: bytes) -> Iterator[bytes]:
-        yield content[:1]
-        put(store, b"bbbbbb")
-        yield content[1:5]
-        with pytest.raises(BlobError, match=r"arrives at the moment for the deployments .*slow \(5 bytes\)"):
-            put(store, b"cccccc")
-        yield content[5:]
-
-    store.write(spec(b"aaaaaa"), slowly(b"aaaaaa"), "slow")
-    put(store, b"cccccc")
-    with pytest.raises(BlobError, match=r"has 11 bytes, and the cache .* may hold 10: raise its limit"):
-        put(store, b"d" * 11)
 
 
 def test_the_cache_has_a_limit_by_itself(tmp_path: Path) -> None:

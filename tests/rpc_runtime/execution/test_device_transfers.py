@@ -31,8 +31,8 @@ from rpc_runtime.execution.device_transfers import (
     overlapping_transfers,
 )
 from rpc_runtime.execution.executor import StageExecutor
+from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache
 from rpc_runtime.execution.nvcc import find_nvcc
-from rpc_runtime.execution.stage_executable import StageExecutable, WeightCache
 from rpc_runtime.program.program import Program, StageSpec, TensorSpec
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
@@ -139,13 +139,13 @@ def test_memory_of_the_host_is_kept_as_long_as_a_part_of_it_is_used(cuda: ctypes
     assert transfers.bytes_of(tvm.runtime.tensor(np.zeros((0, 3), "float32"))).size == 0
 
 
-def identity(folder: Path, finish: Callable[[], None]) -> tuple[StageExecutable, Any]:
+def identity(folder: Path, finish: Callable[[], None]) -> tuple[LoadedStage, Any]:
     """A stage that returns its input's memory, and an input."""
     maker = ProgramMaker(folder / "identity")
     x = maker.input("x")
     (stage,) = maker.program([maker.stage("s", "A", [x], lambda v: [v])]).stages
     library = read_blob(maker.blob_path(stage.library.sha256), stage.library)
-    executable = StageExecutable(stage, library, (), WeightCache(), finish)
+    executable = LoadedStage(stage, library, (), WeightCache(), finish)
     return executable, tvm.runtime.tensor(np.ones((2, 8), "float32"))
 
 

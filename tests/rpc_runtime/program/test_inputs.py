@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,3 +102,11 @@ def test_the_client_has_inputs_and_cuts_of_them() -> None:
     np.testing.assert_array_equal(upper, [[0, 1, 2]])
     np.testing.assert_array_equal(right, [[1, 2], [4, 5]])
     assert right.flags.c_contiguous
+
+
+def test_lists_that_never_end_are_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    program = Program((TensorSpec("x", (1,), "float32"),), (), ())
+    with pytest.raises(InputError, match=r"input 0 .* more than 64 deep"):
+        checked_inputs(program, [endless])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rpc_runtime.program.program import CLIENT, InputCut, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import InputCut, Program, StageSpec, TensorSpec
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
 
@@ -47,17 +48,22 @@ def test_cuts_lie_in_their_inputs(cut: InputCut, words: str) -> None:
         Program((TensorSpec("image", (2, 3), "uint8"),), (), (), cuts=(cut,))
 
 
-def test_a_tensor_is_made_once() -> None:
-    program = Program((tensor("x"),), (), (stage(0, "a", "A", "x", "t"), stage(1, "b", "B", "x", "t")))
-    with pytest.raises(ValueError, match="tensor 't' is made twice; the second time by stage 'b'"):
-        program.handovers  # noqa: B018
-    again = Program((tensor("x"),), (), (stage(0, "a", "A", "x", "x"),))
-    with pytest.raises(ValueError, match="tensor 'x' is made twice; the second time by stage 'a'"):
-        again.handovers  # noqa: B018
+@pytest.mark.parametrize(
+    ("stages", "output", "words"),
+    [
+        ((stage(0, "a", "A", "x", "t"), stage(1, "b", "B", "x", "t")), "x", "'t' is made twice; .* by stage 'b'"),
+        ((stage(0, "a", "A", "x", "x"),), "x", "tensor 'x' is made twice; the second time by stage 'a'"),
+        ((stage(0, "a", "A", "gone", "y"),), "y", "'gone' is used on 'A', and no input or earlier stage makes it"),
+        ((stage(0, "a", "A", "x", "y"),), "gone", f"'gone' is used on '{CLIENT}', and no input or earlier stage"),
+        ((stage(0, "a", "A", "t", "y"), stage(1, "b", "B", "x", "t")), "y", "'t' is used on 'A', and no input or earl"),
+    ],
+)
+def test_a_tensor_is_made_once_and_before_it_is_used(stages: tuple[StageSpec, ...], output: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Program((tensor("x"),), (tensor(output),), stages)
 
 
-@pytest.mark.parametrize(("inputs", "output", "user"), [("gone", "y", "A"), ("x", "gone", CLIENT)])
-def test_a_tensor_that_is_used_is_made(inputs: str, output: str, user: str) -> None:
-    program = Program((tensor("x"),), (tensor(output),), (stage(0, "a", "A", inputs, "y"),))
-    with pytest.raises(ValueError, match=f"tensor 'gone' is used on '{user}', and no stage or input makes it"):
-        program.handovers  # noqa: B018
+def test_a_tensor_is_the_same_for_all() -> None:
+    taken = replace(stage(0, "a", "A", "x", "y"), inputs=(TensorSpec("x", (3,), "float32"),))
+    with pytest.raises(ValueError, match=r"'A' takes x: float32\[3\], and what is made is x: float32\[2\]"):
+        Program((tensor("x"),), (tensor("y"),), (taken,))

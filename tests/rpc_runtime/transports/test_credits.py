@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credits import OUTBOX, Departure, Grants, Outbox
 
 
-def route(index: int, depth: int = 3) -> PlannedRoute:
-    return PlannedRoute(index, TensorSpec(f"t{index}", (4,), "uint8"), "a", "b", depth)
+def route(index: int, depth: int = 3) -> Route:
+    return Route(index, TensorSpec(f"t{index}", (4,), "uint8"), "a", "b", depth)
 
 
 def test_the_oldest_micro_batch_that_may_go_leaves_first() -> None:

@@ -15,8 +15,8 @@ from hypothesis import given, strategies as st
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credit_window import MOST_MORE
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.slots import Slot
@@ -34,20 +34,20 @@ from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
-def route(index: int, name: str, elements: int = 4, depth: int = 2) -> PlannedRoute:
-    return PlannedRoute(index, TensorSpec(name, (elements,), "uint8"), "a", "b", depth)
+def route(index: int, name: str, elements: int = 4, depth: int = 2) -> Route:
+    return Route(index, TensorSpec(name, (elements,), "uint8"), "a", "b", depth)
 
 
 class Receiver(Idle):
     """An incoming link that notes what arrives."""
 
-    def __init__(self, *routes: PlannedRoute) -> None:
+    def __init__(self, *routes: Route) -> None:
         super().__init__()
         self.got: list[tuple[str, int, Any]] = []
         self.releases: list[Callable[[], None]] = []
         self.link = IncomingLink(self, routes, array_slot, reuse=False)
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         self.got.append((route.tensor.name, sequence, value))
         self.releases.append(release)
 
@@ -204,7 +204,7 @@ class Slots(Carrier):
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
 
-    def slots(self, route: PlannedRoute) -> list[Slot]:
+    def slots(self, route: Route) -> list[Slot]:
         return [self._slot]
 
     def start(self, on_end: OnEnd) -> None: ...

@@ -22,8 +22,8 @@ from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.execution.device_transfers import Uploaded
 from rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
 from rpc_runtime.execution.nvcc import installed_folders
-from rpc_runtime.program.machine_plan import PlannedRoute
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.grpc import Stream
 from rpc_runtime.transports.nccl import Nccl, NcclEnd, NcclTimeouts
 from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES
@@ -82,7 +82,7 @@ class OnGpu(Receiver):
     def __init__(self) -> None:
         super().__init__([ROUTE], reuse=True)
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Uploaded, release: Callable[[], None]) -> None:
+    def deliver(self, route: Route, sequence: int, value: Uploaded, release: Callable[[], None]) -> None:
         super().deliver(route, sequence, np.from_dlpack(value.tensor), release)
 
 

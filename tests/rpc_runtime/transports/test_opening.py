@@ -13,7 +13,7 @@ from rpc_runtime.errors import WorkerError
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.shared_memory import SECRET_BYTES, host_proof
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
 from tests.helpers.rpc_runtime.joined_links import (
     DEPLOYMENT,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.client.client import describe
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
 from rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -129,7 +129,7 @@ def test_a_worker_is_told_what_is_wrong_with_its_neighbour(
     with pytest.raises(
         WorkerError, match=f"'{A}' cannot send to its neighbour: .*{B}.*does not accept the certificate"
     ):
-        Pipeline.open(chain(maker), endpoints, maker.blob_path)
+        Session.open(chain(maker), endpoints, maker.blob_path)
 
 
 def test_a_worker_does_not_start_with_what_nobody_would_accept(

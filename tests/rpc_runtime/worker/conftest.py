@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from rpc_runtime.client.client import describe
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.loopback_token import find_token
@@ -35,7 +35,7 @@ def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) 
         process = start(*arguments, "--name", name, TVM_SPLIT_TOKEN=f"token-{name}")
         endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", mine)
     program = skips(maker)
-    with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+    with Session.open(program, endpoints, maker.blob_path) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports import links
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
@@ -67,7 +67,7 @@ def test_no_worker_is_told_the_token_of_another(start: Start, maker: ProgramMake
         listeners[name] = Listener(ready(worker))
     endpoints = {name: WorkerEndpoint(name, listeners[name].address, f"token-of-{name}") for name in machines}
     program = chain(maker)
-    with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+    with Session.open(program, endpoints, maker.blob_path) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 3)))) == 3
     for stage, (name, listener) in zip(program.stages, listeners.items(), strict=True):
         listener.close()
@@ -82,7 +82,7 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
     without_token = replace(workers.endpoints[B], token=None)
     with open_on(workers, program, maker) as pipe, open_on(workers, program, maker) as other:
         expected = pipe.run(batch)
-        deployment, secrets = pipe._workers.deployment, pipe._workers._link_secrets
+        deployment, secrets = pipe.deployment, pipe.link_secrets
         assert set(secrets) == {(A, B), (B, C)}
         own = secrets[A, B]
         for greeting in (
@@ -90,8 +90,8 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
             hello(deployment, A, B, secret=b"0" * len(own)),
             hello(deployment, A, B, secret=own[:-1]),
             hello(deployment, A, B, secret=secrets[B, C]),
-            hello(deployment, A, B, secret=other._workers._link_secrets[A, B]),
-            hello(other._workers.deployment, A, B, secret=own),
+            hello(deployment, A, B, secret=other.link_secrets[A, B]),
+            hello(other.deployment, A, B, secret=own),
             hello("0" * 32, A, B, secret=own),
             hello(deployment, CLIENT, B, secret=own),
             hello(deployment, B, CLIENT, secret=own),
@@ -122,7 +122,7 @@ def test_a_stream_that_is_refused_is_not_read(workers: LocalWorkers) -> None:
 def test_secrets_are_made_anew_for_every_deployment(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     with open_on(workers, program, maker) as first, open_on(workers, program, maker) as second:
-        found = [*first._workers._link_secrets.values(), *second._workers._link_secrets.values()]
+        found = [*first.link_secrets.values(), *second.link_secrets.values()]
     assert len(set(found)) == 4
 
 
@@ -132,7 +132,7 @@ def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, 
     batch = batches_for(program, 1)[0]
     with open_on(workers, program, maker) as pipe:
         expected = pipe.run(batch)
-        deployment = pipe._workers.deployment
+        deployment = pipe.deployment
         refused = [
             None,
             b"",

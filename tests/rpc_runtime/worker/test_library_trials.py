@@ -19,16 +19,15 @@ import tvm
 from tvm import te
 from tvm.relax import op
 
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.kernel_times import KernelSet, TimedKernel
-from rpc_runtime.program.machine_plan import machine_plan
 from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
-from rpc_runtime.wire.control_methods import METHODS
 from rpc_runtime.wire.messages import load_request
+from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import open_on, send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, double, one_stage
@@ -101,10 +100,10 @@ def test_a_trial_ends_with_its_caller(worker: LocalWorkers, maker: ProgramMaker,
     program, folder = one_stage(maker), tmp_path
     with RawCaller(worker.endpoints[A]) as caller, watched(worker.endpoints[A]) as (connection, deployment):
         hanging = with_library(program, compiled(maker, HANG))
-        plan = machine_plan(hanging, A)
+        plan = hanging.on(A)
         blobs = [blob for stage in plan.stages for blob in stage.blobs]
         send_blobs(connection, deployment, blobs, maker)
-        request = load_request(deployment, plan, {}).SerializeToString()
+        request = load_request(deployment, hanging, A, {}).SerializeToString()
         call = caller.begin(METHODS["LoadStages"].path, [request], 1000)
         process = psutil.Process(worker.process_ids[A])
         eventually(lambda: any(child.children() for child in process.children()), "a trial runs")

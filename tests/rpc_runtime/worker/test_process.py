@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,11 +14,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.control_methods import METHODS
+from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
@@ -43,7 +44,7 @@ def test_of_tvm_the_runtime_alone_is_loaded() -> None:
 
 
 def test_a_client_needs_no_tvm() -> None:
-    names = ("client.pipeline", "client.local_workers", "worker.process")
+    names = ("client.session", "client.local_workers", "worker.process")
     modules = ", ".join(f"rpc_runtime.{name}" for name in names)
     code = f"import sys, {modules}; print('tvm' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -99,6 +100,26 @@ def test_it_ends_with_its_parent(start: Start) -> None:
     process.stdin.close()
     process.stdin = None
     assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_it_ends_at_once_where_its_parent_gives_it_nothing_to_read(tmp_path: Path) -> None:
+    """The null device, which epoll refuses, has ended already."""
+    command = [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(tmp_path), "--exit-with-parent"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert json.loads(ended.stdout)["address"]
+    assert ended.stderr == ""
+
+
+def test_what_prints_while_it_imports_does_not_reach_its_ready_line(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins\nimported = builtins.__import__\ndef noisy(name, *others, **named):\n"
+        "    if name in ('numpy', 'grpc'): print('noise')\n    return imported(name, *others, **named)\n"
+        "builtins.__import__ = noisy\n"
+    )
+    process = start("--ready-json", PYTHONPATH=str(tmp_path))
+    assert ready(process)
+    process.terminate()
+    assert "noise" in process.communicate(timeout=PATIENCE_SECONDS)[1]
 
 
 def test_a_port_in_use_is_one_clear_line(start: Start) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.execution.in_process import InProcessPipeline
+from rpc_runtime.execution.in_process import InProcessRunner
 from tests.helpers.mappings import mappings, removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
@@ -99,7 +99,7 @@ def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker
 def test_stages_in_this_process(maker: ProgramMaker) -> None:
     program = one_stage(maker)
     before = len(removed_libraries(os.getpid()))
-    with InProcessPipeline(program, maker.blob_path) as pipe:
+    with InProcessRunner(program, maker.blob_path) as pipe:
         pipe.run(batches_for(program, 1)[0])
         assert len(removed_libraries(os.getpid())) > before
     del pipe

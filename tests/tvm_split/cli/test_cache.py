@@ -14,7 +14,7 @@ from tvm_split.profiling.store import Store, default_folder
 def _kept(monkeypatch, tmp_path):
     """Times of two machines and a damaged file."""
     monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path))
-    entry = CachedTime(1e-3, 1e-3, time.time() - 7300)
+    entry = CachedTime(1e-3, time.time() - 7300)
     for name in ("desk", "box"):
         store = Store(default_folder(), {"machine": name, "hostname": "lab", "threads": 2})
         store.put({"first": entry, "second": entry})

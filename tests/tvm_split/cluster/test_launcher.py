@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tvm_split
-from rpc_runtime.client.client import describe
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import InputError
 from tests.helpers.toy import toy_plugin_installed
 from tests.helpers.waiting import PATIENCE_SECONDS

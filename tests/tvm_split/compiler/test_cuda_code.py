@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies
 
 import tvm_split
-from rpc_runtime.client.client import CudaDescription, CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.client.worker_client import CudaDescription, CudaDeviceDescription, WorkerDescription, describe
 from rpc_runtime.execution import nvcc
 from rpc_runtime.execution.cuda_code import PACKED, SOURCE
 from rpc_runtime.wire.channels import WorkerEndpoint

@@ -14,12 +14,11 @@ import pytest
 import torch
 
 import tvm_split
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tests.helpers.waiting import PATIENCE_SECONDS
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
-from tvm_split.deployment.deployment import CALLS_AT_A_TIME
 
 X = torch.ones(1, 8)
 
@@ -95,7 +94,7 @@ def deployment(
 
 
 def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> None:
-    given = [np.full((1, 8), number, np.float32) for number in range(2 * CALLS_AT_A_TIME)]
+    given = [np.full((1, 8), number, np.float32) for number in range(64)]
     expected = [deployment.run(x)[0] for x in given]
     futures = []
     array = np.empty((1, 8), np.float32)
@@ -146,6 +145,16 @@ def test_figures_when_a_worker_has_died_are_those_of_the_others(bundle: tvm_spli
         assert deployment.stats().gone == ("machine-b",)
 
 
+def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split.Bundle) -> None:
+    with tvm_split.Cluster.local(2) as cluster:
+        before = cluster.endpoints()
+        os.kill(describe(before["machine-b"], timeout_seconds=10).process_id, signal.SIGKILL)
+        eventually(lambda: cluster.endpoints() != before, "the worker that ended is started again")
+        assert cluster.endpoints()["machine-a"] == before["machine-a"]
+        with tvm_split.deploy(bundle, cluster) as deployment:
+            deployment.run(X)
+
+
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
     with pytest.raises(tvm_split.InputError, match="dtype is int64"):
         deployment.submit(np.ones((1, 8), np.int64))
@@ -154,7 +163,7 @@ def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> N
 
 
 def test_what_is_cancelled_before_it_begins_is_not_run(deployment: tvm_split.Deployment) -> None:
-    futures = [deployment.submit(X) for _ in range(4 * CALLS_AT_A_TIME)]
+    futures = [deployment.submit(X) for _ in range(128)]
     cancelled = [future.cancel() for future in reversed(futures)]
     done = [future.result(PATIENCE_SECONDS) for future in futures if not future.cancelled()]
     assert len(done) == cancelled.count(False)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.fewest_machines import MARGIN, with_fewest_machines

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import tvm_split
-from rpc_runtime.program.codec import Codec
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
@@ -61,8 +60,8 @@ def test_a_plan_with_replicas_survives_its_file(tmp_path: Path) -> None:
 
 def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
     codecs = (
-        PlannedCodec("layer_1", "machine-a", "machine-b", Codec.INT8, 3.99, 0.004),
-        PlannedCodec("layer_1", "machine-a", "machine-c", Codec.ZSTD),
+        PlannedCodec("layer_1", "machine-a", "machine-b", "int8", 3.99, 0.004),
+        PlannedCodec("layer_1", "machine-a", "machine-c", "zstd"),
     )
     plan = dataclasses.replace(planned(), codecs=codecs, prediction=PREDICTION, remarks=("layer_2 travels as it is",))
     plan.save(tmp_path / "plan.json")
@@ -79,7 +78,7 @@ def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
     del content["codecs"][1]
     assert Plan.from_dict(content).prediction is None  # which was with both
     content["codecs"][0]["codec"] = "fp8"
-    with pytest.raises(tvm_split.PlanError, match=r"codecs\.0\.codec: Input should be 'none', 'fp16'"):
+    with pytest.raises(tvm_split.PlanError, match=r"codecs\.0.*unknown codec 'fp8'"):
         Plan.from_dict(content)
     assert not {"codecs", "remarks"} & planned().to_dict().keys()
 

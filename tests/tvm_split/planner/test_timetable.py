@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.steps import step
 from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import flow_of

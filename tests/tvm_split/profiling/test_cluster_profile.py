@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Barrier
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +13,12 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime import hardware
-from rpc_runtime.client.remote_kernels import RemoteKernels
+from tests.helpers.scripted_kernels import Noise, ScriptedKernels
 from tests.models import torch_models
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.launchers.local import InProcess
-from tvm_split.profiling import machine_timing, timing_turns
+from tvm_split.profiling import cluster_timing
 from tvm_split.profiling.cluster_profile import MeasuredCluster, ModelProfiler, model_digest
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
@@ -98,7 +94,7 @@ def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
     together = "timing machine-a and machine-b at the same time"
     assert [what for what, _, _ in steps if what.startswith("timing")] == [
         *(first, second, together),
-        *(second, first, together),
+        *(together, second, first),
         *(first, second, together),
     ]
     assert [done for _, done, _ in steps] == list(range(len(steps)))
@@ -123,25 +119,6 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
     together = {what for what in steps if what.endswith("at the same time")}
     cores = hardware.own_cores().count
     assert all(what.count("machine-") == min(5, max(2, cores)) for what in together)
-
-
-@pytest.mark.slow
-def test_workers_load_their_first_kernels_beside_each_other(
-    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each starts what tries libraries out then, which takes longer than all that is timed of a small network."""
-    both, load, seen = Barrier(2, timeout=60.0), RemoteKernels.load, []
-
-    def together(session: RemoteKernels, *given: Any) -> int:
-        seen.append(session)
-        if len(seen) <= 2:
-            both.wait()
-        return load(session, *given)
-
-    monkeypatch.setattr(RemoteKernels, "load", together)
-    with Cluster.local(2) as cluster:
-        ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
-    assert seen[0] is not seen[1]
 
 
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
@@ -191,56 +168,62 @@ def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path:
         ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
 
 
-def test_a_cache_is_believed_if_one_measurement_does_not_contradict_it(
-    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
+    """Of the one machine in this process."""
+    noise = Noise()
+    session = ScriptedKernels("machine-a", noise)
+    monkeypatch.setattr(cluster_timing, "open_session", lambda cluster, timeout_seconds, machine: session)
+    return noise
+
+
+@pytest.mark.parametrize(
+    ("later", "is_measured_again"),
+    [
+        ([1.0], False),
+        ([1.9], False),  # frequencies and caches vary
+        ([0.4], True),  # faster: what is kept was disturbed
+        ([3.0], True),  # slower, and confirmed
+        ([3.0, 1.0], False),  # disturbed for a moment
+        ([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.5, 3.0, 2.5, 2.2], False),  # slower, and never the same twice
+    ],
+)
+def test_what_is_kept_is_used_unless_one_kernel_is_faster_or_surely_slower(
+    model: tvm_split.Model, tmp_path: Path, noise: Noise, later: list[float], is_measured_again: bool
 ) -> None:
-    cluster = Cluster.in_process(1, threads=1)
-    profiler = ModelProfiler(model)
-    first = profiler.measure(cluster, cache_folder=tmp_path)
-    assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
-    (path,) = tmp_path.glob("*.json")
-    content = json.loads(path.read_text())
-    for entry in content["entries"].values():
-        entry["seconds"] *= 100
-    path.write_text(json.dumps(content))
-    assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
-    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 2.0)
+    profiler, cluster = ModelProfiler(model), Cluster.in_process(1, threads=1)
+    first = profiler.measure(cluster, cache_folder=tmp_path).reports[0]
+    noise.change(later)
+    again = profiler.measure(cluster, cache_folder=tmp_path).reports[0]
+    assert (again.measured, again.cached) == ((first.measured, 0) if is_measured_again else (0, first.measured))
+
+
+def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, tmp_path: Path, noise: Noise) -> None:
+    profiler, cluster = ModelProfiler(model), Cluster.in_process(1, threads=1)
+    noise.change([1.0 + number for number in range(20)])
+    found = profiler.measure(cluster, cache_folder=tmp_path)
+    assert "machine-a" in found.profile.doubts[0]
+    noise.change([1.0])
     again = profiler.measure(cluster, cache_folder=tmp_path)
-    assert again.reports[0].measured == first.reports[0].measured
-    assert again.reports[0].cached == 0
-
-
-def test_what_is_doubtful_is_told_and_not_kept(
-    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 1.0)  # no two measurements agree to the last digit
-    steps: list[str] = []
-    cluster = Cluster.in_process(1, threads=1)
-    found = ModelProfiler(model).measure(
-        cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what)
-    )
-    assert len([what for what in steps if what.startswith("timing")]) == machine_timing.MOST_TURNS
-    assert any("the same kernels took" in doubt for doubt in found.profile.doubts)
-    monkeypatch.setattr(timing_turns, "DISAGREEMENT", math.inf)
-    again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
     assert again.reports[0].cached == 0
     assert again.profile.doubts == ()
 
 
-def test_equal_machines_that_part_are_told_and_not_kept(
-    model: tvm_split.Model, workers: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_kept_time_gives_way_to_a_faster_one_and_to_a_confirmed_slower_one(
+    model: tvm_split.Model, tmp_path: Path, noise: Noise
 ) -> None:
-    monkeypatch.setattr(timing_turns, "UNLIKENESS", 0.0)  # no two measurements agree to the last digit
-    monkeypatch.setattr(timing_turns, "NOISE_SECONDS", -1.0)
-    steps: list[str] = []
-    profiler = ModelProfiler(model)
-    found = profiler.measure(workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what))
-    assert len([what for what in steps if what.endswith("kernels on machine-a")]) == machine_timing.TURNS_TO_BE_ALIKE
-    (doubt,) = found.profile.doubts
-    assert re.fullmatch(
-        r"machine-. took .* for what took machine-., an equal machine, .*, most of all in [\w.,@ ]+", doubt
-    ), doubt
-    monkeypatch.setattr(timing_turns, "UNLIKENESS", math.inf)
-    again = profiler.measure(workers, cache_folder=tmp_path)
-    assert [report.cached for report in again.reports] == [0, 0]
-    assert again.profile.doubts == ()
+    profiler, cluster = ModelProfiler(model), Cluster.in_process(1, threads=1)
+
+    def kept_seconds(script: list[float]) -> float:
+        noise.change(script)
+        profiler.measure(cluster, cache_folder=tmp_path, refresh=True)
+        noise.change([1.0])
+        (machine,) = profiler.measure(cluster, cache_folder=tmp_path).profile.machines
+        return sum(piece.seconds for piece in machine.pieces.values())
+
+    first = kept_seconds([1.0])
+    unconfirmed = [1.2 + number for number in range(20)]
+    assert kept_seconds(unconfirmed) == pytest.approx(first)
+    assert kept_seconds([1.2]) > 1.1 * first
+    # The first measurement is that of the peaks.
+    assert kept_seconds([1.0, 0.8, *unconfirmed]) < first

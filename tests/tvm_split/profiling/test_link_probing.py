@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rpc_runtime import hardware
-from rpc_runtime.client.client import CudaDeviceDescription, WorkerDescription, describe
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
@@ -25,7 +25,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.profiling import link_probing, timing_turns
+from tvm_split.profiling import link_probing, link_samples
 from tvm_split.profiling.link_probing import LinkProbe, has_spare_cores, probe_links
 from tvm_split.profiling.link_samples import ChainCost, ChainSample, chain_cost
 from tvm_split.profiling.link_store import MachineProbe
@@ -225,6 +225,6 @@ def test_links_are_believed_if_a_round_trip_does_not_contradict_them(
             if "round_trip_seconds" in entry:
                 entry["round_trip_seconds"] *= 100
         path.write_text(json.dumps(content))
-    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 5.0)
+    monkeypatch.setattr(link_samples, "DISAGREEMENT", 5.0)
     again = probe(alone, cache_folder=tmp_path)
     assert all(now.measured_at > then.measured_at for now, then in zip(again.links, first.links, strict=True))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import tvm_split
-from rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec
+from rpc_runtime.program.program import BlobSpec, Program, StageSpec
+from rpc_runtime.program.routes import CLIENT
 from tests.models import torch_models
 from tvm_split.compiler.targets import host_target
 from tvm_split.compiling import cut_model, tensor_spec

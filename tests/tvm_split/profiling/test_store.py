@@ -22,7 +22,7 @@ from tvm_split.profiling.store import Store, default_folder, entry_key, kept
 
 MACHINE = {"hostname": "box", "machine": "machine-a", "threads": 1}
 KIND = TypeAdapter(CachedTime)
-ENTRY = CachedTime(2e-3, 1e-3, 1_700_000_000.0)
+ENTRY = CachedTime(2e-3, 1_700_000_000.0)
 
 
 def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
@@ -56,13 +56,11 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
         b"[]",
         b"{}",
         b"[" * 100_000,
-        b'{"format": "tvm-split measurements", "version": 2, "entries": []}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": 7}}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": 1, "best_seconds": 1}}}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": -1, "best_seconds": 1, '
-        b'"measured_at": 0}}}',
-        b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": NaN, "best_seconds": 1, '
-        b'"measured_at": 0}}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": []}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": 7}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": 1}}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": -1, "measured_at": 0}}}',
+        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": NaN, "measured_at": 0}}}',
     ],
 )
 def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> None:
@@ -88,7 +86,7 @@ def test_another_versions_file_is_written_over(tmp_path: Path) -> None:
 
 
 def test_nothing_is_from_the_future(tmp_path: Path) -> None:
-    Store(tmp_path, MACHINE).put({"k": CachedTime(1.0, 1.0, time.time() + 1e6)})
+    Store(tmp_path, MACHINE).put({"k": CachedTime(1.0, time.time() + 1e6)})
     found = Store(tmp_path, MACHINE).get("k", KIND)
     assert found is not None
     assert found.measured_at <= time.time()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.pipeline import Pipeline
+from rpc_runtime.client.session import Session
 from rpc_runtime.errors import WorkerError
 from tvm_split.profiling import link_samples, stream_probing
 from tvm_split.profiling.link_store import CERTAIN
@@ -19,7 +19,7 @@ from tvm_split.profiling.probe_programs import ProbePrograms
 from tvm_split.profiling.stream_probing import PRODUCTS, probe_chain, probe_stream
 
 A, B = "left", "right"
-Opened = Callable[[int], Pipeline]
+Opened = Callable[[int], Session]
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +34,15 @@ def opened(programs: ProbePrograms) -> Iterator[Opened]:
 
 
 def opened_on(workers: LocalWorkers, programs: ProbePrograms) -> Opened:
-    return lambda products: Pipeline.open(
+    return lambda products: Session.open(
         programs.busy(A, products), workers.endpoints, programs.blob_path, timeout_seconds=60.0
     )
 
 
-def opened_through(workers: LocalWorkers, programs: ProbePrograms) -> Callable[[Sequence[str], int], Pipeline]:
-    def opened(names: Sequence[str], size: int) -> Pipeline:
+def opened_through(workers: LocalWorkers, programs: ProbePrograms) -> Callable[[Sequence[str], int], Session]:
+    def opened(names: Sequence[str], size: int) -> Session:
         program = programs.chain(names, [size] * (len(names) + 1)) if size else programs.reading(names, 64)
-        return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
+        return Session.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
 
     return opened
 
@@ -94,7 +94,7 @@ def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, m
     monkeypatch.setattr(stream_probing, "MOST_SECONDS", math.inf)
     period = stream_probing._period
     for slowest, rounds in ((0.0, 3), (math.inf, 1)):
-        measured: list[Pipeline] = []
+        measured: list[Session] = []
         monkeypatch.setattr(link_samples, "SLOWEST_STREAM", slowest)
         monkeypatch.setattr(
             stream_probing, "_period", lambda *given, to=measured: to.append(given[0]) or period(*given)
@@ -107,7 +107,7 @@ def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, m
 def test_a_worker_that_dies_is_named(programs: ProbePrograms) -> None:
     opened_so_far = 0
 
-    def then_killed(products: int) -> Pipeline:
+    def then_killed(products: int) -> Session:
         nonlocal opened_so_far
         pipeline = opened_on(workers, programs)(products)
         opened_so_far += 1
@@ -125,7 +125,7 @@ def test_a_start_is_what_stages_of_a_chain_compute_longer_than_one_alone(
     """Beyond what those do that only hand on: here 5 ms each on two machines, and 3 on one."""
     monkeypatch.setattr(stream_probing, "CERTAIN", math.inf)
 
-    def computed(pipeline: Pipeline) -> tuple[float, float]:
+    def computed(pipeline: Session) -> tuple[float, float]:
         apart, computes = len(pipeline.program.machines) > 1, pipeline.program.inputs[0].dtype == "float32"
         assert len(pipeline.program.stages) == 2
         return ({(True, True): 12e-3, (True, False): 2e-3, (False, True): 8e-3, (False, False): 2e-3})[

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.scenarios import busiest, chain
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes, WhatIf
 from tvm_split.simulation.simulate import simulate

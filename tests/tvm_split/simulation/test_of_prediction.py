@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rpc_runtime.program.measurements import COMPUTE
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
 from tests.helpers.planner.steps import evaluate_stages, step
 from tests.helpers.scenarios import busiest

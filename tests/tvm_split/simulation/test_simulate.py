@@ -115,7 +115,7 @@ def test_threads_and_the_client_share_cores_too() -> None:
 
 
 def test_stages_of_one_machine_follow_the_order_of_the_runtime() -> None:
-    """The drawing in `stage_order`: a machine with the first and the last of three stages."""
+    """The drawing in `scheduler`: a machine with the first and the last of three stages."""
     builder = ProgramBuilder()
     for name, machine in (("a", "this"), ("b", "elsewhere"), ("c", "this")):
         builder.stage(name, (machine,), (0,))

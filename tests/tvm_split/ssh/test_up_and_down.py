@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, WorkerError, WorkerUnavailableError
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.ssh_server import SshServer, require_ssh

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate

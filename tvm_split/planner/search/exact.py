@@ -109,7 +109,7 @@ class ChainSearch:
     def others(self, chosen: Candidate) -> list[Candidate]:
         """The best plans of every number of machines, and those that use what ``chosen`` leaves idle.
 
-        With replicas of all sets of machines: any of them may be the one that loses least by whole turns.
+        With replicas of all sets of machines: any of them may be the one whose round-robin schedule loses least.
         """
         value: Value = "period" if self.instance.problem.objective == "throughput" else "latency"
         limit = math.inf if value == "period" else self.instance.problem.maximum_period_seconds

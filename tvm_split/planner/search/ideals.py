@@ -1,6 +1,6 @@
 """Where a graph can be cut: ideals, the sets of pieces that have all their predecessors in them.
 
-Stages without circles, in topological order, end at a growing sequence of ideals, and every such sequence is a plan. So
+Stages without cycles, in topological order, end at a growing sequence of ideals, and every such sequence is a plan. So
 a graph is planned like a chain whose positions are ideals (Tarnawski et al., Efficient Algorithms for Device Placement
 of DNN Graph Operators, 2020).
 """

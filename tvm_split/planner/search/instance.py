@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from rpc_runtime.program.program import CLIENT
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import missing_link
 from tvm_split.planner.problem import Problem, require_sense

@@ -1,4 +1,4 @@
-"""Machines that are alike, and the groups of machines that can hold one stage.
+"""Identical machines, and the groups of machines that can hold one stage.
 
 A search over sets of machines grows as 2 to the number of machines; over numbers of machines of each class it grows
 with the product of (size of the class + 1), so that eight equal machines cost nine states instead of 256.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from tvm_split.planner.problem import ProblemMachine
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 
 Counts = tuple[int, ...]
@@ -47,28 +45,16 @@ class Groups:
 
 def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
     """Machines that can be exchanged without changing any plan's value, in the order of their first."""
-
-    def likeness(machine: int) -> tuple[ProblemMachine, bytes, tuple[int, ...]]:
-        sets = tuple(place for place, (members, _) in enumerate(instance.core_sets) if machine in members)
-        own = replace(instance.problem.machines[machine], name="")
-        return own, instance.seconds[:, machine].tobytes(), sets
-
-    return classes_of(instance, likeness, partial(have_same_links, instance))
-
-
-def classes_of(
-    instance: Instance, likeness: Callable[[int], Hashable], are_alike: Callable[[int, int], bool]
-) -> tuple[tuple[int, ...], ...]:
-    """Machines of equal ``likeness`` that ``are_alike``, which is compared with the first of each class; in the order
-    of their first."""
     likely: dict[Hashable, list[list[int]]] = {}
     for machine in range(len(instance.machines)):
-        classes = likely.setdefault(likeness(machine), [])
-        own = next((members for members in classes if are_alike(members[0], machine)), None)
-        if own is None:
+        sets = tuple(place for place, (members, _) in enumerate(instance.core_sets) if machine in members)
+        own = replace(instance.problem.machines[machine], name="")
+        classes = likely.setdefault((own, instance.seconds[:, machine].tobytes(), sets), [])
+        identical = next((members for members in classes if _have_same_links(instance, members[0], machine)), None)
+        if identical is None:
             classes.append([machine])
         else:
-            own.append(machine)
+            identical.append(machine)
     return tuple(sorted(tuple(members) for classes in likely.values() for members in classes))
 
 
@@ -102,7 +88,7 @@ def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tu
     return slow, lag
 
 
-def have_same_links(instance: Instance, one: int, other: int) -> bool:
+def _have_same_links(instance: Instance, one: int, other: int) -> bool:
     """Whether two machines have equal links to and from all others, and to each other."""
     links = (instance.linked, instance.seconds_per_byte, instance.latency)
     return all(_same_links(values, one, other) for values in links)

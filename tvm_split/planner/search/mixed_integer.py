@@ -2,7 +2,7 @@
 
 x[p, m] places piece p on machine m; z[e, a, b] is 1 where tensor e goes from a to b, tied to both ends as a flow, which
 keeps the relaxation tight; u[a, b] puts machines into an order that every tensor follows, so that stages have no
-circle. The period is at least every machine's compute, receive and send. The latency has a start for every machine,
+cycle. The period is at least every machine's compute, receive and send. The latency has a start for every machine,
 with a large constant where nothing passes, and besides the longest path over pieces, which is weaker but has no such
 constant. Times are in units of the best known value.
 """

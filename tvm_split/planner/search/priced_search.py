@@ -31,11 +31,11 @@ MOST_TRIES = 100
 DISTURBANCE = 0.05
 """Share by which prices differ from the fair ones then, about. Another one of several good fillings is tried so."""
 COARSE, FINE = 0.02, 0.001
-"""Share of a period by which the next one is longer at first, and to which it is halved upon."""
+"""Share of a period by which the next one is longer at first, and to which the interval of periods is halved."""
 LONG = 1.0
 """Share of a period by which the next one is longer where the budget is used up."""
 SLIGHT = 1e-7
-"""Share of a period by which the next one is tried, once it was halved upon."""
+"""Share of a period by which the next one is tried, once the interval was halved to its end."""
 NEAR_ENOUGH = 0.005
 """A plan so near to the bound is not searched any longer for."""
 SHORTEST = 1e-9
@@ -46,7 +46,7 @@ Counts = npt.NDArray[np.intp]
 class PricedSearch:
     """One instance within a budget; `search` finds plans and raises ``bound``, in seconds.
 
-    Plans are compared as they are delivered, with the shares that turns give their replicas.
+    Plans are compared as they run, with the shares of their replicas' round-robin schedules.
 
     Args:
         known: plans to begin with.

@@ -16,7 +16,7 @@ from tvm_split.planner.search.order_costs import OrderCosts
 from tvm_split.planner.search.placement import Placement
 
 FINE = 1e-10
-"""Share of a period to which it is halved upon."""
+"""Share of a period to which the interval of periods is halved."""
 PERIODS = 6
 """Between the least one and that of all pieces in turn, under which machines are filled where the latency counts."""
 CLIENT_LIMITS = 9
@@ -25,7 +25,7 @@ CLIENT_LIMITS = 9
 
 def simple_plans(instance: Instance) -> list[Candidate]:
     """Those that fit: first fit under a halved period; where the latency counts, on as few machines as it takes; and
-    with replicas, all of the network dealt out."""
+    with replicas, the whole network on all machines."""
     problem = instance.problem
     plans: list[list[Placement] | None] = []
     for order in _fastest_first(instance):

@@ -4,7 +4,7 @@ Along a topological order, a partial plan is where its last stage ends and which
 machines' time and of pieces (`bounds.fair_prices`), a stage wastes what its unit's time is worth beyond its pieces; the
 partial plans with the least waste are kept, side by side, one stage after the other (beam search). Where every machine
 is like every other, the only choice left is to go as far as a machine can; where all are unlike, some unit is nearly
-filled by nearly any stretch. The period is halved upon.
+filled by nearly any stretch. The least period is found by halving an interval.
 """
 
 from __future__ import annotations

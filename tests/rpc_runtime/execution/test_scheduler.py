@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
 
-from rpc_runtime.execution.stage_order import Compute, Wait
-from rpc_runtime.execution.stations import Stations
-from rpc_runtime.program.machine_plan import machine_plan
+from rpc_runtime.execution.scheduler import Compute, Readiness, Scheduler, Wait, next_action
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.transports.credit_window import MOST_MORE, MOST_MORE_BYTES
 
@@ -32,10 +31,10 @@ def stage(index: int, takes: TensorSpec, makes: TensorSpec) -> StageSpec:
     return StageSpec(index, f"stage_{index}", "box", (f"l{index}",), "cpu", BLOB, (), (takes,), (makes,))
 
 
-def two_stages(places: int) -> tuple[Stations, Shelf, list[str]]:
+def two_stages(places: int) -> tuple[Scheduler, Shelf, list[str]]:
     program = Program((X,), (Z,), (stage(0, X, Y), stage(1, Y, Z)))
     roused: list[str] = []
-    stations, shelf = Stations(machine_plan(program, "box"), lambda: roused.append("ready")), Shelf(places)
+    stations, shelf = Scheduler(program.on("box"), lambda: roused.append("ready")), Shelf(places)
     stations.connect({"client": shelf})
     stations.begin()
     return stations, shelf, roused
@@ -73,7 +72,7 @@ def test_nothing_computes_after_everything_was_cleared() -> None:
     assert stations.at(0).queues[0].held == {}
 
 
-def exchanging(places: int, kept: TensorSpec = Y) -> tuple[Stations, Shelf]:
+def exchanging(places: int, kept: TensorSpec = Y) -> tuple[Scheduler, Shelf]:
     """A machine that keeps ``kept`` for its second part, and sends its neighbour a halo, and lacks the neighbour's."""
     halos = [TensorSpec(f"halo_{name}", (1,), "uint8") for name in ("box", "other")]
     blank = ("cpu", BLOB, ())
@@ -87,13 +86,13 @@ def exchanging(places: int, kept: TensorSpec = Y) -> tuple[Stations, Shelf]:
             StageSpec(3, "end", "other", ("l1",), *blank, (halos[0],), ()),
         ),
     )
-    stations, shelf = Stations(machine_plan(program, "box"), lambda: None), Shelf(places)
+    stations, shelf = Scheduler(program.on("box"), lambda: None), Shelf(places)
     stations.connect({"other": shelf, "client": Shelf(1000)})
     stations.begin()
     return stations, shelf
 
 
-def computed_ahead(stations: Stations, inputs: int) -> int:
+def computed_ahead(stations: Scheduler, inputs: int) -> int:
     """How often the first part computes while nothing comes of the neighbour."""
     for sequence in range(inputs):
         stations.give("x", sequence, None, lambda: None)
@@ -154,3 +153,62 @@ def test_who_starves() -> None:
     stuck.finish(0, [None])
     stuck.give("x", 3, None, lambda: None)
     assert not stuck.starves("x", 4)  # the next one is here, and has no room
+
+
+READY, LACKS_INPUTS, LACKS_ROOM, AHEAD = Readiness
+
+
+@given(st.lists(st.sampled_from(Readiness), max_size=8))
+def test_it_computes_the_last_that_can(stages: list[Readiness]) -> None:
+    action = next_action(stages)
+    if READY in stages:
+        assert isinstance(action, Compute)
+        assert stages[action.stage] is READY
+        assert READY not in stages[action.stage + 1 :]
+    else:
+        assert action == Wait(for_inputs=LACKS_ROOM not in stages)
+
+
+@pytest.mark.parametrize(
+    ("stages", "for_inputs"),
+    [([LACKS_INPUTS], True), ([AHEAD], True), ([AHEAD, LACKS_INPUTS], True), ([LACKS_INPUTS, LACKS_ROOM], False)],
+)
+def test_what_a_machine_waits_for(stages: list[Readiness], for_inputs: bool) -> None:
+    assert next_action(stages) == Wait(for_inputs)
+
+
+def test_the_order_that_the_module_draws() -> None:
+    finished, done_elsewhere, order = {"a": 0, "c": 0}, 0, []
+    for _ in range(7):
+        states = [
+            READY if finished["a"] < 3 else LACKS_INPUTS,
+            READY if finished["c"] < done_elsewhere else LACKS_INPUTS,
+        ]
+        elsewhere_can = done_elsewhere < finished["a"]
+        action = next_action(states)
+        if isinstance(action, Compute):
+            name = "ac"[action.stage]
+            order.append(f"{name}{finished[name]}")
+            finished[name] += 1
+        else:
+            order.append(".")
+        done_elsewhere += elsewhere_can
+    assert order == ["a0", "a1", "c0", "c1", "a2", ".", "c2"]
+
+
+@given(st.data())
+def test_a_chain_on_one_machine_never_sticks_and_stays_bounded(data: st.DataObject) -> None:
+    length, batches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 12))
+    room = data.draw(st.lists(st.integers(1, 3), min_size=length, max_size=length))
+    finished = [0] * length
+    for _ in range(length * batches):
+        stages = []
+        for i in range(length):
+            arrived = batches if i == 0 else finished[i - 1]
+            ahead = finished[i] - finished[i + 1] if i + 1 < length else 0
+            waiting = LACKS_ROOM if ahead >= room[i] else READY
+            stages.append(waiting if finished[i] < arrived else LACKS_INPUTS)
+        action = next_action(stages)
+        assert isinstance(action, Compute)
+        finished[action.stage] += 1
+    assert finished == [batches] * length

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.program.machine_plan import MachinePlan
 from rpc_runtime.program.program import StageSpec, weight_bytes
+from rpc_runtime.program.routes import MachineProgram
 
 ON_THE_WAY = 2
 """Weights of a GPU's stage that the host holds at a time: the one that was brought there, and the next one."""
 
 
-def require_room(plan: MachinePlan, host_bytes: int, device_bytes: int) -> None:
+def require_room(plan: MachineProgram, host_bytes: int, device_bytes: int) -> None:
     """Compares what stages take of each memory with what is free there; 0 bytes where that is not known.
 
     A stage on the CPU takes its weights' bytes of the host. One on a GPU takes them there, and of the host what is on
@@ -27,7 +27,7 @@ def require_room(plan: MachinePlan, host_bytes: int, device_bytes: int) -> None:
     passing = max(map(_passing_bytes, on_device), default=0)
     arriving = 0
     if on_device and not on_host:
-        arriving = sum(route.queue_depth * route.tensor.size_bytes for route in plan.incoming)
+        arriving = sum(route.depth * route.tensor.size_bytes for route in plan.incoming)
     for place, stages, more, why, free in (
         ("", plan.stages if passing else on_host, passing, "on their way to its GPU", host_bytes),
         ("'s GPU", on_device, arriving, "for tensors from other machines", device_bytes),

@@ -13,16 +13,16 @@ import grpc
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.hardware import HostCores, boot_id
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
-from rpc_runtime.program.machine_plan import MachinePlan
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now, shift_clock
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.control_methods import METHODS
+from rpc_runtime.wire.foreign_text import clean_message
 from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
 from rpc_runtime.wire.loopback_token import find_token
 from rpc_runtime.wire.messages import load_request, message_of, value_of
 from rpc_runtime.wire.security import Token
+from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
@@ -32,6 +32,8 @@ SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """A worker may first have to start the process that tries out libraries."""
 MEASUREMENT_SECONDS = 10.0
+DESCRIBE_SECONDS = 5.0
+"""A worker that is there describes itself sooner, one that stands still never."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,14 @@ def describe(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescript
         WorkerError: the worker refuses, for example because of the token.
         ProtocolError: it speaks another version.
     """
-    connection = WorkerConnection(endpoint)
+    connection = WorkerClient(endpoint)
     try:
         return connection.describe(timeout_seconds)
     finally:
         connection.close()
 
 
-class WorkerConnection:
+class WorkerClient:
     """A control connection to one worker. Every call has a deadline, and its errors name the worker."""
 
     def __init__(self, endpoint: WorkerEndpoint) -> None:
@@ -130,6 +132,7 @@ class WorkerConnection:
         self.token = Token(endpoint.token) if endpoint.token else find_token(endpoint.address)
         self._metadata = self.token.metadata if self.token else None
         self._channel = open_channel(endpoint.address, endpoint.tls)
+        self._stub = ControlStub(self._channel)
 
     def describe(self, timeout_seconds: float) -> WorkerDescription:
         rounds: list[tuple[int, int, pb.DescribeReply]] = []
@@ -157,8 +160,7 @@ class WorkerConnection:
 
     def watch(self, deployment: str) -> Any:
         """The stream of ``WatchEvent``: the deployment lives as long as it does."""
-        watch = METHODS["Watch"].call(self._channel)
-        return watch(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
+        return self._stub.Watch(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
 
     def send_blobs(
         self,
@@ -183,9 +185,11 @@ class WorkerConnection:
         upload = _Upload(deployment, files, lambda sent: on_progress(sent, total))
         timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND + len(missing) * BLOB_SECONDS
         try:
-            METHODS["PutBlob"].call(self._channel)(upload.requests(), timeout=timeout, metadata=self._metadata)
+            self._stub.PutBlob(upload.requests(), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
             raise upload.problem or error_of(status, str(self.endpoint)) from None
+        except ValueError as error:
+            raise self._closed() from error
         if upload.problem:
             raise upload.problem
         return total
@@ -193,14 +197,18 @@ class WorkerConnection:
     def load(
         self,
         deployment: str,
-        plan: MachinePlan,
+        program: Program,
         link_secrets: Mapping[tuple[str, str], bytes],
         timeout_seconds: float,
     ) -> int:
-        """Loads the stages that are the worker's; the bytes of the weights that it holds for them."""
-        blobs = {blob.sha256: blob.size_bytes for stage in plan.stages for blob in stage.blobs}
+        """Load the program's stages that are the worker's; return the bytes of the weights that it holds for them.
+
+        ``link_secrets`` by (source, destination) are those of the links between the worker and others.
+        """
+        machine = self.endpoint.machine
+        blobs = {blob.sha256: blob.size_bytes for stage in program.stages_on(machine) for blob in stage.blobs}
         timeout = timeout_seconds + TRIAL_START_SECONDS + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
-        return int(self._call(load_request(deployment, plan, link_secrets), timeout).weight_bytes)
+        return int(self._call(load_request(deployment, program, machine, link_secrets), timeout).weight_bytes)
 
     def connect(
         self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float
@@ -249,18 +257,22 @@ class WorkerConnection:
     def close(self) -> None:
         self._channel.close()
 
+    def _closed(self) -> WorkerUnavailableError:
+        """For the `ValueError` that gRPC raises for a channel which another thread has closed."""
+        return WorkerUnavailableError(f"the connection to {self.endpoint} was closed")
+
     def _call(self, request: Any, timeout_seconds: float) -> Any:
         """The reply of the method that takes such a request."""
-        method = METHODS[type(request).__name__.removesuffix("Request")]
+        method = type(request).__name__.removesuffix("Request")
         try:
-            reply = method.call(self._channel)(request, timeout=timeout_seconds, metadata=self._metadata)
+            reply = getattr(self._stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as status:
             raise error_of(status, str(self.endpoint)) from None
-        except ValueError as error:  # what gRPC raises for a channel that another thread has closed
-            raise WorkerUnavailableError(f"the connection to {self.endpoint} was closed") from error
+        except ValueError as error:
+            raise self._closed() from error
         if reply is None:
-            raise ProtocolError(f"{self.endpoint} ended a call of {method.name} without a reply")
-        return reply
+            raise ProtocolError(f"{self.endpoint} ended a call of {method} without a reply")
+        return clean_message(reply)
 
 
 @dataclass

@@ -16,8 +16,8 @@ from rpc_runtime.errors import BlobError, StageError, WorkerError
 from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.execution.library import library_file, load, require_architecture
 from rpc_runtime.execution.safetensors_file import single_tensor
-from rpc_runtime.program.interface import Bytes
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
@@ -77,7 +77,7 @@ class WeightCache:
         return sum(map(size_of, self.loaded.values()))
 
 
-class StageExecutable:
+class LoadedStage:
     """A stage that is ready to run.
 
     On a GPU it waits for the device at the end of each run, or calls ``finish`` instead, if given; inputs may be in

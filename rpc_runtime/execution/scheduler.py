@@ -1,19 +1,61 @@
 """The rules by which one machine's stages compute, without threads, locks and clocks: queues, room, whose turn it is.
 
 Inputs wait in one queue a stage and tensor; a stage may compute when its next micro-batch is in all of them and its
-outputs have room, on links and in queues of this machine. Which one then does says `stage_order.next_action`.
+outputs have room, on links and in queues of this machine. Of the stages that may, the last one in topological order
+does: it drains what is nearest to the output, so results leave early and queues stay short. With three micro-batches,
+on a machine that holds the first and the last stage of three (the middle one elsewhere, equally slow)::
+
+    step          1   2   3   4   5   6   7
+    this machine  a0  a1  c0  c1  a2  .   c2
+    elsewhere     .   b0  b1  .   .   b2  .
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rpc_runtime.execution.stage_order import Action, StageState, Wait, next_action
-from rpc_runtime.program.machine_plan import MachinePlan
 from rpc_runtime.program.program import StageSpec
+from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.transports.credits import depths
+
+
+class Readiness(enum.Enum):
+    """Where a stage stands as to its next micro-batch."""
+
+    READY = enum.auto()
+    LACKS_INPUTS = enum.auto()
+    LACKS_ROOM = enum.auto()
+    """Its inputs are there, but not a place for its outputs."""
+    AHEAD = enum.auto()
+    """It takes no inputs, and has computed as far as somebody takes its outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute the next micro-batch of the stage at position ``stage`` on the machine."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can run: ``for_inputs`` when every stage lacks inputs, else outputs must leave first."""
+
+    for_inputs: bool
+
+
+Action = Compute | Wait
+
+
+def next_action(stages: Sequence[Readiness]) -> Action:
+    """The action for ``stages``, which are in topological order."""
+    for position in range(len(stages) - 1, -1, -1):
+        if stages[position] is Readiness.READY:
+            return Compute(position)
+    return Wait(for_inputs=Readiness.LACKS_ROOM not in stages)
 
 
 class Leaving(Protocol):
@@ -88,7 +130,7 @@ class _Exit:
         )
 
 
-class Station:
+class StageState:
     """A stage on its machine. ``exits`` are by the place in the ``period`` of a micro-batch that it computes.
 
     When it has computed, it may compute again, and those at the positions ``makers`` that make its inputs here.
@@ -122,52 +164,52 @@ class Station:
         self.sequence = self.stage.own_turns.nth(self.finished)
 
     @property
-    def state(self) -> StageState:
+    def readiness(self) -> Readiness:
         """What is there and fits beyond the next micro-batch is not counted."""
         for queue in self.queues:
             if self.sequence not in queue.held:
-                return StageState.LACKS_INPUTS
+                return Readiness.LACKS_INPUTS
         exits = self.next_exits()
         has_room = all(each.has_room for each in exits)
         if self.queues:
-            return StageState.READY if has_room else StageState.LACKS_ROOM
+            return Readiness.READY if has_room else Readiness.LACKS_ROOM
         is_taken = any(each.links or each.takers for each in exits)  # else nothing would end it
-        return StageState.READY if has_room and is_taken else StageState.AHEAD
+        return Readiness.READY if has_room and is_taken else Readiness.AHEAD
 
 
-class Stations:
+class Scheduler:
     """All stages of a machine; ``on_ready`` is called when one may compute that could not before."""
 
-    def __init__(self, plan: MachinePlan, on_ready: Callable[[], None]) -> None:
+    def __init__(self, plan: MachineProgram, on_ready: Callable[[], None]) -> None:
         local = {route.tensor.name: depths(route) for route in plan.local}
         self._on_ready = on_ready
-        self._stations = [
-            Station(position, stage, [_Queue(position, *local.get(tensor.name, (0, 0))) for tensor in stage.inputs])
+        self._stages = [
+            StageState(position, stage, [_Queue(position, *local.get(tensor.name, (0, 0))) for tensor in stage.inputs])
             for position, stage in enumerate(plan.stages)
         ]
-        self._states = [StageState.LACKS_INPUTS for _ in plan.stages]
+        self._readiness = [Readiness.LACKS_INPUTS for _ in plan.stages]
         self._blocked: set[int] = set()
         """Positions of stages that lack room, or are ahead."""
         # Where a micro-batch goes follows from its place in the period, which is 1 where nothing has replicas.
         self._period = plan.period
         self._takers: dict[str, dict[int, list[_Queue]]] = {}
-        for station in self._stations:
-            for tensor, queue in zip(station.stage.inputs, station.queues, strict=True):
+        for state in self._stages:
+            for tensor, queue in zip(state.stage.inputs, state.queues, strict=True):
                 takers = self._takers.setdefault(tensor.name, {})
-                for place in station.stage.own_turns.within(plan.period):
+                for place in state.stage.own_turns.within(plan.period):
                     takers.setdefault(place, []).append(queue)
         self._plan = plan
 
-    def __iter__(self) -> Iterator[Station]:
+    def __iter__(self) -> Iterator[StageState]:
         """In topological order."""
-        return iter(self._stations)
+        return iter(self._stages)
 
     def connect(self, links: Mapping[str, Leaving]) -> None:
         """Before anything computes; ``links`` are those that leave this machine, by their destinations."""
-        for station in self._stations:
-            stage = station.stage
-            station.period = self._period
-            station.exits = {
+        for state in self._stages:
+            stage = state.stage
+            state.period = self._period
+            state.exits = {
                 place: [
                     _Exit(
                         tensor.name,
@@ -179,19 +221,19 @@ class Stations:
                 for place in stage.own_turns.within(self._period)
             }
             taken = {tensor.name for tensor in stage.inputs}
-            station.makers = [
-                other.position for other in self._stations if taken & {tensor.name for tensor in other.stage.outputs}
+            state.makers = [
+                other.position for other in self._stages if taken & {tensor.name for tensor in other.stage.outputs}
             ]
 
     def begin(self) -> None:
         """Stages without inputs may compute now."""
-        self._look_again(range(len(self._stations)))
+        self._look_again(range(len(self._stages)))
 
     def next_action(self) -> Action:
         """What the machine does next. Where it had nothing to do but for want of room in its own queues, they widen."""
-        action = next_action(self._states)
+        action = next_action(self._readiness)
         if isinstance(action, Wait) and self._widen():
-            action = next_action(self._states)
+            action = next_action(self._readiness)
         return action
 
     def _widen(self) -> bool:
@@ -202,25 +244,25 @@ class Stations:
         from, and no more of them than its links have room for.
         """
         held_up = [position for position in self._blocked if self._is_held_up_by_queues(position)]
-        for queue in {id(queue): queue for position in held_up for queue in self._stations[position].full}.values():
+        for queue in {id(queue): queue for position in held_up for queue in self._stages[position].full}.values():
             queue.capacity += 1
         self._look_again(held_up)
         return bool(held_up)
 
     def _is_held_up_by_queues(self, position: int) -> bool:
         """Whether a stage lacks nothing but room in queues that may be widened."""
-        station = self._stations[position]
+        state = self._stages[position]
         return (
-            self._states[position] is StageState.LACKS_ROOM
-            and all(link.has_room_locked(each.tensor) for each in station.next_exits() for link in each.links)
+            self._readiness[position] is Readiness.LACKS_ROOM
+            and all(link.has_room_locked(each.tensor) for each in state.next_exits() for link in each.links)
             and all(
-                queue.capacity < queue.largest and self._states[queue.position] is StageState.LACKS_INPUTS
-                for queue in station.full
+                queue.capacity < queue.largest and self._readiness[queue.position] is Readiness.LACKS_INPUTS
+                for queue in state.full
             )
         )
 
-    def at(self, position: int) -> Station:
-        return self._stations[position]
+    def at(self, position: int) -> StageState:
+        return self._stages[position]
 
     def give(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """A tensor has come from another machine; ``release`` is called once, when all stages have used it."""
@@ -228,23 +270,23 @@ class Stations:
 
     def starves(self, tensor: str, sequence: int) -> bool:
         """Whether nothing can compute, and a stage that takes this tensor could if it had its inputs."""
-        return StageState.READY not in self._states and any(
-            self._states[queue.position] is StageState.LACKS_INPUTS
+        return Readiness.READY not in self._readiness and any(
+            self._readiness[queue.position] is Readiness.LACKS_INPUTS
             for queue in self._takers[tensor].get(sequence % self._period, ())
         )
 
     def finish(self, position: int, outputs: Sequence[Any]) -> None:
         """A stage has computed its next micro-batch."""
-        station = self._stations[position]
-        sequence, exits = station.sequence, station.next_exits()
-        station.advance()
-        for queue in station.queues:
+        state = self._stages[position]
+        sequence, exits = state.sequence, state.next_exits()
+        state.advance()
+        for queue in state.queues:
             queue.take(sequence).done()
         for each, value in zip(exits, outputs, strict=True):
             for link in each.links:
                 link.put_locked(each.tensor, sequence, value)
             self._give(each.takers, sequence, value, None)
-        self._look_again((*station.makers, station.position))
+        self._look_again((*state.makers, state.position))
 
     def room(self) -> None:
         """Some link has room for one more micro-batch of a tensor."""
@@ -253,7 +295,7 @@ class Stations:
 
     def clear(self) -> None:
         """Whatever waits is no longer needed."""
-        for queue in (queue for station in self._stations for queue in station.queues):
+        for queue in (queue for state in self._stages for queue in state.queues):
             queue.held.clear()
 
     def _give(self, takers: Sequence[_Queue], sequence: int, value: Any, release: Callable[[], None] | None) -> None:
@@ -265,13 +307,13 @@ class Stations:
     def _look_again(self, positions: Iterable[int]) -> None:
         """Brings the states of these stages up to date."""
         for position in positions:
-            state = self._stations[position].state
-            if state is self._states[position]:
+            readiness = self._stages[position].readiness
+            if readiness is self._readiness[position]:
                 continue
-            self._states[position] = state
-            if state is StageState.READY:
+            self._readiness[position] = readiness
+            if readiness is Readiness.READY:
                 self._on_ready()
-            if state in (StageState.LACKS_ROOM, StageState.AHEAD):
+            if readiness in (Readiness.LACKS_ROOM, Readiness.AHEAD):
                 self._blocked.add(position)
             else:
                 self._blocked.discard(position)

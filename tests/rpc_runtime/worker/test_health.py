@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2 as pb, health_pb2_grpc
 
-from rpc_runtime.client.client import describe
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS
 from rpc_runtime.wire.security import TlsFiles
-from rpc_runtime.worker.health_service import CHECK_PATH, WATCH_PATH
+from rpc_runtime.worker.health import PATHS
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
+from tests.helpers.rpc_runtime.methods import CONTROL_SERVICE, METHODS
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
 from tests.helpers.rpc_runtime.worker_process import Start, ready
@@ -87,16 +88,16 @@ def test_a_taken_port_for_probes_is_one_line(start: Start) -> None:
 
 def test_nonsense_is_refused(own_worker: WorkerEndpoint, honest: None) -> None:
     with RawCaller(own_worker) as caller:
-        for path in (CHECK_PATH, WATCH_PATH):
+        for path in PATHS:
             assert caller.code(path, [b"\xff"]) is grpc.StatusCode.INVALID_ARGUMENT
             assert caller.code(path, [bytes(2000)]) is grpc.StatusCode.INVALID_ARGUMENT
             assert caller.code(path, []) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.slow
-def test_silence_takes_the_places_of_its_host_alone_and_not_for_long(own_worker: WorkerEndpoint) -> None:
-    with RawCaller(own_worker) as caller:
-        calls = [caller.begin(CHECK_PATH, silence()) for _ in range(40)]
+def test_silent_strangers_take_the_quota_of_health_checks_alone_and_not_for_long(own_worker: WorkerEndpoint) -> None:
+    with RawCaller(replace(own_worker, token=None)) as caller:
+        calls = [caller.begin(PATHS[0], silence()) for _ in range(40)]
         assert describe(own_worker, PATIENCE_SECONDS).machine == A
         assert all(call.code() is not grpc.StatusCode.OK for call in calls)
     assert check(grpc.insecure_channel(own_worker.address)) == SERVING

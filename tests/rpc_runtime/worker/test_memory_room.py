@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
 from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
-from rpc_runtime.worker.weight_room import require_room
+from rpc_runtime.program.routes import MachineProgram, Route
+from rpc_runtime.worker.memory_room import require_room
 
 GB = 1_000_000_000
 
@@ -17,17 +17,17 @@ def weight(name: str, size_bytes: int) -> WeightSpec:
 
 
 X = TensorSpec("x", (GB // 10,), "uint8")
-FROM_B = PlannedRoute(0, X, "B", "A", 3)
+FROM_B = Route(0, X, "B", "A", 3)
 
 
-def plan(*incoming: PlannedRoute, **weights_of: tuple[str, tuple[WeightSpec, ...]]) -> MachinePlan:
+def plan(*incoming: Route, **weights_of: tuple[str, tuple[WeightSpec, ...]]) -> MachineProgram:
     """Stages of machine A by name: the device, and the weights."""
     library = BlobSpec("0" * 64, 100)
     stages = tuple(
         StageSpec(number, name, "A", (name,), device, library, weights, (X,), (TensorSpec(name, (1,), "float32"),))
         for number, (name, (device, weights)) in enumerate(weights_of.items())
     )
-    return plan_of_routes("A", stages, incoming)
+    return MachineProgram.of("A", stages, incoming)
 
 
 A, B, C = weight("a", 3 * GB), weight("b", 2 * GB), weight("c", GB)

@@ -1,4 +1,4 @@
-"""What a worker holds of one program: loaded stages, the links to its neighbours, and what went wrong."""
+"""What a worker has of one program: blobs, loaded stages, the links to its neighbours, and what went wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from rpc_runtime.closing import do_all
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
@@ -21,20 +20,21 @@ from rpc_runtime.execution.device_transfers import (
 )
 from rpc_runtime.execution.executor import RunnableStage, StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
-from rpc_runtime.execution.nccl_calls import own_nccl
-from rpc_runtime.execution.stage_executable import (
-    StageExecutable,
+from rpc_runtime.execution.loaded_stage import (
+    LoadedStage,
     Tensor,
     WeightCache,
     tensor_bytes,
     tensor_slot,
 )
+from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
-from rpc_runtime.program.interface import Bytes
+from rpc_runtime.processes import do_all
 from rpc_runtime.program.kernel_times import KernelSet
-from rpc_runtime.program.machine_plan import MachinePlan
 from rpc_runtime.program.measurements import LinkStatistics, Recorder
-from rpc_runtime.program.program import CLIENT, StageSpec
+from rpc_runtime.program.program import BlobSpec, StageSpec
+from rpc_runtime.program.routes import CLIENT, MachineProgram
+from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
@@ -47,16 +47,20 @@ from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
 from rpc_runtime.wire.messages import hello_of
 from rpc_runtime.worker.heap import trim_heap
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.program_blobs import ProgramBlobs
-from rpc_runtime.worker.weight_room import require_room
+from rpc_runtime.worker.memory_room import require_room
 
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
+CONNECT_WAIT_SECONDS = 10.0
+"""A neighbour may open a link before this worker is told to connect: clients tell all workers at the same time."""
 
 
-class HeldProgram:
-    """What a worker holds of one program. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
+class LoadedProgram:
+    """What a worker has of one program. Thread-safe. Life: made, `keep`, `load`, `connect`, run, `close`.
+
+    Between `load` and `connect` it is a standby: its stages are loaded, and nothing comes in or goes out.
+    """
 
     def __init__(
         self,
@@ -67,19 +71,21 @@ class HeldProgram:
     ) -> None:
         self._timeouts = timeouts
         self.identifier = identifier
-        self.blobs = ProgramBlobs(identifier, store, self._check_open)
+        self._store = store
         self._trials = trials
         self._lock = threading.Lock()
         # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
         self._events = threading.Condition()
-        self._plan: MachinePlan | None = None
-        self._executor: StageExecutor | None = None
+        self._wanted: set[str] = set()
+        self._program: MachineProgram | None = None
+        self._link_secrets: Mapping[tuple[str, str], bytes] = {}
+        self._stages: list[RunnableStage] = []
         self._recorder: Recorder | None = None
         self._transfers: DeviceTransfers | None = None
+        self._executor: StageExecutor | None = None
         self._timer: KernelTimer | None = None
         self._incoming: dict[str, IncomingLink] = {}
         self._outgoing: dict[str, OutgoingLink] = {}
-        self._link_secrets: Mapping[tuple[str, str], bytes] = {}
         self._attached: set[tuple[str, str]] = set()
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
@@ -88,16 +94,45 @@ class HeldProgram:
 
     @property
     def closed(self) -> bool:
+        """Whether it was closed."""
         return self._closed
+
+    def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
+        """Keep blobs, present or to come, until the program ends; return the missing ones."""
+        blobs = tuple(blobs)
+        with self._lock:
+            self._check_open_locked()
+            self._wanted.update(blob.sha256 for blob in blobs)
+        missing = self._store.pin(self.identifier, blobs)
+        if self._closed:
+            self._store.unpin(self.identifier)
+        return missing
+
+    def take_in(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+        """Store a blob that was missing when it was to be kept.
+
+        Raises:
+            ProtocolError: it is none that is kept here.
+            BlobError: the content has another size or digest, or there is no room for it.
+        """
+        self._check_open()
+        if blob.sha256 not in self._wanted:
+            raise ProtocolError(f"blob {blob.sha256[:12]} is none that deployment {self.identifier[:8]} keeps")
+        self._store.write(blob, self._while_open(chunks))
+
+    def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._check_open()
+            yield chunk
 
     def load(
         self,
-        plan: MachinePlan,
+        program: MachineProgram,
         link_secrets: Mapping[tuple[str, str], bytes],
         seconds: float,
         is_wanted: Callable[[], bool],
     ) -> int:
-        """Loads libraries and weights, makes the queues and starts to compute. Returns the bytes of the weights.
+        """Load libraries and weights of a machine's stages; return the bytes of the weights.
 
         ``link_secrets`` by (source, destination) are those of the links to and from other machines. ``seconds`` is how
         long the caller waits; up to half of that, new libraries are tried out in another process.
@@ -109,46 +144,30 @@ class HeldProgram:
         """
         with self._lock:
             self._check_open_locked()
-            if self._plan is not None:
+            if self._program is not None:
                 raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
-            self._plan = plan
+            self._program = program
         deadline = time.monotonic() + seconds
-        self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
-        require_room(plan, available_memory_bytes(), _free_on_device(plan))
+        self.keep(blob for stage in program.stages for blob in stage.blobs)
+        require_room(program, available_memory_bytes(), _free_on_device(program))
         cache = WeightCache()
         stages: list[RunnableStage] = []
-        transfers = overlapping_transfers(plan.stages)
-        recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
-        for stage in plan.stages:
+        transfers = overlapping_transfers(program.stages)
+        for stage in program.stages:
             if not is_wanted():
                 raise WorkerError(
-                    f"machine {plan.machine!r} had loaded {len(stages)} of {len(plan.stages)} stages when the caller's "
-                    "time was over"
+                    f"machine {program.machine!r} had loaded {len(stages)} of {len(program.stages)} stages when the "
+                    "caller's time was over"
                 )
             loaded = self._load_stage(stage, cache, deadline, is_wanted, transfers)
             stages.append(loaded if transfers is None else OverlappedStage(loaded, transfers))
         held_bytes = cache.size_bytes
-        cache.loaded.clear()
         with self._lock:
             self._check_open_locked()
-            self._recorder, self._transfers = recorder, transfers
-            self._link_secrets = link_secrets
-            self._executor = StageExecutor(self._lock, plan, stages, recorder, self._stage_failed)
-            station: Station = self._executor
-            as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
-            make_slot: MakeSlot = tensor_slot
-            nccl: MakeNccl | None = None
-            if transfers is not None:
-                nccl = partial(own_nccl, transfers.calls, transfers.make_tensor)
-                station = UploadingStation(self._executor, transfers)
-                as_bytes, make_slot = transfers.bytes_of, transfers.slot
-            for machine, routes in plan.by_destination.items():
-                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
-            for machine, routes in plan.by_source.items():
-                self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
-            self._executor.start(self._outgoing, self._incoming)
-        names = ", ".join(stage.name for stage in plan.stages)
-        logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
+            self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
+            self._recorder = Recorder(program.machine, [stage.name for stage in program.stages])
+        names = ", ".join(stage.name for stage in program.stages)
+        logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
         return held_bytes
 
     def _load_stage(
@@ -158,13 +177,13 @@ class HeldProgram:
         deadline: float,
         is_wanted: Callable[[], bool],
         transfers: DeviceTransfers | None,
-    ) -> StageExecutable:
+    ) -> LoadedStage:
         self._check_open()
-        library = self.blobs.read(stage.library)
+        library = self._store.read(stage.library)
         self._trials.stage(stage, deadline, is_wanted)
-        weights = (self.blobs.read(weight.blob) for weight in stage.weights)
+        weights = (self._store.read(weight.blob) for weight in stage.weights)
         finish = None if transfers is None else transfers.end
-        return StageExecutable(stage, library, weights, cache, finish)
+        return LoadedStage(stage, library, weights, cache, finish)
 
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
@@ -177,7 +196,7 @@ class HeldProgram:
         """
         self._check_open()
         self._drop_timer(None)
-        library = self.blobs.read(kernels.library)
+        library = self._store.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
         # A call's thread would keep TVM's pool of workers long after the call.
         timer = KernelTimer(kernels, library, threads, on_calling_thread=False)
@@ -201,15 +220,23 @@ class HeldProgram:
             timer.close()
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
-        """Opens a link to every machine that this one sends to (the client fetches its tensors itself), and says what
-        carries each."""
-        plan = self._loaded()
-        wanted = [machine for machine in plan.by_destination if machine != CLIENT]
+        """Make the links and start to compute; open the links to machines that this one sends to, and return what
+        carries each. The client fetches its tensors itself.
+
+        Raises:
+            ProtocolError: no stages are loaded, or the address of a machine is missing.
+            WorkerError: the deployment is connected already, or a machine cannot be reached.
+        """
+        with self._lock:
+            program = self._join_locked()
+        with self._events:
+            self._events.notify_all()  # for neighbours who wait in `attach`
+        wanted = [machine for machine in program.by_destination if machine != CLIENT]
         calls = []
         for machine in wanted:
             if machine not in peers:
-                raise ProtocolError(f"machine {plan.machine!r} sends to {machine!r}, whose address is missing")
-            call = self._call(plan.machine, peers[machine])
+                raise ProtocolError(f"machine {program.machine!r} sends to {machine!r}, whose address is missing")
+            call = self._call(program.machine, peers[machine])
             calls.append(call)
             with self._lock:
                 closed = self._closed
@@ -221,10 +248,33 @@ class HeldProgram:
                 call.wait_accepted(timeout_seconds)
             except WorkerUnavailableError as error:
                 raise WorkerError(
-                    f"machine {plan.machine!r} cannot send to its neighbour: {error} "
-                    f"{plan.machine!r} itself must be able to reach that address"
+                    f"machine {program.machine!r} cannot send to its neighbour: {error} "
+                    f"{program.machine!r} itself must be able to reach that address"
                 ) from error
         return tuple(call.statistics for call in calls)
+
+    def _join_locked(self) -> MachineProgram:
+        """Join the loaded stages with their links, and start to compute."""
+        program, recorder = self._loaded_locked()
+        if self._executor is not None:
+            raise WorkerError(f"deployment {self.identifier[:8]} is connected already")
+        stages, self._stages = self._stages, []
+        executor = StageExecutor(self._lock, program, stages, recorder, self._stage_failed)
+        station: Station = executor
+        as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
+        make_slot: MakeSlot = tensor_slot
+        nccl: MakeNccl | None = None
+        if self._transfers is not None:
+            nccl = partial(own_nccl, self._transfers.calls, self._transfers.make_tensor)
+            station = UploadingStation(executor, self._transfers)
+            as_bytes, make_slot = self._transfers.bytes_of, self._transfers.slot
+        for machine, routes in program.by_destination.items():
+            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
+        for machine, routes in program.by_source.items():
+            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
+        executor.start(self._outgoing, self._incoming)
+        self._executor = executor
+        return program
 
     def _call(self, machine: str, peer: WorkerEndpoint) -> LinkCall:
         ends = (machine, peer.machine)
@@ -238,8 +288,11 @@ class HeldProgram:
         return expected is not None and hmac.compare_digest(secret, expected)
 
     def attach(self, source: str, destination: str) -> tuple[str, IncomingLink | OutgoingLink]:
-        """The other machine of a link, and this machine's end, for the stream that the other one has opened."""
-        machine = self._loaded().machine
+        """Return the other machine of a link, and this machine's end, for the stream that the other one has opened.
+
+        Wait a moment until this machine is connected, too.
+        """
+        machine = self._connected().machine
         if destination == machine:
             if source not in self._incoming:
                 raise ProtocolError(f"machine {machine!r} expects no tensors from {source!r}")
@@ -283,7 +336,7 @@ class HeldProgram:
 
     @property
     def _name(self) -> str:
-        return self._plan.machine if self._plan else ""
+        return self._program.machine if self._program else ""
 
     def _fail(self, kind: pb.Failure.Kind, message: str, peer: str = "", stage: str = "") -> None:
         text = message[:MAXIMUM_LETTERS]
@@ -361,22 +414,39 @@ class HeldProgram:
             self._halt_locked()
             calls, self._calls = self._calls, []
             executor, self._executor = self._executor, None
+            self._stages = []
         self._notify()
         steps: list[Callable[[], object]] = [call.close for call in calls]
         if executor is not None:
             steps.append(partial(executor.join, JOIN_SECONDS))
         if self._transfers is not None:
             steps.append(self._transfers.close)
-        error = do_all([*steps, partial(self._drop_timer, None), self.blobs.release, trim_heap])
+        error = do_all(
+            [*steps, partial(self._drop_timer, None), partial(self._store.unpin, self.identifier), trim_heap]
+        )
         if error is not None:
             logger.error("deployment %s: what failed while it was freed: %s", self.identifier[:8], error)
 
-    def _loaded(self) -> MachinePlan:
+    def _loaded_locked(self) -> tuple[MachineProgram, Recorder]:
+        self._check_open_locked()
+        if self._program is None or self._recorder is None:
+            raise ProtocolError(f"deployment {self.identifier[:8]} has no stages loaded")
+        return self._program, self._recorder
+
+    def _connected(self) -> MachineProgram:
+        """The program, once it is connected."""
+        with self._lock:
+            program, _ = self._loaded_locked()
+        with self._events:
+            self._events.wait_for(self._is_decided, CONNECT_WAIT_SECONDS)
         with self._lock:
             self._check_open_locked()
-            if self._plan is None or self._executor is None:
-                raise ProtocolError(f"deployment {self.identifier[:8]} has no stages loaded")
-            return self._plan
+            if self._executor is None:
+                raise WorkerError(f"deployment {self.identifier[:8]} is not connected on machine {program.machine!r}")
+        return program
+
+    def _is_decided(self) -> bool:
+        return self._executor is not None or self._failure is not None or self._closed
 
     def _check_open(self) -> None:
         with self._lock:
@@ -389,7 +459,7 @@ class HeldProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
 
 
-def _free_on_device(plan: MachinePlan) -> int:
+def _free_on_device(program: MachineProgram) -> int:
     """0 where it is not known, or no stage takes any."""
-    is_taken = any(stage.device != "cpu" for stage in plan.stages)
+    is_taken = any(stage.device != "cpu" for stage in program.stages)
     return free_device_bytes() if is_taken and not load_cuda() else 0

@@ -1,0 +1,420 @@
+"""Numbers micro-batches, feeds them into the links in turns, and hands results out in order, to calls and streams."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from rpc_runtime.client.result_queue import ResultQueue, array_slot
+from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
+from rpc_runtime.processes import OwnProcess
+from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.runner import Array
+from rpc_runtime.transports.credit_window import MOST_MORE
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+
+logger = logging.getLogger(__name__)
+
+CLOSED = WorkerError("this pipeline is closed")
+UNDER_WAY_PER_LEAD = 4
+"""Limits the micro-batches under way, times what a full pipeline holds and the most replicas of a stage: more than all
+queues of a path can hold. Windows that far links have widened come on top, one for every link of the longest path."""
+
+
+def most_under_way(program: Program) -> int:
+    """So many micro-batches all queues of a pipeline together may hold."""
+    replicas = max(map(len, program.replicas.values()), default=1)
+    links = max(program.depths.values(), default=0) + 1
+    return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One use of the pipeline: its micro-batches under way, by their numbers, and its results that nobody has taken.
+
+    ``future`` gets the result of a single micro-batch, which nobody takes otherwise. ``since`` is when the stream began
+    to wait for something, in seconds of the monotonic clock.
+    """
+
+    future: Future[tuple[Array, ...]] | None = None
+    pending: deque[int] = field(default_factory=deque)
+    ready: deque[tuple[Array, ...]] = field(default_factory=deque)
+    fed: bool = False
+    error: BaseException | None = None
+    over: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False, repr=False)
+class _MicroBatch:
+    """A micro-batch that waits for its turn: ``given`` is what the client sends of it, as `Program.given`."""
+
+    stream: _Stream
+    inputs: Sequence[Array]
+    given: Sequence[Array]
+
+
+class Dispatcher:
+    """Feeds micro-batches into the links of the client, whose station this is, and hands out their results.
+
+    Any number of threads may submit and stream at a time. Micro-batches wait in one queue, of each stream one at most,
+    so with room for one, each stream goes once before any goes twice; a stream whose results are not taken holds nobody
+    up. ``waited_for`` says who has to move for a micro-batch to be done.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        timeout_seconds: float,
+        in_flight: int | None,
+        waited_for: Callable[[int], str],
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+    ) -> None:
+        if timeout_seconds <= 0:
+            raise InputError(f"a timeout is longer than 0 seconds, got {timeout_seconds}")
+        if in_flight is not None and in_flight < 1:
+            raise InputError(f"at least one micro-batch has to be in flight, got {in_flight}")
+        self.own_process = OwnProcess()
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._calls_changed = threading.Condition(self.lock)
+        self._program = program
+        self._timeout_seconds = timeout_seconds
+        self._waited_for = waited_for
+        self._results = ResultQueue(program)
+        self.queued = most_under_way(program)
+        self._limit = self.queued if in_flight is None else in_flight
+        self._owners: deque[_Stream] = deque()
+        self._waiting: deque[_MicroBatch] = deque()
+        self._calls: dict[_Stream, None] = {}
+        """Single micro-batches that are under way or wait, in the order in which they came."""
+        self._thread: threading.Thread | None = None
+        self._last_activity = time.monotonic()
+        self._failure: TvmSplitError | None = None
+        self._closed = False
+        part = program.on(CLIENT)
+        self.outgoing = {
+            machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
+            for machine, routes in part.by_destination.items()
+        }
+        self.incoming = {
+            machine: IncomingLink(self, routes, array_slot, timeouts=timeouts, reuse=False)
+            for machine, routes in part.by_source.items()
+        }
+        self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
+        self._sends = part.sends(program.given)
+
+    @property
+    def submitted(self) -> int:
+        """Micro-batches so far."""
+        return self._results.submitted
+
+    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+        """Queue one micro-batch; return what will have its outputs, or the error. It can be cancelled until its turn.
+
+        The inputs are sent when there is room, and must stay as they are until then.
+
+        Raises:
+            InputError: an input does not fit the program.
+            WorkerError: the pipeline has failed, or is closed.
+        """
+        arrays = checked_inputs(self._program, inputs)
+        self.own_process.require()
+        future: Future[tuple[Array, ...]] = Future()
+        stream = _Stream(future)
+        with self.lock:
+            self._require_usable_locked()
+            self._waiting.append(_MicroBatch(stream, arrays, given_arrays(self._program, arrays)))
+            self._calls[stream] = None
+            done = self._dispatch_locked()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._attend_calls, name="calls", daemon=True)
+                self._thread.start()
+        self._flush()
+        _settle(done)
+        return future
+
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
+        """Yield the outputs for many micro-batches, in order."""
+        with self._begun() as stream:
+            threading.Thread(target=self._feed, args=(stream, batches), name="feed", daemon=True).start()
+            yield from self._drain(stream)
+
+    def require_usable(self) -> None:
+        """Raise what ended the pipeline, if it has ended."""
+        self.own_process.require()
+        with self.lock:
+            self._require_usable_locked()
+
+    def require_open(self) -> None:
+        """Raise a `WorkerError` if all was closed; what has failed may be asked what it did until then."""
+        self.own_process.require()
+        with self.lock:
+            self._require_open_locked()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the pipeline is done for."""
+        return self._failure is not None
+
+    def fail(self, error: TvmSplitError) -> None:
+        """End the pipeline: everybody who waits, or comes later, gets this error."""
+        logger.info("a pipeline has failed: %s", error)
+        with self.lock:
+            if self._failure is None:
+                self._failure = error
+            calls = self._halt_locked()
+        _fail(calls, self._failure)
+
+    def wait_failure(self, timeout_seconds: float) -> TvmSplitError | None:
+        """Return what has ended the pipeline, waiting a little for it."""
+        with self.lock:
+            self._changed.wait_for(lambda: self._failure is not None, timeout_seconds)
+            return self._failure and _copy(self._failure)
+
+    def close(self) -> bool:
+        """End everything; return whether there was anything to end, and nothing had failed before."""
+        with self.lock:
+            was_usable = not self._closed and self._failure is None
+            self._closed = True
+            calls = self._halt_locked()
+        _fail(calls, CLOSED)
+        return was_usable
+
+    def moved(self) -> None:
+        """A tensor, or a part of one, has come or gone."""
+        self._last_activity = time.monotonic()
+
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
+        """A whole tensor has come or gone; the workers' figures have it."""
+
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        """A tensor of a result has come."""
+        with self.lock:
+            self._results.arrive(route.tensor.name, sequence, value, release)
+            done = self._hand_out_locked()
+        self._flush()
+        _settle(done)
+
+    def room_locked(self) -> None:
+        """An outgoing link has room for one more micro-batch of a tensor."""
+        self._notify_locked()
+
+    def starves_locked(self, route: Route, sequence: int) -> bool:
+        """Whether a tensor that has just come was waited for: results are handed out at once."""
+        return True
+
+    @contextlib.contextmanager
+    def _begun(self) -> Iterator[_Stream]:
+        self.own_process.require()
+        stream = _Stream()
+        try:
+            yield stream
+        finally:
+            self.own_process.require()
+            with self.lock:
+                stream.over = True
+                stream.ready.clear()
+                self._notify_locked()
+
+    def _feed(self, stream: _Stream, batches: Iterable[Sequence[Any]]) -> None:
+        error: BaseException | None = None
+        try:
+            for batch in batches:
+                # A source may use its arrays again as soon as it is asked for the next ones.
+                copies = [array.copy() for array in checked_inputs(self._program, batch)]
+                if not self._put(_MicroBatch(stream, copies, given_arrays(self._program, copies))):
+                    return
+        except BaseException as raised:
+            error = raised
+        with self.lock:
+            stream.fed, stream.error = True, error
+            self._changed.notify_all()
+
+    def _put(self, batch: _MicroBatch) -> bool:
+        """Feed a stream's micro-batch when it is its turn and there is room; False if nobody wants the result."""
+        done: list[_Result] = []
+        with self.lock:
+            self._waiting.append(batch)
+            try:
+                while True:
+                    self._require_usable_locked()
+                    if batch.stream.over:
+                        return False
+                    done += self._dispatch_locked()
+                    if batch not in self._waiting:
+                        break
+                    self._changed.wait()
+            finally:
+                if batch in self._waiting:
+                    self._waiting.remove(batch)
+                self._notify_locked()
+        self._flush()
+        _settle(done)
+        return True
+
+    def _dispatch_locked(self) -> list[_Result]:
+        """Feed what has its turn and room into the links; return results that are complete by that."""
+        done: list[_Result] = []
+        while (batch := self._next_locked()) is not None:
+            self._waiting.remove(batch)
+            stream = batch.stream
+            if stream.future is not None and not stream.future.set_running_or_notify_cancel():
+                del self._calls[stream]
+                continue
+            if not stream.pending:
+                stream.since = time.monotonic()
+            sequence = self._results.submit(batch.inputs)
+            self._owners.append(stream)
+            stream.pending.append(sequence)
+            for tensor, place, machine in self._sends[sequence % len(self._sends)]:
+                self.outgoing[machine].put_locked(tensor, sequence, batch.given[place])
+            done += self._hand_out_locked()
+        return done
+
+    def _next_locked(self) -> _MicroBatch | None:
+        """Whose turn it is."""
+        submitted = self._results.submitted
+        sends = self._sends[submitted % len(self._sends)]
+        has_room = all(self.outgoing[machine].has_room_locked(tensor) for tensor, _, machine in sends)
+        if submitted - self._results.taken >= self._limit or not has_room:
+            return None
+        return next((batch for batch in self._waiting if self._keeps_up_locked(batch.stream)), None)
+
+    def _keeps_up_locked(self, stream: _Stream) -> bool:
+        """Whether a stream's results are taken: what it does not take lies in this process's memory."""
+        ready = len(stream.ready)
+        return ready < self._program.results_lead and ready + len(stream.pending) < self._limit
+
+    def _hand_out_locked(self) -> list[_Result]:
+        """Give results that are complete to their streams, and return those of calls. Nobody wants those of streams
+        that are over."""
+        done: list[_Result] = []
+        while (result := self._results.take()) is not None:
+            stream = self._owners.popleft()
+            stream.pending.popleft()
+            if stream.future is not None and stream in self._calls:
+                del self._calls[stream]
+                done.append((stream.future, result))
+            elif not stream.over:
+                stream.ready.append(result)
+        self._notify_locked()
+        return done
+
+    def _drain(self, stream: _Stream) -> Iterator[tuple[Array, ...]]:
+        """The results of a stream, to its end."""
+        while True:
+            with self.lock:
+                while not stream.ready:
+                    self._require_usable_locked()
+                    if stream.fed and not stream.pending:
+                        if stream.error is not None:
+                            raise stream.error
+                        return
+                    remaining = self._remaining_locked(stream) if stream.pending else None
+                    if remaining is not None and remaining <= 0:
+                        raise self._late(stream)
+                    self._changed.wait(remaining)
+                result = stream.ready.popleft()
+                self._notify_locked()
+            yield result
+
+    def _remaining_locked(self, stream: _Stream) -> float:
+        """How many seconds a result may still take to come: as long as something has moved, or the stream is young."""
+        return max(self._last_activity, stream.since) + self._timeout_seconds - time.monotonic()
+
+    def _late(self, stream: _Stream) -> DeadlineError:
+        sequence = stream.pending[0] if stream.pending else self._results.taken
+        return DeadlineError(
+            f"nothing has moved for {self._timeout_seconds:g} seconds; waiting for {self._waited_for(sequence)}. "
+            "If it only is slow, open the pipeline with a longer timeout"
+        )
+
+    def _attend_calls(self) -> None:
+        """Feed single micro-batches that had to wait for room, and end those that take too long, until the end."""
+        while True:
+            with self.lock:
+                if self._closed or self._failure is not None:
+                    return
+                done, late = self._dispatch_locked(), self._late_locked()
+                if not done and not late:
+                    self._calls_changed.wait(
+                        min(map(self._remaining_locked, self._calls), default=self._timeout_seconds)
+                    )
+            self._flush()
+            _settle(done)
+            for stream, error in late:
+                _fail([stream], error)
+
+    def _late_locked(self) -> list[tuple[_Stream, DeadlineError]]:
+        """The calls that take too long, which are then forgotten, each with its error."""
+        late = []
+        for stream in tuple(self._calls):
+            if self._remaining_locked(stream) <= 0:
+                late.append((stream, self._late(stream)))
+                stream.over = True
+                del self._calls[stream]
+        if late:
+            self._waiting = deque(batch for batch in self._waiting if not batch.stream.over)
+        return late
+
+    def _require_usable_locked(self) -> None:
+        self._require_open_locked()
+        if self._failure is not None:
+            raise _copy(self._failure)
+
+    def _require_open_locked(self) -> None:
+        if self._closed:
+            raise _copy(CLOSED)
+
+    def _notify_locked(self) -> None:
+        """Something has changed that may be waited for."""
+        self._changed.notify_all()
+        if any(batch.stream.future is not None for batch in self._waiting):
+            self._calls_changed.notify()
+
+    def _flush(self) -> None:
+        for link in self._links:
+            link.flush()
+
+    def _halt_locked(self) -> list[_Stream]:
+        """End all links; return the calls that nobody answers any more."""
+        for link in self._links:
+            link.close_locked()
+        calls, self._calls = list(self._calls), {}
+        self._changed.notify_all()
+        self._calls_changed.notify()
+        return calls
+
+
+_Result = tuple[Future[tuple[Array, ...]], tuple[Array, ...]]
+
+
+def _settle(done: Iterable[_Result]) -> None:
+    """Set results without the lock: whoever waits for one may have anything called."""
+    for future, result in done:
+        future.set_result(result)
+
+
+def _fail(calls: Iterable[_Stream], error: TvmSplitError) -> None:
+    """End calls with an error, without the lock; those that still wait may have been cancelled."""
+    for stream in calls:
+        future = stream.future
+        if future is not None and (future.running() or future.set_running_or_notify_cancel()):
+            future.set_exception(_copy(error))
+
+
+def _copy(error: TvmSplitError) -> TvmSplitError:
+    """An error of its own for each who gets it: they are raised in several threads."""
+    return type(error)(str(error))

@@ -1,0 +1,337 @@
+"""Runs a program on workers: opens it, watches it, asks all machines at the same time, and closes it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rpc_runtime.client.dispatcher import Dispatcher
+from rpc_runtime.client.watch import WorkerWatch
+from rpc_runtime.client.worker_client import DESCRIBE_SECONDS, MEASUREMENT_SECONDS, WorkerClient
+from rpc_runtime.errors import (
+    InputError,
+    ProtocolError,
+    TvmSplitError,
+    WorkerUnavailableError,
+)
+from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT, MachineProgram
+from rpc_runtime.program.runner import Array, Runner
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.opening import LinkCall
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.framing import CHUNK_BYTES
+from rpc_runtime.wire.messages import LINK_SECRET_BYTES, hello_of
+
+logger = logging.getLogger(__name__)
+
+TransferProgress = Callable[[str, int, int], None]
+"""Called while blobs are sent: machine, bytes sent, of bytes."""
+CAUSE_SECONDS = 0.5
+UNLOAD_SECONDS = 5.0
+LAST_WORD_SECONDS = 2.0
+"""A worker that hangs delays no longer those who only want the figures of the others."""
+LONGEST_CONNECT_SECONDS = 600.0
+
+Answer = TypeVar("Answer")
+
+
+class Session(Runner):
+    """A program that is loaded on workers. Made by `Session.open`; a context manager.
+
+    Threads may run and stream at the same time. `run`, `submit` and `stream` raise:
+        InputError: an input does not fit the program.
+        WorkerUnavailableError: a worker has gone, hangs, or lost a connection; the session is then done for.
+        StageError: a stage raised; the session is then done for.
+        DeadlineError: nothing moved for ``timeout_seconds`` while a result was due.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        endpoints: Mapping[str, WorkerEndpoint],
+        timeout_seconds: float,
+        links: LinkSettings = NO_SETTINGS,
+        in_flight: int | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+    ) -> None:
+        """Connects to nothing yet: use `open`."""
+        missing = [machine for machine in program.machines if machine not in endpoints]
+        if missing:
+            raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
+        self._program = program
+        self._timeout_seconds = timeout_seconds
+        self._settings = links
+        self.deployment = secrets.token_hex(16)
+        self._endpoints = {machine: endpoints[machine] for machine in program.machines}
+        self._clients = {machine: WorkerClient(endpoint) for machine, endpoint in self._endpoints.items()}
+        self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
+        parts = {machine: program.on(machine) for machine in program.machines}
+        # Each end of a link gets its secret, and no worker gets another's token.
+        ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
+        self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
+        # Only stages without inputs compute micro-batches that nobody has submitted.
+        self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._dispatcher.queued
+        self._most_activity = {machine: activity_of_one(part) for machine, part in parts.items()}
+        self._clock_offsets: dict[str, int] = {}
+        self._blob_bytes_sent = 0
+        self._weight_bytes: dict[str, int] = {}
+        self._calls: list[LinkCall] = []
+        self._links_of_workers: tuple[LinkStatistics, ...] = ()
+        self._is_open = False
+        stages = {machine: [stage.name for stage in part.stages] for machine, part in parts.items()}
+        self._watch = WorkerWatch(self.deployment, self._clients, stages, self._fail, self._worker_moved, timeouts)
+
+    @classmethod
+    def open(
+        cls,
+        program: Program,
+        endpoints: Mapping[str, WorkerEndpoint],
+        blob_path: Callable[[str], Path],
+        *,
+        timeout_seconds: float = 60.0,
+        on_transfer: TransferProgress | None = None,
+        links: LinkSettings = NO_SETTINGS,
+        in_flight: int | None = None,
+        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+    ) -> Session:
+        """Send what the workers lack, load the stages and connect the machines.
+
+        ``blob_path`` finds the file of a blob by its SHA-256. ``timeout_seconds`` is how long any one step, and later
+        any one result, may show no sign of life. ``on_transfer`` is called from one thread at a time.
+        ``links`` says how links are to be opened, where not as usual.
+        ``in_flight`` limits the micro-batches between being fed and being taken; by default the queues alone do.
+        ``timeouts`` say after how long a worker or a link that is silent is taken for dead.
+
+        Raises:
+            TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
+        """
+        session = cls(program, endpoints, timeout_seconds, links, in_flight, timeouts)
+        try:
+            session._open(blob_path, on_transfer)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _open(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> None:
+        self._describe()
+        self._watch.start(self._timeout_seconds)
+        try:
+            self._weight_bytes = self._load(blob_path, on_transfer)
+            self._links_of_workers = self._connect()
+            self._open_links()
+        except TvmSplitError as error:
+            raise self._cause_of(error) from error
+        self._is_open = True
+        self._dispatcher.require_usable()
+        endpoints = ", ".join(map(str, self._endpoints.values()))
+        logger.info("deployment %s runs on %s", self.deployment[:8], endpoints or "no machine")
+        for call in self._calls:
+            logger.debug("%s", call.statistics)
+
+    def _describe(self) -> None:
+        """Find out whether all workers are there, and how their clocks differ from this one."""
+        seconds = min(self._timeout_seconds, DESCRIBE_SECONDS)
+        found = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
+        self._clock_offsets = {machine: each.clock_offset_nanoseconds for machine, each in found.items()}
+
+    def _load(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> dict[str, int]:
+        """Send what the workers lack, and load the stages; return the bytes of the weights by machine."""
+        progress_lock = threading.Lock()
+
+        def load(machine: str) -> int:
+            def progress(sent: int, total: int) -> None:
+                if on_transfer is not None:
+                    with progress_lock:
+                        on_transfer(machine, sent, total)
+
+            client = self._clients[machine]
+            blobs = [blob for stage in self._program.stages_on(machine) for blob in stage.blobs]
+            sent = client.send_blobs(self.deployment, blobs, blob_path, self._timeout_seconds, progress)
+            with progress_lock:
+                self._blob_bytes_sent += sent
+            own = {link: secret for link, secret in self.link_secrets.items() if machine in link}
+            return client.load(self.deployment, self._program, own, self._timeout_seconds)
+
+        return self._on_every_machine(load)
+
+    def _connect(self) -> tuple[LinkStatistics, ...]:
+        """Let the workers connect to each other; return what carries the links between them."""
+
+        def connect(machine: str) -> tuple[LinkStatistics, ...]:
+            peers = {}
+            for name, peer in self._endpoints.items():
+                setting = self._settings.get((machine, name), DEFAULT)
+                peers[name] = replace(peer, address=setting.address or peer.address, transport=setting.wanted)
+            seconds = min(self._timeout_seconds, LONGEST_CONNECT_SECONDS)
+            return self._clients[machine].connect(self.deployment, peers, seconds)
+
+        return tuple(chain.from_iterable(self._on_every_machine(connect).values()))
+
+    def _open_links(self) -> None:
+        """Open the client's own links."""
+        for machine, outgoing in self._dispatcher.outgoing.items():
+            self._call(machine, CLIENT, machine, outgoing)
+        for machine, incoming in self._dispatcher.incoming.items():
+            self._call(machine, machine, CLIENT, incoming)
+        for call in self._calls:
+            call.wait_accepted(self._timeout_seconds)
+
+    def _call(self, machine: str, source: str, destination: str, link: LinkEnd) -> None:
+        endpoint = replace(
+            self._endpoints[machine], transport=self._settings.get((source, destination), DEFAULT).wanted
+        )
+        hello = hello_of(self.deployment, source, destination)
+        self._calls.append(LinkCall(endpoint, self._clients[machine].token, hello, link, self._watch.link_broken))
+
+    def _fail(self, error: TvmSplitError) -> None:
+        """The watch has found a cause: everybody who waits gets it, also those who wait for a worker to answer."""
+        self._dispatcher.fail(error)
+        if not self._is_open:
+            for client in self._clients.values():
+                client.close()
+
+    def _cause_of(self, error: TvmSplitError) -> TvmSplitError:
+        """Why opening failed: often because something else broke, which the watch hears of at the same time."""
+        if not self._watch.wait_report(CAUSE_SECONDS):
+            return error
+        return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    @property
+    def blob_bytes_sent(self) -> int:
+        return self._blob_bytes_sent
+
+    @property
+    def weight_bytes(self) -> Mapping[str, int]:
+        return self._weight_bytes
+
+    def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
+        """Return the outputs for one micro-batch, in the program's order."""
+        return self._dispatcher.submit(inputs).result()
+
+    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+        """Queue one micro-batch, whose inputs stay as they are; return what will have its outputs."""
+        return self._dispatcher.submit(inputs)
+
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
+        """Yield the outputs for many micro-batches, lazily and in order.
+
+        A thread takes ``batches`` from the iterable as the pipeline has room, so however slow the iterable is, results
+        that are ready come out, and however long it is, memory stays bounded. What the iterable raises is raised here,
+        after the results before it. A generator that is closed early abandons what is under way.
+        """
+        return self._dispatcher.stream(batches)
+
+    def _waited_for(self, sequence: int) -> str:
+        """The first stage that has its inputs for a micro-batch and has not computed it."""
+        finished = self._watch.finished()
+        for stage in self._program.stages:
+            own = stage.own_turns
+            if sequence in own and finished.get((stage.machine, cleaned(stage.name)), 0) <= own.count_before(sequence):
+                endpoint = self._endpoints[stage.machine]
+                return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
+        return f"the results of micro-batch {sequence}, which every stage has computed"
+
+    def _worker_moved(self, machine: str, activity: int) -> None:
+        """Believe a worker as far as what was submitted can have moved it: one that lies must not keep us waiting."""
+        if activity <= (self._dispatcher.submitted + self._ahead) * self._most_activity[machine]:
+            self._dispatcher.moved()
+
+    def statistics(self) -> tuple[StageStatistics, ...]:
+        """Return what each stage, and each replica of one, has done since `open`, in the program's order.
+
+        Raises:
+            ProtocolError: a worker says nothing of a stage that it holds.
+        """
+        self._dispatcher.require_usable()
+        answers = self._on_every_machine(lambda machine: self._statistics_of(machine, MEASUREMENT_SECONDS))
+        for stage in self._program.stages:
+            if cleaned(stage.name) not in answers[stage.machine]:
+                raise ProtocolError(f"{self._endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
+        return self._in_order(answers)
+
+    def last_statistics(self) -> tuple[StageStatistics, ...]:
+        """Return the same; when something has failed, until then, and of the stages whose machines still answer."""
+        self._dispatcher.require_open()
+        if not self._dispatcher.has_failed:
+            with contextlib.suppress(WorkerUnavailableError):  # of which the watch has not heard yet
+                return self.statistics()
+
+        def if_it_answers(machine: str) -> dict[str, StageStatistics]:
+            try:
+                return self._statistics_of(machine, LAST_WORD_SECONDS)
+            except TvmSplitError:
+                return {}
+
+        return self._in_order(self._on_every_machine(if_it_answers))
+
+    def _statistics_of(self, machine: str, timeout_seconds: float) -> dict[str, StageStatistics]:
+        """By the names of its stages."""
+        found = self._clients[machine].statistics(self.deployment, timeout_seconds)
+        return {stage.name: stage for stage in found}
+
+    def _in_order(self, answers: Mapping[str, Mapping[str, StageStatistics]]) -> tuple[StageStatistics, ...]:
+        found = (answers[stage.machine].get(cleaned(stage.name)) for stage in self._program.stages)
+        return tuple(stage for stage in found if stage is not None)
+
+    def links(self) -> tuple[LinkStatistics, ...]:
+        """Return what carries each link; when something has failed, what did."""
+        self._dispatcher.require_open()
+        return (*(call.statistics for call in self._calls), *self._links_of_workers)
+
+    def processor_seconds(self) -> dict[str, float]:
+        """Return, by machine, what its worker has used of its cores since it started: computing and everything else."""
+        self._dispatcher.require_usable()
+        return self._on_every_machine(lambda machine: self._clients[machine].processor_seconds(self.deployment))
+
+    def trace(self) -> tuple[TraceEvent, ...]:
+        """Return the last events of every machine, by their start, in this process's monotonic clock."""
+        self._dispatcher.require_usable()
+        answers = self._on_every_machine(
+            lambda machine: self._clients[machine].trace(self.deployment, self._clock_offsets[machine])
+        )
+        return tuple(sorted(chain.from_iterable(answers.values()), key=lambda event: event.start_nanoseconds))
+
+    def close(self) -> None:
+        """End the deployment on all workers. May be called again, also after a failure; no concern of a fork's."""
+        if not self._dispatcher.own_process.is_this:
+            return
+        if self._dispatcher.close():
+            with contextlib.suppress(TvmSplitError):
+                self._on_every_machine(lambda machine: self._clients[machine].unload(self.deployment, UNLOAD_SECONDS))
+        self._watch.close()
+        for call in self._calls:
+            call.close()
+        for client in self._clients.values():
+            client.close()
+
+    def _on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
+        """Take a step on all machines at once; raise the first error in the machines' order."""
+        if not self._clients:
+            return {}
+        with ThreadPoolExecutor(len(self._clients), thread_name_prefix="machine") as threads:
+            futures = {machine: threads.submit(step, machine) for machine in self._clients}
+            return {machine: future.result() for machine, future in futures.items()}
+
+
+def activity_of_one(part: MachineProgram) -> int:
+    """Return by how much one micro-batch moves a worker's activity at most: `measurements.Recorder`."""
+    moved = (*part.incoming, *part.outgoing)
+    return sum(max(1, -(-route.tensor.size_bytes // CHUNK_BYTES)) + 1 for route in moved) + 2 * len(part.stages)

@@ -1,0 +1,179 @@
+"""Interceptors of a worker's gRPC server: who may call, how many calls of a kind run, and what malformed requests get.
+
+Every method is served as one with a stream of requests, which are read and parsed here. gRPC's own parsing keeps 16 KiB
+for each malformed request for good, and gives no place where the end of a call without a request could be noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.wire.channels import LINK_PATH, status_of
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, Token
+
+logger = logging.getLogger(__name__)
+
+REFUSING_THREADS = 8
+"""Threads of a server beyond its quotas: refused calls need one for a moment."""
+OPEN_REQUEST_BYTES = 1024
+"""Longest request of a method that needs no token; that of a health check is a service's name."""
+OPEN_SECONDS = 10.0
+"""Within this time such a request has to arrive, or silent strangers would hold the quota."""
+
+
+class CallQuota:
+    """At most ``limit`` calls of a kind (``name``, in the plural) run at a time.
+
+    ``is_open``: the methods need no token, so their requests are short and have to arrive soon.
+    """
+
+    def __init__(self, name: str, limit: int, *, is_open: bool = False) -> None:
+        self.limit = limit
+        self.is_open = is_open
+        self._name = name
+        self._free = threading.BoundedSemaphore(limit)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Count one call while the body runs.
+
+        Raises:
+            WorkerError: as many as may be are running.
+        """
+        if not self._free.acquire(blocking=False):
+            raise WorkerError(f"this worker answers {self.limit} {self._name} at a time, and so many run: try later")
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+class AccessInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without the token; a data stream may bring the secret of its link instead.
+
+    ``open_to_all`` are the paths of methods that need neither.
+    """
+
+    def __init__(self, token: Token, knows_link: Callable[[Metadata], bool], open_to_all: Collection[str] = ()) -> None:
+        self._token = token
+        self._open_to_all = frozenset(open_to_all)
+        self._knows_link = knows_link
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        """Return the method's handler, or one that refuses the call."""
+        path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
+        if path in self._open_to_all or self._token.shown_in(metadata):
+            return continuation(handler_call_details)
+        if path != LINK_PATH:
+            return _refusal(f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)")
+        if self._knows_link(metadata):
+            return continuation(handler_call_details)
+        return _refusal("no deployment here has a link with the secret that was shown; it may have ended")
+
+
+class QuotaInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Runs calls within the quota of their method's path; turns errors of the project into statuses."""
+
+    def __init__(self, quotas: Mapping[str, CallQuota]) -> None:
+        self._quotas = quotas
+
+    @property
+    def threads(self) -> int:
+        """How many threads the server needs, so that no kind of call takes those of another one."""
+        return sum(quota.limit for quota in set(self._quotas.values())) + REFUSING_THREADS
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        """Return the method's handler with its quota; a method without one is unknown."""
+        quota = self._quotas.get(handler_call_details.method)
+        handler = None if quota is None else continuation(handler_call_details)
+        return None if quota is None or handler is None else _guarded(handler, quota)
+
+
+def _refusal(advice: str) -> Any:
+    def refuse(messages: Iterator[bytes], context: Any) -> None:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
+
+    return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+def _guarded(handler: Any, quota: CallQuota) -> Any:
+    """The handler of the same method within its quota, which takes a stream of unparsed requests."""
+    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+    def call(messages: Iterator[bytes], context: Any) -> Any:
+        if handler.request_streaming:
+            return behaviour(_requests(messages, handler.request_deserializer), context)
+        with _soon(context) if quota.is_open else contextlib.nullcontext():
+            request = _only_request(messages, handler.request_deserializer, quota)
+        return behaviour(request, context)
+
+    def reply(messages: Iterator[bytes], context: Any) -> Any:
+        with _as_status(context), quota.one():
+            return call(messages, context)
+
+    def replies(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
+        with _as_status(context), quota.one():
+            yield from call(messages, context)
+
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(replies, None, handler.response_serializer)
+    return grpc.stream_unary_rpc_method_handler(reply, None, handler.response_serializer)
+
+
+Parse = Callable[[bytes], Any]
+
+
+def _requests(messages: Iterator[bytes], parse: Parse | None) -> Iterator[Any]:
+    """The requests of a call; a method without a parser, that of data streams, gets gRPC's own iterator."""
+    return messages if parse is None else (_parsed(message, parse) for message in messages)
+
+
+def _only_request(messages: Iterator[bytes], parse: Parse, quota: CallQuota) -> Any:
+    message = next(messages, None)
+    if message is None:
+        raise ProtocolError("this method takes a request, and the caller sent none")
+    if quota.is_open and len(message) > OPEN_REQUEST_BYTES:
+        raise ProtocolError(f"a request of this method has at most {OPEN_REQUEST_BYTES} bytes, got {len(message)}")
+    return _parsed(message, parse)
+
+
+def _parsed(message: bytes, parse: Parse) -> Any:
+    try:
+        return parse(message)
+    except DecodeError as error:
+        raise ProtocolError(f"a request that cannot be parsed: {error}") from error
+
+
+@contextlib.contextmanager
+def _soon(context: Any) -> Iterator[None]:
+    """Cancel the call if the body takes longer than `OPEN_SECONDS`: gRPC's iterator knows no timeout."""
+    timer = threading.Timer(OPEN_SECONDS, context.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _as_status(context: Any) -> Iterator[None]:
+    """End the call with the status of the body's error."""
+    try:
+        yield
+    except TvmSplitError as error:
+        logger.info("refused %s: %s", context.peer(), error)
+        context.abort(*status_of(error))
+    except grpc.RpcError:
+        context.abort(grpc.StatusCode.CANCELLED, "the caller hung up")
+    except Exception as error:
+        logger.error("a call of %s failed unexpectedly", context.peer(), exc_info=error)
+        context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])

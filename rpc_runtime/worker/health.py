@@ -1,0 +1,88 @@
+"""The standard health service of gRPC (``grpc.health.v1``), by which orchestrators and balancers ask for a worker.
+
+https://github.com/grpc/grpc/blob/master/doc/health-checking.md. It says whether the worker takes calls, and nothing
+else about it. So whoever reaches the port may ask, also without the token.
+"""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1.health import SERVICE_NAME, HealthServicer
+from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
+
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.wire.channels import SERVER_OPTIONS, open_channel
+from rpc_runtime.wire.security import split_address
+from rpc_runtime.wire.server import CallQuota, QuotaInterceptor
+from rpc_runtime.worker.service import CONTROL_SERVICE
+
+PATHS = (f"/{SERVICE_NAME}/Check", f"/{SERVICE_NAME}/Watch")
+MAXIMUM_CALLS = 32
+MAXIMUM_CONNECTIONS = 256
+ANSWER_SECONDS = 10.0
+"""For a worker's own first question, on a host that is busy."""
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 (a name for it)
+"""Where to call a worker of this host that listens on all addresses."""
+
+
+def servicer() -> Any:
+    """Return a health servicer that says SERVING of the worker as a whole and of its control service."""
+    made = HealthServicer(experimental_non_blocking=False)
+    made.set(CONTROL_SERVICE, pb.HealthCheckResponse.SERVING)
+    return made
+
+
+def quotas() -> dict[str, CallQuota]:
+    """Return the quota of each method, by its path."""
+    return dict.fromkeys(PATHS, CallQuota("questions about health", MAXIMUM_CALLS, is_open=True))
+
+
+def server(health: Any, listen: str) -> Any:
+    """Return a server, not yet started, that answers for nothing but health, without TLS: Kubernetes' probes know none.
+
+    Raises:
+        WorkerError: it cannot listen there.
+    """
+    limits = QuotaInterceptor(quotas())
+    made = grpc.server(
+        ThreadPoolExecutor(limits.threads, thread_name_prefix="health"),
+        interceptors=(limits,),
+        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", MAXIMUM_CONNECTIONS)],
+    )
+    add_HealthServicer_to_server(health, made)
+    try:
+        port = made.add_insecure_port(listen)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise WorkerError(f"cannot listen on {listen}, where health is to be asked for")
+    return made
+
+
+def require_answer(address: str, *, has_tls: bool) -> None:
+    """Ask this process's worker at ``address`` for its health; with TLS, only whether it takes connections.
+
+    A worker's certificate may be for any name, and its own authority may not have signed it.
+
+    Raises:
+        WorkerError: it does not answer.
+    """
+    host, port = split_address(address)
+    host = LOOPBACK.get(host, host)
+    try:
+        if has_tls:
+            socket.create_connection((host.strip("[]"), port), ANSWER_SECONDS).close()
+        else:
+            with open_channel(f"{host}:{port}", None) as channel:
+                HealthStub(channel).Check(pb.HealthCheckRequest(), timeout=ANSWER_SECONDS)
+    except (OSError, grpc.RpcError) as error:
+        reason = error if isinstance(error, OSError) else error.details()
+        raise WorkerError(
+            f"this worker listens on {address}, and does not answer there ({reason}): check the address, and whether "
+            "a firewall of this host blocks it"
+        ) from None

@@ -1,0 +1,62 @@
+"""Sessions that time no kernel: each has a time by the size of its arguments, and noise by a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+
+
+def undisturbed_seconds(kernel: TimedKernel) -> float:
+    return 1e-5 + kernel.size_bytes * 1e-9
+
+
+@dataclass
+class Noise:
+    """How many times longer the measurements of each machine take, one after the other; the last number is repeated.
+
+    ``measured`` lists the machines as they were timed.
+    """
+
+    script: dict[str, Sequence[float]] = field(default_factory=dict)
+    measured: list[str] = field(default_factory=list)
+    _left: dict[str, Iterator[float]] = field(default_factory=dict)
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def change(self, script: Sequence[float]) -> None:
+        """From now on, for the machine of a test that has one."""
+        self.script, self._left = {"machine-a": script}, {}
+
+    def factor(self, machine: str) -> float:
+        self.measured.append(machine)
+        left = self._left.setdefault(machine, iter(self.script.get(machine, ())))
+        self._last[machine] = next(left, self._last.get(machine, 1.0))
+        return self._last[machine]
+
+
+class ScriptedKernels:
+    """A `KernelSession` for one machine."""
+
+    def __init__(
+        self, machine: str, noise: Noise, seconds_of: Callable[[TimedKernel], float] = undisturbed_seconds
+    ) -> None:
+        self._machine = machine
+        self._noise = noise
+        self._seconds_of = seconds_of
+        self._kernels: tuple[TimedKernel, ...] = ()
+
+    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
+        self._kernels = kernels.kernels
+        return sum(kernel.size_bytes for kernel in self._kernels)
+
+    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
+        factor = self._noise.factor(self._machine)
+        return tuple(
+            KernelTime(kernel.function, self._seconds_of(kernel) * factor, effort.minimum_rounds)
+            for kernel in self._kernels
+        )
+
+    def close(self) -> None:
+        pass

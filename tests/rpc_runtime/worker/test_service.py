@@ -1,0 +1,97 @@
+"""Requests that are none, or ask for what nobody needs, are refused and leave nothing behind."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerError
+from rpc_runtime.program.routes import CLIENT, MAXIMUM_STAGES
+from rpc_runtime.wire import worker_pb2 as pb
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint
+from rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, decode
+from rpc_runtime.wire.messages import load_request
+from tests.helpers.rpc_runtime.methods import METHODS
+from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, chain, one_stage
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, hello, silence
+from tests.helpers.waiting import PATIENCE_SECONDS
+
+
+def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMaker, honest: None) -> None:
+    blob = maker.blob(b"a blob of its own")
+    chunk = pb.PutBlobRequest(chunk=b"a blob of its own").SerializeToString()
+    with RawCaller(workers.endpoints[A]) as caller, watched(workers.endpoints[A]) as (connection, deployment):
+        code, words = caller.answer(METHODS["PutBlob"].path, [begin_upload("0" * 32, blob), chunk])
+        assert (code, "watch it first" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        code, words = caller.answer(METHODS["PutBlob"].path, [begin_upload(deployment, blob), chunk])
+        assert (code, "none that deployment" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert send_blobs(connection, deployment, [blob], maker) == 17
+        assert send_blobs(connection, deployment, [blob], maker) == 0
+
+
+def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Large, empty and small ones, each complete before the next; those before one that cannot be read are there."""
+    contents = [b"l" * (CHUNK_BYTES + 7), b"", b"small"]
+    blobs = [maker.blob(content + bytes([1]) if content else content) for content in contents]
+    sent: list[int] = []
+    with watched(workers.endpoints[A]) as (connection, deployment):
+        on_progress = lambda size, total: sent.append(size)  # noqa: E731
+        total = connection.send_blobs(deployment, blobs, maker.blob_path, PATIENCE_SECONDS, on_progress)
+        assert total == sum(blob.size_bytes for blob in blobs) == sent[-1]
+        assert sent == sorted(sent)
+        assert send_blobs(connection, deployment, blobs, maker) == 0
+        first, lost, last = (maker.blob(content) for content in (b"first", b"lost", b"last"))
+        maker.blob_path(lost.sha256).unlink()
+        with pytest.raises(BlobError, match=f"cannot read blob {lost.sha256[:12]} from .*No such file"):
+            send_blobs(connection, deployment, [first, lost, last], maker)
+        assert send_blobs(connection, deployment, [first, last], maker) == 4
+        assert connection.describe(PATIENCE_SECONDS)
+
+
+def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+    program = one_stage(maker)
+    (stage,) = program.stages
+    more = tuple(
+        replace(stage, name=f"s{n}", outputs=(replace(stage.outputs[0], name=f"o{n}"),))
+        for n in range(MAXIMUM_STAGES - 1)
+    )
+    program = replace(program, stages=(stage, *more))
+    with watched(own_worker) as (connection, deployment):
+        send_blobs(connection, deployment, stage.blobs, maker)
+        with pytest.raises(DeadlineError):
+            connection._call(load_request(deployment, program, A, {}), 0.03)
+        time.sleep(1.0)
+        with pytest.raises(ProtocolError, match="no stages loaded"):
+            connection.statistics(deployment, PATIENCE_SECONDS)
+
+
+def test_what_is_loaded_stands_by_until_it_is_connected(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+    """It has its weights and figures, waits for inputs, and is connected once."""
+    program = chain(maker)
+    part = replace(program, stages=tuple(replace(stage, machine=A) for stage in program.stages))
+    with watched(own_worker) as (connection, deployment):
+        send_blobs(connection, deployment, [blob for stage in part.stages for blob in stage.blobs], maker)
+        assert connection.load(deployment, part, {}, PATIENCE_SECONDS) == 64
+        with pytest.raises(WorkerError, match="is loaded already"):
+            connection.load(deployment, part, {}, PATIENCE_SECONDS)
+        assert [stage.micro_batches for stage in connection.statistics(deployment, PATIENCE_SECONDS)] == [0, 0, 0]
+        assert connection.connect(deployment, {}, PATIENCE_SECONDS) == ()
+        with pytest.raises(WorkerError, match="is connected already"):
+            connection.connect(deployment, {}, PATIENCE_SECONDS)
+
+
+def test_a_link_waits_for_its_machine_to_be_connected(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+    program = one_stage(maker)
+    with watched(own_worker) as (connection, deployment), RawCaller(own_worker) as caller:
+        send_blobs(connection, deployment, program.stages[0].blobs, maker)
+        connection.load(deployment, program, {}, PATIENCE_SECONDS)
+        early = caller.begin(LINK_PATH, silence(), PATIENCE_SECONDS, ((HELLO_KEY, hello(deployment, CLIENT, A)),))
+        connection.connect(deployment, {}, PATIENCE_SECONDS)
+        assert decode(next(early)).kind is FrameKind.ACCEPT
+        early.cancel()

@@ -1,0 +1,231 @@
+"""Times kernels on the machines of one host: in rounds each machine alone, and all at the same time.
+
+Machines of one host share its memory, its caches and the power that its cores may take, so each is slower while the
+others compute. A machine drifts within seconds by more than that, so alone and together take turns. Times that are
+known from the cache are not taken again; but where one machine lacks a time under contention, the others compute too.
+
+Of equal machines the first and the last are timed, and the others get the times of the faster one. At the same time
+compute as many machines as find cores of their own: waiting for a core is no property of a kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from rpc_runtime.hardware import usable_together
+from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, KernelTime, TimingEffort
+from rpc_runtime.program.program import BlobSpec
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.profiling.machine_times import MachineTimes
+from tvm_split.profiling.machines import MachineFacts
+from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT
+from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest
+
+ROUND_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.12)
+CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
+TOGETHER = ""
+"""The key of the measurement of all machines at the same time; no machine has this name."""
+OVERLAP = 1.25
+"""How much longer than alone a round takes under contention, so that all compute while the slowest one does."""
+
+Times = Mapping[str, tuple[KernelTime, ...]]
+"""By machine, the times of its kernels."""
+
+
+class KernelSession(Protocol):
+    """Where kernels can be loaded and timed."""
+
+    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int: ...
+
+    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]: ...
+
+    def close(self) -> None: ...
+
+
+class HostTiming:
+    """Measures what is lacking on the machines of one host.
+
+    ``on_step`` is called with what begins. The rounds end after ``timeout_seconds`` for each machine alone and as much
+    for all together, as soon as there is one.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[MachineTimes],
+        open_session: Callable[[MachineFacts], KernelSession],
+        timeout_seconds: float,
+        on_step: Callable[[str], None],
+    ) -> None:
+        self._machines = machines
+        self._open_session = open_session
+        self._timeout_seconds = timeout_seconds
+        self._on_step = on_step
+        self._round_seconds: dict[str, float] = {}
+        # Machines of one target measure the same kernels, so that each computes beside the same ones.
+        self.wanted = {
+            each.name: frozenset().union(*(other.missing for other in machines if other.code is each.code))
+            & each.timeable
+            for each in machines
+        }
+        if len(machines) > 1 and any(self.wanted.values()):
+            self.wanted = {each.name: self.wanted[each.name] or each.timeable for each in machines}
+
+    @property
+    def steps(self) -> int:
+        count = sum(bool(self.wanted[each.name]) for each in first_and_last(self._machines))
+        return ROUNDS[0] * (count + 1 if count > 1 else count)
+
+    def check(self, library_of: Callable[[MachineTimes, str], BlobSpec], blobs: BlobFolder) -> None:
+        """Time one cached kernel on two machines of every kind; forget the times of a kind that has changed."""
+        known = [each for each in self._machines if each.checked_kernel is not None]
+        changed = set()
+        for each in first_and_last(known):
+            self._on_step(f"checking what is known of {each.name}")
+            digest = each.checked_kernel or ""
+            with contextlib.closing(self._open_session(each.machine)) as session:
+                session.load(each.kernel_set(frozenset({digest}), library_of(each, digest)), blobs.path)
+                if not each.is_consistent(session.measure(CHECK_EFFORT)[0]) and self._has_changed(each, session):
+                    changed.add(each.kind)
+        for each in known:
+            if each.kind in changed:
+                each.forget()
+
+    def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
+        """Whether a kernel is faster than it is known to be, or is confirmed to be slower."""
+        now, is_confirmed = confirmed_fastest(
+            {times.name: lambda: session.measure(CHECK_EFFORT)}, seconds_of, limit_seconds=self._timeout_seconds
+        )[times.name]
+        is_faster = now[0].seconds < times.alone[times.checked_kernel or ""].seconds
+        return not times.is_consistent(now[0]) and (is_confirmed or is_faster)
+
+    def measure(self, libraries: Mapping[int, BlobSpec], peaks: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
+        """Time what is wanted, with the libraries by ``id`` of the machine's code."""
+        lacking = [each for each in self._machines if self.wanted[each.name] or each.lacks_ceilings]
+        timed = first_and_last(lacking)
+        self._time(timed, libraries, peaks, blobs)
+        for each in lacking:
+            if each not in timed:
+                each.take_from(min((one for one in timed if one.kind == each.kind), key=lambda one: one.whole_seconds))
+
+    def _time(
+        self,
+        machines: Sequence[MachineTimes],
+        libraries: Mapping[int, BlobSpec],
+        peaks: Mapping[int, BlobSpec],
+        blobs: BlobFolder,
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            sessions: dict[str, KernelSession] = {}
+            for each in machines:
+                sessions[each.name] = stack.enter_context(contextlib.closing(self._open_session(each.machine)))
+            self._time_peaks(machines, sessions, peaks, blobs)
+            timed = [each for each in machines if self.wanted[each.name]]
+            together = self._finding_cores(timed)
+            for each in dict.fromkeys((*timed, *together)):
+                if each.name not in sessions:
+                    sessions[each.name] = stack.enter_context(contextlib.closing(self._open_session(each.machine)))
+                kernels = each.kernel_set(self.wanted[each.name], libraries[id(each.code)])
+                sessions[each.name].load(kernels, blobs.path)
+            measures: dict[str, Callable[[], Times]] = {
+                each.name: partial(self._measure_alone, each, sessions[each.name]) for each in timed
+            }
+            if len(together) > 1:
+                measures[TOGETHER] = partial(self._measure_together, together, sessions)
+            limit = self._timeout_seconds * (len(timed) + 1)
+            found = confirmed_fastest(measures, _all_seconds, limit_seconds=limit)
+        for each in timed:
+            alone = found[each.name]
+            contended = found.get(TOGETHER, alone)
+            if each not in together:
+                contended = alone
+            if not alone.is_confirmed:
+                each.doubt = _doubt(each.name)
+            elif not contended.is_confirmed:
+                each.doubt = _doubt(f"{each.name} and others at the same time")
+            each.take(alone.fastest[each.name], (), is_confirmed=alone.is_confirmed)
+            if each.companions:
+                each.take(contended.fastest[each.name], each.companions, is_confirmed=contended.is_confirmed)
+
+    def _time_peaks(
+        self,
+        machines: Sequence[MachineTimes],
+        sessions: Mapping[str, KernelSession],
+        peaks: Mapping[int, BlobSpec],
+        blobs: BlobFolder,
+    ) -> None:
+        lacking = {each: each.ceilings for each in machines if each.lacks_ceilings and each.ceilings is not None}
+
+        def load(each: MachineTimes) -> None:
+            code = lacking[each]
+            sessions[each.name].load(code.kernel_set(each.name, peaks[id(code)]), blobs.path)
+
+        if len(lacking) > 1:
+            # A worker starts what tries libraries out before it loads its first one: all at the same time.
+            with ThreadPoolExecutor(len(lacking), thread_name_prefix="load") as pool:
+                list(pool.map(load, lacking))
+        elif lacking:
+            load(*lacking)
+        for each in lacking:
+            each.take_ceilings(sessions[each.name].measure(PEAK_EFFORT))
+
+    def _finding_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
+        """The machines that compute at the same time, those to be timed first, as long as there are cores for them."""
+        cores = usable_together(each.machine.cores for each in self._machines)
+        together: list[MachineTimes] = []
+        for each in dict.fromkeys((*timed, *self._machines)) if timed else ():
+            threads = sum(other.machine.threads for other in (*together, each))
+            if self.wanted[each.name] and (not cores or threads <= cores):
+                together.append(each)
+        return together
+
+    def _measure_alone(self, times: MachineTimes, session: KernelSession) -> Times:
+        self._on_step(f"timing {len(self.wanted[times.name])} kernels on {times.name}")
+        found = session.measure(self._limited(ROUND_EFFORT.minimum_seconds))
+        self._round_seconds[times.name] = seconds_of(found)
+        return {times.name: found}
+
+    def _measure_together(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> Times:
+        names = [each.name for each in machines]
+        self._on_step(f"timing {' and '.join(names)} at the same time")
+        slowest = max(self._round_seconds.values())
+        whole = OVERLAP * (1 + ROUND_EFFORT.minimum_rounds) * slowest
+
+        def measured(name: str) -> tuple[KernelTime, ...]:
+            after_warming_up = whole - self._round_seconds.get(name, slowest)
+            return sessions[name].measure(self._limited(max(ROUND_EFFORT.minimum_seconds, after_warming_up)))
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            return dict(zip(names, pool.map(measured, names), strict=True))
+
+    def _limited(self, minimum_seconds: float) -> TimingEffort:
+        limit = min(max(self._timeout_seconds, 2 * minimum_seconds), MAXIMUM_LIMIT_SECONDS)
+        return TimingEffort(ROUND_EFFORT.minimum_rounds, min(minimum_seconds, limit), limit)
+
+
+def first_and_last(machines: Iterable[MachineTimes]) -> list[MachineTimes]:
+    """Of every kind of equal machines the first and the last, which have least in common."""
+    kinds: dict[tuple[int, str], list[MachineTimes]] = {}
+    for each in machines:
+        kinds.setdefault(each.kind, []).append(each)
+    return [each for kind in kinds.values() for each in dict.fromkeys((kind[0], kind[-1]))]
+
+
+def seconds_of(times: Sequence[KernelTime]) -> float:
+    """Seconds of all kernels, once each."""
+    return sum(each.seconds for each in times)
+
+
+def _all_seconds(times: Times) -> float:
+    return sum(map(seconds_of, times.values()))
+
+
+def _doubt(what: str) -> str:
+    return (
+        f"no two measurements of {what} came within {WITHIN:.0%} of each other: other programs run there; plan again "
+        "when the machine is quieter"
+    )
