@@ -60,6 +60,15 @@ def test_every_named_source_file_exists(path: Path) -> None:
         assert any(f"/{each}".endswith(f"/{name}") for each in sources()), name
 
 
+def test_each_form_of_a_model_and_of_a_plan_is_a_class() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| \d \|[^|]*\|[^|]*?`(\w+)`(?:s)?, `([\w/]+\.py)`", text, re.MULTILINE)
+    assert len(rows) == 7 + 8
+    for name, file in rows:
+        (path,) = (each for each in sources() if f"/{each}".endswith(f"/{file}") and not each.startswith("tests"))
+        assert re.search(rf"^class {name}\b", (ROOT / path).read_text(), re.MULTILINE), f"{name} in {file}"
+
+
 @cache
 def sources() -> frozenset[str]:
     folders = ("tvm_split", "relay_passes", "schedules", "rpc_runtime", "tests", "scripts", "examples")
@@ -95,7 +104,7 @@ def test_the_public_names_that_documents_use_exist() -> None:
 
 
 ENTRY_POINTS_AND_OPERATIONS = {
-    *("transports", "strategies", "commands", "frontends", "launchers"),
+    *("transports", "codecs", "strategies", "commands", "frontends", "launchers"),
     *("receive", "send", "schedule", "failure", "Control"),
 }
 
