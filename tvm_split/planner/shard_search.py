@@ -77,7 +77,10 @@ class ShardOption:
 
 @dataclass(frozen=True)
 class Segment:
-    """Blocks from ``first`` to ``end`` (exclusive), on ``machine``, or on those of an option with most on ``machine``."""
+    """Blocks from ``first`` to ``end`` (exclusive), on ``machine`` or sharded by an option.
+
+    With an option, ``machine`` is the one with the largest share.
+    """
 
     first: int
     end: int
