@@ -1,12 +1,12 @@
-"""From operators to fast kernels, per target: layouts, lowerings and schedules; tuning is in `schedules.tuning`.
+"""Turn operators into fast kernels for a target: layouts, lowerings and schedules. Tuning is in `schedules.tuning`.
 
     layout_passes(target)             Relax -> Relax, before lowering: blocked channels, packed matrices, attention
     legalizations(target)             operator name -> lowering, for relax.transform.LegalizeOps
-    apply(module, target, database)   every PrimFunc scheduled, after FuseTIR; tuned kernels from the database
-    origins_of(function)              which variable of the module before an added one stands for
-    chosen_rules(module)              which rule scheduled which PrimFunc: "fallback" and "none" are slow
+    apply(module, target, database)   schedules every PrimFunc, after FuseTIR; takes tuned kernels from the database
+    origins_of(function)              for each added variable, the variable of the original module it stands for
+    chosen_rules(module)              the rule that scheduled each PrimFunc: "fallback" and "none" are slow
 
-Knows nothing of how a network is split, nor of where it runs.
+This package does not know how a network is split or where it runs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 
 
 def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
-    """See the targets' own."""
+    """The passes to run before lowering, in order; the target's package (`cpu` or `gpu`) lists them."""
     return cpu.layout_passes(target) if is_cpu(target) else gpu.layout_passes(target)
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:
-    """Own lowerings by operator name; operators that are not named keep TVM's."""
+    """This package's lowerings by operator name; TVM lowers all other operators."""
     return cpu.legalizations(target) if is_cpu(target) else gpu.legalizations(target)

@@ -1,4 +1,4 @@
-"""Schedule every PrimFunc of a module: rules in order, the first that matches, each workload once."""
+"""Schedule every PrimFunc of a module with the first rule that matches; equal workloads are scheduled once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from schedules.template import CHOICES_ATTRIBUTE
 from schedules.traits import is_cpu
 
 SCHEDULE_ATTRIBUTE = "tvm_split.schedule"
-"""PrimFunc attribute: the name of the rule that scheduled it; `chosen_rules` lists them."""
+"""PrimFunc attribute: the name of the rule that scheduled the function; `chosen_rules` lists these names."""
 UNSCHEDULED = "none"
 TUNED = " (tuned)"
-"""What the rule's name ends in where the choices were measured."""
+"""Suffix of the rule's name where tuning measured the choices."""
 IS_SCHEDULED = "tirx.is_scheduled"
 
 logger = logging.getLogger(__name__)
@@ -29,20 +29,20 @@ NamedRule = tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]
 
 
 class TunedKernels(Protocol):
-    """What tuning decided, as `schedules.tuning.TuningDatabase` knows it."""
+    """The interface to tuned kernels; `schedules.tuning.TuningDatabase` implements it."""
 
     def kernel(self, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-        """The function scheduled as was decided for this target, or None where nothing was."""
+        """Return the function scheduled with the choices tuned for this target, or None if there is no decision."""
 
 
 def apply(module: tvm.IRModule, target: Target, database: TunedKernels | None = None) -> tvm.IRModule:
-    """Every PrimFunc scheduled for ``target``, each with the attribute `SCHEDULE_ATTRIBUTE`.
+    """Return the module with every PrimFunc scheduled for ``target`` and marked with `SCHEDULE_ATTRIBUTE`.
 
-    A kernel that ``database`` has measured to be faster with other choices is taken from there, and its rule is marked
-    with `TUNED`.
+    If ``database`` has measured a kernel to be faster with other choices, the tuned kernel is used, and the rule's name
+    gets the suffix `TUNED`.
 
-    Requires the module after FuseTIR. Where a rule fails on a function, the next one is taken, with a warning in the
-    log; a function that is scheduled already (``tirx.is_scheduled``) stays. The input module is not changed.
+    The module must have been through FuseTIR. If a rule fails on a function, the next rule is tried, and the log gets a
+    warning. Functions that are already scheduled (``tirx.is_scheduled``) are kept. The input module is not changed.
     """
     rules = (cpu if is_cpu(target) else gpu).rules(target)
     done: dict[StructuralKey, tirx.PrimFunc] = {}
@@ -60,7 +60,7 @@ def apply(module: tvm.IRModule, target: Target, database: TunedKernels | None = 
 
 
 def chosen_rules(module: tvm.IRModule) -> dict[str, str]:
-    """The rule's name for each PrimFunc, by the function's name, in order of names."""
+    """The name of the rule that scheduled each PrimFunc, by function name, in alphabetical order."""
     return {
         variable.name_hint: str(function.attrs[SCHEDULE_ATTRIBUTE])
         for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint))
@@ -75,7 +75,7 @@ def _schedule(function: tirx.PrimFunc, rules: Sequence[NamedRule], kernel: str) 
         try:
             scheduled = rule(function)
         except Exception as error:
-            # No user's mistake: the next rule is slower, and right. But nobody should find out from the clock.
+            # The user did nothing wrong. The next rule gives a correct but slower kernel, so warn about it.
             logger.warning("%s gets a slower kernel, since the rule %s failed: %s", kernel, name, last_line(error))
             continue
         if scheduled is not None:
@@ -84,10 +84,10 @@ def _schedule(function: tirx.PrimFunc, rules: Sequence[NamedRule], kernel: str) 
 
 
 def _tuned(function: tirx.PrimFunc, default: tirx.PrimFunc, target: Target, database: TunedKernels) -> tirx.PrimFunc:
-    """The function as tuning decided, where that is anything else than its default."""
+    """Return the tuned kernel if its choices differ from the default's; otherwise the default."""
     choices = default.attrs.get(CHOICES_ATTRIBUTE, None)
     if choices is None:
-        return default  # no template, so nothing that could be tuned
+        return default  # no template, so nothing to tune
     found = database.kernel(function, target)
     if found is None or found.attrs.get(CHOICES_ATTRIBUTE, None) == choices:
         return default

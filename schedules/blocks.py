@@ -1,6 +1,6 @@
-"""Reading PrimFuncs: which blocks a function has, what they iterate over, which of them is the anchor.
+"""Read PrimFuncs: list their blocks and iterators, and find the anchor block.
 
-What the schedules for all targets share: finding a kernel's parts, and inlining what needs no memory of its own.
+The schedules for all targets share these functions, and those that inline blocks which need no buffer of their own.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tvm import s_tir, tirx
 from tvm_ffi import structural_walk
 
 ANCHOR = "tvm_split.anchor"
-"""Block annotation that legalizations give the block a schedule is built around; its value names the family."""
+"""Block annotation: legalizations mark the block a schedule is built around, the anchor. The value is its family."""
 
 INLINE = "tvm_split.inline"
-"""Block annotation of what is only another way to read a tensor: never worth memory of its own."""
+"""Block annotation of views, which only read a tensor in another way. They are always inlined."""
 
 LARGEST_EXPRESSION = 20000
-"""Nodes that a block which is read in several places may become. Chains of gates would double in every step."""
+"""Most nodes, over all readers, of an expression that is inlined. Chains of gates would double it at every step."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a PrimFunc before scheduling: a loop per iterator, in order."""
+    """One block of a PrimFunc before scheduling: it has one loop per iterator, in order."""
 
     handle: s_tir.schedule.SBlockRV
     statement: s_tir.SBlock
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def spatial(self) -> int:
-        """How many iterators come before the first reduction."""
+        """The number of spatial iterators, which precede all reduction iterators."""
         return self.kinds.index("R") if self.is_reduction else len(self.kinds)
 
     @property
@@ -65,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Parts:
-    """The blocks of a kernel by their role: what stands before the anchor, it, and what is computed from it."""
+    """The blocks of a kernel by role: those before the anchor, the anchor, and those computed from it."""
 
     preparation: tuple[Block, ...]
     anchor: Block
@@ -73,7 +73,7 @@ class Parts:
 
 
 def buffers_of(function: tirx.PrimFunc) -> list[tirx.Buffer]:
-    """The function's parameters that are buffers: inputs first, outputs last."""
+    """The function's buffer parameters: inputs first, outputs last."""
     return [parameter for parameter in function.params if hasattr(parameter, "shape")]
 
 
@@ -82,7 +82,7 @@ def has_static_shapes(function: tirx.PrimFunc) -> bool:
 
 
 def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
-    """All blocks in program order, or None where one is not a plain loop nest with constant extents."""
+    """All blocks in program order; None if any of them is not a plain loop nest with constant extents."""
     found: list[Block] = []
     root = schedule.get_sblock("root")
     for handle in schedule.get_child_blocks(root):
@@ -110,23 +110,23 @@ def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
 
 
 def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function under no name: equal kernels of different names are equal."""
+    """The function without its symbol name, so that equal kernels with different names compare equal."""
     return function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
 
 
 def last_line(error: object) -> str:
-    """What an error of TVM, whose message begins with its trace, says in the end; lines without letters underline."""
+    """The message of a TVM error: its last line with letters. The trace comes first, and underlines have no letters."""
     said = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
     return (said or [type(error).__name__])[-1]
 
 
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
-    # A fixed seed, so that nothing depends on the clock; checks of the state would cost half the scheduling time.
+    # The fixed seed makes results reproducible. State checks would cost half of the scheduling time.
     return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="fast")
 
 
 def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
-    """The parts, if the function's anchor is of ``family`` and nothing else in it reduces; views are inlined."""
+    """Inline views and return the kernel's parts; None unless the one anchor is of ``family`` and only it reduces."""
     blocks = blocks_of(schedule)
     if blocks is None:
         return None
@@ -146,7 +146,7 @@ def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
 
 
 def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
-    """Inline what lies between inputs and outputs; the blocks that are left, or None where one reduces."""
+    """Inline the blocks between inputs and outputs and return the remaining ones; None if any block reduces."""
     blocks = blocks_of(schedule)
     if blocks is None or any(block.is_reduction for block in blocks):
         return None
@@ -154,7 +154,7 @@ def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> li
 
 
 def inline_between(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
-    """Inline what lies between inputs, reductions and outputs; the blocks that are left, or None as of `blocks_of`."""
+    """Inline the blocks between inputs, reductions and outputs; return the others, or None if `blocks_of` does."""
     blocks = blocks_of(schedule)
     outputs = {buffer.name for buffer in buffers_of(function)}
 
@@ -166,9 +166,9 @@ def inline_between(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Bl
 
 
 def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> s_tir.schedule.SBlockRV | None:
-    """The block that stores a reduction's finished results, one for each of its sums; None where shapes differ.
+    """The block that stores a reduction's results, one per sum; None if the shapes differ.
 
-    It is the last of the elementwise ``tail``, with the others inlined, or a copy where nothing follows the reduction.
+    This is the last block of the elementwise ``tail``, after the others are inlined. An empty tail gets a copy block.
     """
     if not tail:
         return schedule.cache_write(anchor.handle, 0, "local")
@@ -177,13 +177,13 @@ def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block
 
 
 def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> list[Block]:
-    """Inline the spatial blocks behind an anchor. The first that is left can be computed on a finished tile.
+    """Inline the spatial blocks after an anchor; return the others, the first of which fits a finished tile.
 
-    It has an element for each of the first block's: a gate of one value a channel ends its tile, and the image that is
-    multiplied by it is computed after it.
+    The first remaining block has as many elements as the first block of the tail. For example, a gate with one value
+    per channel ends the tile, and the image that it multiplies is computed afterwards.
 
     Raises:
-        ValueError: more than one block that is left reads the anchor.
+        ValueError: more than one remaining block reads the anchor.
     """
     iterations = {block.name: block.iterations for block in tail}
 
@@ -198,7 +198,7 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: Sequence[Block], stays: Callable[[Block], bool]) -> list[Block]:
-    """Inline blocks into what reads them, but those that stay and those that are `_too_large` for that."""
+    """Inline each block into its readers, except those that ``stays`` names and those that are `_too_large`."""
     kept: list[Block] = []
     for block in blocks:
         if stays(block) or _too_large(schedule, block):
@@ -209,7 +209,7 @@ def _inlined(schedule: s_tir.Schedule, blocks: Sequence[Block], stays: Callable[
 
 
 def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
-    """Whether a block's expression, in all places that read it, would be more than a compiler gets through."""
+    """Whether inlining the block into all its readers would make an expression that is too large to compile."""
     written = block.statement.writes[0].source
     reads: list[bool] = []
     nodes: list[object] = []
@@ -222,7 +222,7 @@ def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
 
 
 def reduced_types(function: tirx.PrimFunc) -> set[str]:
-    """The types in which a function reduces."""
+    """The dtypes of the function's reductions."""
     found: set[str] = set()
 
     def see(block: s_tir.SBlock) -> None:

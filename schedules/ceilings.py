@@ -1,8 +1,8 @@
-"""The two ceilings of a processor, as kernels to measure, multiply-adds in registers and reading memory; and one that
-does next to nothing, of which a network is made to measure what else that takes.
+"""Kernels that measure a processor's two peaks (multiply-adds in registers, memory bandwidth), and a minimal kernel.
 
-No kernel is faster than the longer of its operations over the first and its bytes over the second (Williams, Waterman,
-Patterson: Roofline, 2009). Both kernels share their work among ``threads`` threads and come scheduled.
+A network of minimal kernels measures the overhead besides computing. No kernel takes less time than its operations at
+peak FLOP/s or its bytes at peak bandwidth, whichever is longer (Williams, Waterman, Patterson: Roofline, 2009). Both
+peak kernels divide their work among ``threads`` threads. All kernels are already scheduled.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from schedules.blocks import new_schedule
 from schedules.traits import traits_of
 
 RULE = "ceiling"
-# Two multiply-adds start per cycle and take four: 12 independent sums hide that, and fit 16 registers.
+# Two multiply-adds start per cycle and take four cycles: 12 independent sums hide that latency and fit 16 registers.
 SUMS = 12
 
 
 @dataclass(frozen=True)
 class CeilingKernel:
-    """A PrimFunc from one float32 tensor to another; a call does ``amount`` operations or reads as many bytes."""
+    """A float32 PrimFunc and its shapes; ``amount`` is the number of operations, or of bytes read, per call."""
 
     function: tirx.PrimFunc
     input_shape: tuple[int, ...]
@@ -33,7 +33,10 @@ class CeilingKernel:
 
 
 def multiply_add_kernel(target: Target, threads: int, steps: int = 2_000_000) -> CeilingKernel:
-    """``sum = sum * c + x``, ``steps`` times, on every thread for as many sums as registers hold: operations."""
+    """A kernel that computes ``sum = sum * c + x`` ``steps`` times per thread, for as many sums as fit the registers.
+
+    ``amount`` counts floating-point operations.
+    """
     lanes = traits_of(target).lanes
     horner = te.comm_reducer(
         lambda total, value: total * tirx.const(0.999, "float32") + value,
@@ -49,7 +52,10 @@ def multiply_add_kernel(target: Target, threads: int, steps: int = 2_000_000) ->
 
 
 def memory_read_kernel(target: Target, threads: int, mebibytes: int = 256) -> CeilingKernel:
-    """Sums down a long array, of which every thread has its share: bytes read, from beyond all but huge caches."""
+    """A kernel in which each thread sums its part of an array that is larger than almost all caches.
+
+    ``amount`` counts the bytes read.
+    """
     lanes = traits_of(target).lanes
     length = mebibytes * 1024 * 1024 // 4 // threads // (SUMS * lanes)
     x = te.placeholder((threads, length, SUMS, lanes), name="x")
@@ -60,7 +66,7 @@ def memory_read_kernel(target: Target, threads: int, mebibytes: int = 256) -> Ce
 
 
 def smallest_kernel(target: Target) -> CeilingKernel:
-    """Adds two vectors to one: the arguments of a layer with weights and a bias, and next to nothing to compute."""
+    """A kernel that adds two vectors to a third: the arguments of a layer with weights and bias, almost no work."""
     shape = (traits_of(target).lanes,)
     x, weight, bias = (te.placeholder(shape, name=name) for name in ("x", "weight", "bias"))
     added = te.compute(x.shape, lambda lane: x[lane] + weight[lane] + bias[lane], name="sum")
@@ -70,7 +76,7 @@ def smallest_kernel(target: Target) -> CeilingKernel:
 
 
 def _in_registers(x: te.Tensor, sums: te.Tensor) -> tirx.PrimFunc:
-    """A thread for each outermost index of ``sums``, which it keeps in registers over the whole reduction."""
+    """Schedule one thread per outermost index of ``sums``; it keeps its sums in registers for the whole reduction."""
     schedule = new_schedule(te.create_prim_func([x, sums]))
     block = schedule.get_sblock("sums")
     written = schedule.cache_write(block, 0, "local")

@@ -1,4 +1,4 @@
-"""Reading Relax expressions: operators, static shapes, constants, convolutions; and what all lowerings share."""
+"""Read Relax expressions (operators, static shapes, constants, convolutions), and helpers that all lowerings share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm.relax import BlockBuilder
 
 Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
-"""How an operator is lowered, as ``relax.transform.LegalizeOps`` takes it."""
+"""A function that lowers an operator, in the form that ``relax.transform.LegalizeOps`` takes."""
 
 CONV1D, CONV2D = "relax.nn.conv1d", "relax.nn.conv2d"
 PLAIN_LAYOUTS = {
@@ -22,7 +22,7 @@ PLAIN_LAYOUTS = {
 NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
 
 FUSABLE = {"op_pattern": 4}
-"""PrimFunc attributes, of relax's OpPatternKind: elementwise functions that follow are fused into this one."""
+"""PrimFunc attributes with relax's OpPatternKind: elementwise functions that follow are fused into this one."""
 
 
 def operator_of(expression: Any) -> str:
@@ -33,7 +33,7 @@ def operator_of(expression: Any) -> str:
 
 
 def static_shape(expression: relax.Expr) -> tuple[int, ...] | None:
-    """The shape where every extent is a known integer; None for symbolic extents and for what is no tensor."""
+    """The shape if every extent is a known integer; None for symbolic extents and for values that are not tensors."""
     values = getattr(getattr(expression.ty, "shape", None), "values", None)
     if values is None or not all(isinstance(value, tirx.IntImm) for value in values):
         return None
@@ -41,7 +41,7 @@ def static_shape(expression: relax.Expr) -> tuple[int, ...] | None:
 
 
 def array_of(expression: relax.Expr) -> Any:
-    """A constant's numpy array, not copied; None for other expressions, and for types numpy does not have."""
+    """A constant's numpy array, not copied; None for other expressions and for dtypes that numpy does not have."""
     if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
         return None
     if str(expression.value.dtype) not in NUMPY_TYPES:
@@ -50,7 +50,7 @@ def array_of(expression: relax.Expr) -> Any:
 
 
 def widened_array_of(expression: relax.Expr) -> Any:
-    """The same, of bfloat16 its values in float32."""
+    """A constant's numpy array like `array_of`; bfloat16 values are converted to float32."""
     if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
         return None
     tensor = expression.value
@@ -61,37 +61,37 @@ def widened_array_of(expression: relax.Expr) -> Any:
 
 
 def constant(array: np.ndarray) -> relax.Expr:
-    """A constant of the array's own dtype; ``relax.const`` by itself makes float32 of float64."""
+    """A constant with the array's own dtype; ``relax.const`` would convert float64 to float32."""
     return relax.const(array, array.dtype.name)
 
 
 def is_plain(call: relax.Call) -> bool:
-    """Whether a convolution's data, weight and result are in the layouts that frontends make."""
+    """Whether a convolution's data, weight and result have the layouts that the frontends produce."""
     layouts = tuple(str(getattr(call.attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
     return layouts == PLAIN_LAYOUTS.get(operator_of(call))
 
 
 def window_of(call: relax.Call) -> dict[str, Any]:
-    """A convolution's strides, padding, dilation and dtype as keywords for making another."""
+    """A convolution's strides, padding, dilation and dtype, as keywords to build another convolution."""
     window = {name: [int(each) for each in getattr(call.attrs, name)] for name in ("strides", "padding", "dilation")}
     return {**window, "out_dtype": call.attrs.out_dtype}
 
 
 def pool_of(call: relax.Call) -> dict[str, Any]:
-    """A pooling's window and how its edges count, as keywords for making another."""
+    """A pooling's window and edge handling, as keywords to build another pooling."""
     sizes = ("pool_size", "strides", "padding", "dilation")
     window = {name: [int(each) for each in getattr(call.attrs, name)] for name in sizes}
     return {**window, **{name: bool(getattr(call.attrs, name)) for name in ("ceil_mode", "count_include_pad")}}
 
 
 def broadcast_index(index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
-    """The indices of a tensor of this shape that is broadcast, from those of the result."""
+    """The indices into a tensor of ``shape`` that is broadcast to the result, given the result's indices."""
     own = index[len(index) - len(shape) :]
     return [0 if extent == 1 else value for value, extent in zip(own, shape, strict=True)]
 
 
 def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
-    """The place of an element in row-major order."""
+    """The position of an element in row-major order."""
     place: Any = 0
     for value, extent in zip(index, extents, strict=True):
         place = place * extent + value
@@ -99,7 +99,7 @@ def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
 
 
 def unravel(place: Any, extents: Sequence[int]) -> list[Any]:
-    """The indices of the element at a place in row-major order."""
+    """The indices of the element at a position in row-major order."""
     index: list[Any] = []
     for extent in reversed(extents[1:]):
         index.append(place % extent)
@@ -108,11 +108,11 @@ def unravel(place: Any, extents: Sequence[int]) -> list[Any]:
 
 
 def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """TVM's own lowering of the operator; the call itself where it has none."""
+    """TVM's lowering of the operator, or the call itself if TVM has none."""
     legalize = call.op.get_attr("FLegalize")
     return call if legalize is None else legalize(builder, call)
 
 
 def accumulator_dtype(out_dtype: str) -> str:
-    """Half precision accumulates in float32: 1000 terms of float16 would lose three digits."""
+    """The dtype to accumulate in: float32 for half precision, because 1000 terms in float16 would lose three digits."""
     return "float32" if out_dtype in ("float16", "bfloat16") else out_dtype

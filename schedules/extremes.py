@@ -1,7 +1,7 @@
-"""Largest and smallest values over axes, their places, and values within bounds -> TE.
+"""Lower max, min, argmax, argmin and bounds (clip, relu, maximum, minimum) to TE, correctly for infinities and NaN.
 
-TVM's reductions start from the largest finite number, and answer that for a row of -inf; its bounds are a maximum and a
-minimum, which answer the bound for NaN.
+TVM's reductions start from the largest finite number and return it for a row of -inf. TVM's bounds use maximum and
+minimum, which return the bound for NaN.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool = False) -> relax.Expr:
-    """``relax.max`` or ``relax.min``; integers and symbolic shapes are left to TVM.
+    """Lower ``relax.max`` or ``relax.min``; integers and symbolic shapes are left to TVM.
 
-    ``widened`` compares what is in half precision in float32, which threads of a GPU hand on to each other.
+    ``widened`` compares half precision in float32, because GPU threads exchange float32 values.
 
-    NaN may be lost: to keep it would cost nothing in many short rows, and half of the speed in few long ones.
+    NaN may be lost. Keeping it would cost nothing for many short rows, but half of the speed for few long ones.
     """
     shape, dtype, name = static_shape(call.args[0]), str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
     if shape is None or dtype not in FLOATS:
@@ -58,17 +58,17 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool =
 
 
 def _share_among_threads(word: str, combine: Callable[[Any, Any], Any], nothing: str) -> None:
-    """Tells TVM of a reduction from ``nothing`` on: it shares among threads only those whose start it knows."""
+    """Register a reduction that starts from ``nothing`` with TVM, which shares only known reductions among threads."""
 
     def combined(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
         return [combine(first[0], second[0])]
 
     def start(given: Sequence[Any]) -> list[Any]:
         dtype = str(given[0].ty.dtype)
-        # Of other types, what was asked for: an extreme of parts that begin so is the same.
+        # For other dtypes keep the given start value: combining parts that start from it gives the same extreme.
         return [tirx.const(float(nothing), dtype) if dtype in FLOATS else given[0]]
 
-    # By names, which TVM never drops: its list of reductions drops what it has when Python has ended already.
+    # Register by name, because TVM never drops these. Its list of reductions drops entries after Python has ended.
     functions = {f"tvm_split.{word}": combined, f"tvm_split.{word}.start": start}
     for name, function in functions.items():
         tvm_ffi.register_global_func(name, function, override=True)
@@ -80,10 +80,10 @@ _share_among_threads("smallest", tirx.min, "inf")
 
 
 def legalize_place(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """``relax.argmax`` or ``relax.argmin``.
+    """Lower ``relax.argmax`` or ``relax.argmin``.
 
-    TVM's begin at place -1 with the least (or largest) finite number, and answer that of rows in which nothing is
-    better: of infinities and of this number. Their first place is 0.
+    TVM starts at index -1 with the lowest (or largest) finite number. It returns -1 for rows in which nothing is
+    better, which hold only infinities and this number. This lowering returns index 0 for them.
     """
     name = call.op.name.rsplit(".", 1)[-1]
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
@@ -97,9 +97,9 @@ def legalize_place(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """``relax.clip``, ``nn.relu``, ``nn.relu6``, ``maximum`` or ``minimum`` of floats; NaN stays, which costs nothing.
+    """Lower ``relax.clip``, ``nn.relu``, ``nn.relu6``, ``maximum`` or ``minimum`` of floats; NaN stays NaN, at no cost.
 
-    A comparison with NaN is false. x86's maximum gives its second operand where one is NaN, and LLVM takes it for this.
+    A comparison with NaN is false. x86's maximum returns its second operand if either is NaN, and LLVM uses it here.
     """
     dtype, name = str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
     if not dtype.startswith("float"):
@@ -122,7 +122,7 @@ def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax.Expr:
-    """``maximum`` or ``minimum`` of two tensors, of which each is spread over the other's axes."""
+    """Lower ``maximum`` or ``minimum`` of two tensors that are broadcast against each other."""
     shape = static_shape(call)
     if shape is None:
         return default_legalization(builder, call)
@@ -132,8 +132,8 @@ def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax
         def element(*index: Any) -> Any:
             left, right = (each[_spread(each, index)] for each in (x, y))
             wins = left > right if name == "maximum" else left < right
-            # Only NaN is not at most infinity; of two that are compared, the second remains where one is NaN.
-            # (TVM's own test for NaN is computed one by one.)
+            # Only NaN fails ``left <= infinity``. The comparison is false if ``right`` is NaN, so ``right`` (the NaN)
+            # is taken. TVM's own test for NaN is not vectorized.
             return tirx.Select(left <= infinity, tirx.Select(wins, left, right), left)
 
         return te.compute(shape, element, name=name)
@@ -142,13 +142,13 @@ def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax
 
 
 def _spread(tensor: te.Tensor, index: Sequence[Any]) -> tuple[Any, ...]:
-    """Where an element of a result lies in an operand, whose axes are the result's last ones, or of size 1."""
+    """The operand's indices for an element of the broadcast result."""
     own = index[len(index) - len(tensor.shape) :]
     return tuple(0 if int(size) == 1 else place for size, place in zip(tensor.shape, own, strict=True))
 
 
 def _bounded(call: relax.Call, name: str) -> tuple[relax.Expr, Sequence[Any]] | None:
-    """The tensor, and its lower and upper bound; None for two tensors, or a bound that is NaN."""
+    """The tensor with its lower and upper bound; None for two tensors or if the bound is NaN."""
     if name == "clip":
         return call.args[0], [each.value for each in call.args[1:]]
     if name in ("relu", "relu6"):

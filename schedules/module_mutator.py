@@ -1,4 +1,4 @@
-"""What the Relax rewrites before lowering share: a mutator over a module's functions, and names for what they add."""
+"""A mutator over a module's functions for the Relax rewrites before lowering; it records added variables' origins."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
 
 ORIGINS_ATTRIBUTE = "tvm_split.origins"
-"""Attribute of a Relax function: for variables that the passes of this room have added, the one each stands for."""
+"""Attribute of a Relax function: maps each variable that this package's passes added to the variable it stands for."""
 
 
 def origins_of(function: relax.Function) -> dict[str, str]:
-    """For each added variable's name the name of the variable that was there before."""
+    """Map the name of each added variable to the name of the original variable."""
     origins = {} if function.attrs is None else function.attrs.get(ORIGINS_ATTRIBUTE, {})
     return {str(name): str(origin) for name, origin in origins.items()}
 
 
 class ModuleMutator(PyExprMutator):  # type: ignore[misc]
-    """Applies a mutator to every Relax function of a module; subclasses need TVM's ``@mutator`` too.
+    """A mutator that is applied to every Relax function of a module; subclasses also need TVM's ``@mutator``.
 
-    ``name`` is that of the variable whose value is being rewritten.
+    ``name`` is the name of the variable whose value is being rewritten.
     """
 
     def __init__(self, module: tvm.IRModule) -> None:
@@ -46,7 +46,7 @@ class ModuleMutator(PyExprMutator):  # type: ignore[misc]
         super().visit_var_binding_(binding)
 
     def emit_beside(self, expression: relax.Expr, word: str, origin: str | None = None) -> relax.Var:
-        """A binding before that of the variable being rewritten; it stands for this one, or for another ``origin``."""
+        """Emit a binding before the variable being rewritten; it stands for that variable or for a given ``origin``."""
         origin = origin or self.name
         free = (f"{origin}_{word}{number or ''}" for number in itertools.count())
         variable = self.builder_.emit(expression, name_hint=next(name for name in free if name not in self._taken))

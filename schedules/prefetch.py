@@ -1,11 +1,11 @@
-"""Prefetching weights: while a tile of output channels is computed, the next one's weights come from memory.
+"""Prefetch weights: while one tile of output channels is computed, the weights of the next one are loaded from memory.
 
-Weights are read once for each input, so they come from beyond the second-level cache; the first rows of each tile of
-channels would wait for them while memory then idles for the other rows. The hardware prefetches only a little ahead
-within a page. A few prefetches in every turn of one of the loops around a tile spread the next region evenly.
+Weights are read once per input, so they come from beyond the second-level cache. Without prefetching, the first rows of
+each tile of channels wait for the weights, and memory is idle during the other rows. The hardware prefetches only a
+little ahead within a page. A few prefetches per iteration of a loop around the tile spread the next region evenly.
 
-A schedule marks that loop by `mark_for_prefetch`; `prefetch_weights` then rewrites the finished function. Nothing else
-depends on it, and an address beyond the last weight is harmless: a prefetch never faults.
+A schedule marks that loop with `mark_for_prefetch`; `prefetch_weights` then rewrites the finished function. Nothing
+else depends on it. An address after the last weight is harmless, because a prefetch never faults.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MARK = "tvm_split.prefetch"
 """Loop annotation: the fields of a `Region`."""
 LOCALITY = 2
 READ, DATA = 0, 1
-# A turn that needs more has few rows: then weights are read about as fast as memory gives them, in order, and the
-# hardware does better alone.
+# An iteration that needs more has few rows. Then weights are read in order about as fast as memory delivers them, and
+# the hardware prefetcher alone is faster.
 MOST_PER_TURN = 64
 
 
 @dataclass(frozen=True)
 class Region:
-    """What one tile of output channels needs of the weights, before the next tile, or the next chunk of it, is begun.
+    """The part of the weights that one tile of output channels reads, before the next tile or its next chunk begins.
 
-    All of it is read while the marked loop and the ``loops_around`` loops just around it run. For each of ``blocks``
+    The region is read while the marked loop and the ``loops_around`` loops just around it run. For each of ``blocks``
     channel blocks it holds ``vectors`` of the block's ``vectors_of_block`` vectors.
     """
 
@@ -42,19 +42,19 @@ class Region:
 
 
 def mark_for_prefetch(schedule: s_tir.Schedule, loop: LoopRV, region: Region) -> None:
-    """Mark a loop of a contraction, of the reduction or around it, each of whose turns shall fetch its share."""
+    """Mark a loop of a contraction: each of its iterations will prefetch a part of the next region."""
     schedule.annotate(loop, MARK, list(astuple(region)))
 
 
 def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with prefetches in every marked loop; the function itself where none is marked."""
+    """Insert prefetches into every marked loop; return the function itself if no loop is marked."""
     parameters = [parameter for parameter in function.params if hasattr(parameter, "shape")]
     body = _rewritten(function.body, [], parameters)
     return function if body.same_as(function.body) else function.with_body(body)
 
 
 def _rewritten(node: Any, around: list[tirx.For], parameters: list[Any]) -> Any:
-    """The statement with marked loops rewritten, inside the loops ``around``."""
+    """Return the statement with its marked loops rewritten; ``around`` holds the loops around it."""
     if isinstance(node, tirx.For):
         if MARK in node.annotations:
             return _with_prefetches(node, around, parameters)
@@ -90,7 +90,7 @@ def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[An
     for each in (*around[border:], loop):
         counted = counted * each.extent + each.loop_var
         turns *= int(each.extent)
-    # A region that is a part of each of its blocks lies in as many pieces; whole blocks lie one behind the other.
+    # If the region is only a part of each block, every part is a separate piece. Whole blocks are contiguous.
     in_pieces = region.vectors != region.vectors_of_block
     pieces = region.blocks if in_pieces else 1
     vectors = region.vectors if in_pieces else region.blocks * region.vectors
@@ -100,7 +100,7 @@ def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[An
     first = counted * per_turn if per_turn > 1 else counted * vectors // turns
     prefetches = []
     for number in range(pieces * per_turn):
-        # The offset runs on through the outer axes: the tensor lies in one piece.
+        # The tensor is contiguous, so the offset continues through the outer axes.
         vector = first + (number // per_turn * region.vectors_of_block + number % per_turn)
         address = tirx.address_of(tirx.BufferLoad(source, [*beginning[:-1], vector * source.shape[-1]]))
         prefetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, READ, LOCALITY, DATA)))
@@ -112,7 +112,7 @@ def _loop(loop: tirx.For, body: Any, annotations: Mapping[str, Any]) -> tirx.For
 
 
 def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
-    """The loop variables outside of a region as they will be in the next one; every other variable is zero there."""
+    """The values that the loop variables outside a region take in the next region; all other variables are zero."""
     values: dict[int, Any] = {hash(loop.loop_var): loop.loop_var for loop in beyond}
     carry: Any = tirx.const(1, "int32")
     for loop in reversed(beyond):
@@ -126,7 +126,7 @@ def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
 
 
 def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | None:
-    """The parameter that a reduction reads one vector at a time, and its indices in terms of loop variables."""
+    """The parameter that a reduction reads vector by vector (the weights), with its indices in loop variables."""
     for realize, vectorized in _blocks_in(body, None):
         iterators = realize.block.iter_vars
         bound = {hash(each.var): value for each, value in zip(iterators, realize.iter_values, strict=True)}
@@ -142,7 +142,7 @@ def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | No
 
 
 def _blocks_in(node: Any, vectorized: Any) -> Iterator[tuple[Any, Any]]:
-    """The blocks of a statement, each with the variable of the vector loop around it."""
+    """The blocks of a statement, each with the variable of its vectorized loop."""
     if isinstance(node, tirx.For):
         yield from _blocks_in(node.body, node.loop_var if node.kind == tirx.ForKind.VECTORIZED else vectorized)
     elif isinstance(node, tirx.SeqStmt):
@@ -164,7 +164,7 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def _replaced(expression: Any, values: Mapping[int, Any]) -> Any:
-    """An index with its variables replaced, by their hash; variables that are not named become zero."""
+    """Replace an index's variables by ``values``, keyed by the variables' hashes; the others become zero."""
     if isinstance(expression, tirx.Var):
         return values.get(hash(expression), tirx.const(0, "int32"))
     combine = _OPERATORS.get(type(expression))

@@ -1,8 +1,8 @@
-"""A template: a schedule with named choices. A cost rule picks them without measuring, tuning picks them by measuring.
+"""Templates: schedules with named choices, which a cost rule picks without measuring, or tuning picks by measuring.
 
-A new family of kernels becomes a template with two functions: one that says which choices a function of the family
-leaves open, one that schedules the function by given choices. Everything else (the default kernel, tuning, its
-database) comes from here and from `schedules.tuning`.
+A new family of kernels needs two functions: one returns the choices that a function of the family leaves open, the
+other schedules the function with given choices. This module and `schedules.tuning` provide the rest: the default
+kernel, tuning and its database.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from schedules.blocks import new_schedule
 from schedules.prefetch import prefetch_weights
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
-"""PrimFunc attribute, and annotation in a schedule's trace: the choices a template was scheduled by, as text."""
+"""PrimFunc attribute, and annotation in a schedule's trace: the template's choices for this schedule, as text."""
 
 FAILURE_ATTRIBUTE = "tvm_split.failure"
-"""Annotation in the trace of a failed trial: the reason, in one line."""
+"""Annotation in a failed trial's trace: the reason, in one line."""
 
 Value = int | str
 Choices = Mapping[str, Value]
@@ -33,8 +33,8 @@ Choices = Mapping[str, Value]
 class Space:
     """The choices that a template leaves open for one function.
 
-    ``axes`` are the values that each name may take, in a sensible order (neighbours are alike); ``default`` is what the
-    cost rule picks, and lies in the space. ``allows`` excludes combinations that mean nothing or cannot be scheduled.
+    ``axes`` holds the values of each name, ordered so that neighbouring values are similar. ``default`` is the cost
+    rule's pick and lies in the space. ``allows`` excludes combinations that are meaningless or cannot be scheduled.
     """
 
     axes: Mapping[str, tuple[Value, ...]]
@@ -47,7 +47,7 @@ class Space:
 
     @property
     def largest_size(self) -> int:
-        """The number of combinations, counting those that are not allowed."""
+        """The number of combinations, including those that are not allowed."""
         return prod(len(values) for values in self.axes.values())
 
     def contains(self, choices: Choices) -> bool:
@@ -58,7 +58,7 @@ class Space:
         )
 
     def all_choices(self) -> Iterator[Choices]:
-        """Every allowed combination, the last axis changing fastest."""
+        """Every allowed combination; the last axis changes fastest."""
         for values in itertools.product(*self.axes.values()):
             choices = dict(zip(self.axes, values, strict=True))
             if self.allows(choices):
@@ -66,15 +66,15 @@ class Space:
 
 
 Machine = TypeVar("Machine")
-"""What a template knows of the machine: `traits.Traits` of a CPU, `gpu.tile.Gpu`."""
+"""A template's description of the machine: `traits.Traits` for a CPU, `gpu.tile.Gpu` for a GPU."""
 
 
 @dataclass(frozen=True)
 class Template(Generic[Machine]):
     """A family of kernels whose schedule has choices.
 
-    ``space`` returns what is open for a function, or None where the function is not of this family. ``schedule`` makes
-    the schedule for choices of that space; its instructions must be recorded in a trace, which is what tuning keeps.
+    ``space`` returns the choices for a function, or None if the function is not of this family. ``schedule`` makes the
+    schedule for choices from that space. It must record its instructions in a trace, because tuning stores the trace.
     """
 
     name: str
@@ -85,17 +85,17 @@ class Template(Generic[Machine]):
 def schedule_by(
     template: Template[Machine], function: tirx.PrimFunc, machine: Machine, choices: Choices
 ) -> s_tir.Schedule:
-    """The template's schedule of a function, with the choices as an annotation in its trace."""
+    """Schedule a function with a template, and record the choices as an annotation in the schedule's trace."""
     return _annotated(template.schedule(function, machine, choices), choices)
 
 
 def say_failure(schedule: s_tir.Schedule, reason: str) -> None:
-    """Keep in a schedule's trace why its kernel could not be measured."""
+    """Record in a schedule's trace why its kernel could not be measured."""
     schedule.annotate(schedule.get_sblock("root"), FAILURE_ATTRIBUTE, reason)
 
 
 def choices_only(function: tirx.PrimFunc, choices: Choices) -> s_tir.Schedule:
-    """Nothing but the annotation: how choices that cannot be scheduled are remembered."""
+    """A schedule with only the annotation, to record choices that cannot be scheduled."""
     return _annotated(new_schedule(function), choices)
 
 
@@ -105,21 +105,21 @@ def _annotated(schedule: s_tir.Schedule, choices: Choices) -> s_tir.Schedule:
 
 
 def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
-    """The function of a schedule that `schedule_by` made, or that was replayed, with its choices as an attribute.
+    """The scheduled function, with its choices as an attribute; the schedule is from `schedule_by` or a replayed trace.
 
-    Prefetches are made from the schedule's marks here, since a trace cannot hold them.
+    Prefetches are inserted here from the schedule's marks, because a trace cannot hold them.
     """
     choices = schedule.get(schedule.get_sblock("root")).annotations.get(CHOICES_ATTRIBUTE, None)
     if choices is None:
         return prefetch_weights(schedule.mod["main"])
-    # The annotation stays in the schedule's own trace, where records take it from. TVM cannot copy every schedule.
+    # Records take the annotation from the schedule's own trace, so it must stay there. TVM cannot copy every schedule.
     bare = new_schedule(schedule.mod["main"])
     bare.unannotate(bare.get_sblock("root"), CHOICES_ATTRIBUTE)
     return prefetch_weights(bare.mod["main"]).with_attr(CHOICES_ATTRIBUTE, str(choices))
 
 
 def default_rule(template: Template[Machine]) -> Callable[[tirx.PrimFunc, Machine], tirx.PrimFunc | None]:
-    """The template as a rule that measures nothing: the function by the cost rule's choices, None if of no family."""
+    """A rule that schedules a function with the cost rule's choices, or returns None for other families."""
 
     def rule(function: tirx.PrimFunc, traits: Machine) -> tirx.PrimFunc | None:
         space = template.space(function, traits)
@@ -131,15 +131,15 @@ def default_rule(template: Template[Machine]) -> Callable[[tirx.PrimFunc, Machin
 
 
 def text_of(choices: Choices) -> str:
-    """Choices as people read them, ``tile=7x4 chunk=all``; the same choices give the same text."""
+    """Choices as readable text, such as ``tile=7x4 chunk=all``; equal choices give equal text."""
     return " ".join(f"{name}={choices[name]}" for name in sorted(choices))
 
 
 def choices_from(text: str) -> Choices:
-    """The choices that a text of `text_of` stands for.
+    """Parse the choices from a text that `text_of` wrote.
 
     Raises:
-        ValueError: the text is none.
+        ValueError: the text has another form.
     """
     choices: dict[str, Value] = {}
     for part in text.split():

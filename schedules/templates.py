@@ -1,4 +1,4 @@
-"""What can be tuned for a target: its templates, what they know of the machine, and what replaying a record takes."""
+"""For each kind of target: its templates, its machine description, and the setup before a record can be replayed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from schedules.traits import Traits, is_cpu, traits_of
 
 
 def templates_of(target: Target) -> tuple[Template[Any], ...]:
-    """Every family of kernels whose schedule has choices, for targets of kind llvm and cuda."""
+    """The templates of a target; targets of kind llvm and cuda have some."""
     return cpu.TEMPLATES if is_cpu(target) else gpu.TEMPLATES
 
 
 def machine_of(target: Target) -> Traits | Gpu:
-    """What the target's templates take beside a function."""
+    """The machine description that the target's templates take besides a function."""
     return traits_of(target) if is_cpu(target) else gpu_of(target)
 
 
 def make_instructions_known(target: Target) -> None:
-    """A record has the names of a GPU's instructions only: TVM is told what they mean before it is replayed."""
+    """Register a GPU target's instructions with TVM before a record is replayed; a record holds only their names."""
     if not is_cpu(target):
         for dtype in DTYPES:
             fragments_of(dtype)

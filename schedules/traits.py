@@ -1,4 +1,4 @@
-"""What a schedule needs to know about a machine: how wide its vectors are, and how many registers hold them."""
+"""The properties of a CPU that schedules depend on: the vector width and the number of vector registers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LLVM_KINDS = ("llvm", "c")
 
 @dataclass(frozen=True)
 class Traits:
-    """A processor, as tile sizes see it.
+    """The properties of a processor that determine tile sizes.
 
-    ``lanes`` float32 values fit one of ``registers`` vector registers.
+    A vector register holds ``lanes`` float32 values; there are ``registers`` of them.
     """
 
     lanes: int
@@ -22,7 +22,7 @@ class Traits:
 
 
 def traits_of(target: Target) -> Traits:
-    """The traits of a CPU target; unknown processors count as 128-bit ones with 16 registers."""
+    """The traits of a CPU target; unknown processors are treated as 128-bit ones with 16 registers."""
     if target_has_features("avx512f", target):
         return Traits(lanes=16, registers=32)
     if target_has_features("avx2", target):
@@ -33,7 +33,7 @@ def traits_of(target: Target) -> Traits:
 
 
 def threads_of(target: Target) -> int:
-    """How many threads a kernel runs on: the target's ``num-cores``, else one."""
+    """The number of threads a kernel runs on: the target's ``num-cores``, or one if it is not set."""
     return max(1, int(target.attrs.get("num-cores", 1)))
 
 
@@ -42,9 +42,10 @@ def is_cpu(target: Target) -> bool:
 
 
 def channel_block(channels: int, traits: Traits) -> int | None:
-    """The innermost channel extent of a blocked layout, or None where channels stay unblocked.
+    """The innermost channel extent of a blocked layout, or None if channels stay unblocked.
 
-    Half a vector is still worth it: MobileNetV2's 24 channels run at half the peak as 3 x 8, unblocked far below.
+    Half a vector is still worthwhile: MobileNetV2's 24 channels run at half of the peak as 3 x 8, and far below it
+    unblocked.
     """
     for block in (traits.lanes, traits.lanes // 2):
         if block >= 4 and channels % block == 0:

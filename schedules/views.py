@@ -1,8 +1,8 @@
-"""Views: operands that are transposed, sliced, repeated or reshaped forms of another tensor, read in place.
+"""Views: transposed, sliced, repeated or reshaped forms of a tensor that a kernel reads in place, without a copy.
 
-Attention cuts one product into queries, keys and values for many heads, and puts the heads together again. As kernels
-of their own these copies took 3.5 of BERT's 170 ms; a matrix product that knows where its operand's elements lie needs
-none of them.
+Attention slices one product into queries, keys and values for many heads, and concatenates the heads again. As separate
+kernels these copies took 3.5 of BERT's 170 ms. A matrix product that computes its operand's element addresses needs no
+copies.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from schedules.expressions import broadcast_index, operator_of, ravel, static_sh
 
 Indices = list[Any]
 Step = Callable[[Indices], Indices]
-"""From an element's indices in a view to its indices in what is viewed."""
+"""Maps an element's indices in a view to its indices in the tensor behind the view."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor of ``shape``, whose elements are those of ``source``; ``steps`` lead from the one to the other."""
+    """A tensor of ``shape`` with the elements of ``source``; ``steps`` map the view's indices to the source's."""
 
     source: relax.Expr
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class View:
         return not self.steps
 
     def tensor(self, source: te.Tensor) -> te.Tensor:
-        """The view in terms of its source; schedules inline it into what reads it."""
+        """The view as a TE computation on its source; schedules inline it into its readers."""
         if self.is_copy:
             return source
 
@@ -46,7 +46,7 @@ class View:
 
 
 def element_of(source: Any, index: Sequence[Any], steps: Sequence[Step]) -> Any:
-    """The element of what is viewed, a tensor or a buffer, at an index of the view."""
+    """The element at an index of the view, read from the source, which is a tensor or a buffer."""
     indices = list(index)
     for step in steps:
         indices = step(indices)
@@ -54,10 +54,11 @@ def element_of(source: Any, index: Sequence[Any], steps: Sequence[Step]) -> Any:
 
 
 def view_of(expression: relax.Expr, bound: Callable[[relax.Var], relax.Expr | None], smallest_run: int = 1) -> View:
-    """How an expression can be read in place of the tensor it is made from; ``bound`` gives a variable's value.
+    """The view through which an expression is read from its source tensor; ``bound`` gives a variable's value.
 
-    Neighbours along the last axis stay neighbours in runs of at least ``smallest_run`` elements. A view begins at what
-    moves elements: a reshaped tensor is the same memory, and reading it under its own shape keeps kernels alike.
+    Neighbours along the last axis stay neighbours in runs of at least ``smallest_run`` elements. The view starts at an
+    operation that moves elements. A reshaped tensor is the same memory; it is read in its own shape, so that kernels
+    stay equal.
     """
     shape = static_shape(expression)
     if shape is None:
@@ -92,7 +93,7 @@ def _step(value: relax.Expr, smallest_run: int) -> Step | None:
 
 
 def _keeps_runs(step: Step, before: Sequence[int], after: Sequence[int], smallest_run: int) -> bool:
-    """Whether the first elements of the view lie one behind the other, and the last axis is made of whole such runs."""
+    """Whether the view's first run is contiguous and the last axis consists of whole runs of that length."""
     run = min(smallest_run, after[-1])
     if after[-1] % run != 0 or (before[-1] % run != 0 and before[-1] != after[-1]):
         return False
@@ -117,7 +118,7 @@ def _sliced(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> St
     start, stride_of = [0] * len(before), [1] * len(before)
     for axis, begin, stride in zip(axes, begins, strides, strict=True):
         extent = before[axis % len(before)]
-        # As in Python: a negative begin counts from the end, and what lies outside is cut off.
+        # As in Python: a negative begin counts from the end, and indices outside the axis are clamped.
         start[axis % len(before)] = min(max(begin + extent if begin < 0 else begin, 0), extent)
         stride_of[axis % len(before)] = stride
     return lambda indices: [start[axis] + index * stride_of[axis] for axis, index in enumerate(indices)]
@@ -128,7 +129,7 @@ def _broadcast(call: relax.Call, before: Sequence[int], after: Sequence[int]) ->
 
 
 def _repeated(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step | None:
-    """Each element of an axis several times, one behind the other."""
+    """The step of an operator that repeats each element of an axis, with the repeats adjacent."""
     if call.attrs.axis is None:
         return None
     repeated, repeats = int(call.attrs.axis) % len(before), int(call.attrs.repeats)
@@ -136,7 +137,7 @@ def _repeated(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
 
 
 def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step:
-    """Axes are matched in groups of equal size, so that an index is divided only by what it was made of."""
+    """The step of a reshape: axes are matched in groups of equal size, so an index is divided only by its own parts."""
     groups = _matching_groups(before, after)
 
     def step(indices: Indices) -> Indices:
@@ -150,7 +151,7 @@ def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
 
 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Shortest runs of axes of both shapes with the same number of elements."""
+    """The shortest groups of adjacent axes of both shapes that have the same number of elements."""
     groups: list[tuple[list[int], list[int]]] = []
     own: list[int] = []
     viewed: list[int] = []

@@ -1,4 +1,4 @@
-"""CPUs: layouts before lowering, the lowerings, and the schedules in the order they are tried, the special first."""
+"""CPU targets: layout passes, lowerings, and the schedule rules in the order they are tried, special ones first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from schedules.template import Template, default_rule
 from schedules.traits import Traits, threads_of, traits_of
 
 TEMPLATES: tuple[Template[Traits], ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
-"""Rules whose schedules have choices; tuning looks here for what it can tune."""
+"""The rules whose schedules have choices; tuning works on these."""
 
 RULES: tuple[tuple[str, Callable[..., tirx.PrimFunc | None]], ...] = (
     *((template.name, default_rule(template)) for template in TEMPLATES),
@@ -42,9 +42,9 @@ RULES: tuple[tuple[str, Callable[..., tirx.PrimFunc | None]], ...] = (
 
 
 def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
-    """From plain to blocked layouts, in order; weights must be constants.
+    """The passes from plain to blocked layouts, in order; weights must be constants.
 
-    Run FoldConstant afterwards, before and after LegalizeOps: it computes the layout changes of weights.
+    Run FoldConstant before and after LegalizeOps: it computes the layout changes of the weights.
     """
     traits, threads = traits_of(target), threads_of(target)
     return (
@@ -57,7 +57,7 @@ def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:
-    """Own lowerings by operator name; operators that are not named keep TVM's."""
+    """This package's lowerings by operator name; TVM lowers all other operators."""
     of_traits = {
         "relax.nn.conv2d": legalize_conv2d,
         "relax.matmul": legalize_matmul,

@@ -1,12 +1,12 @@
-"""Carry tensors with channels in blocks from convolution to convolution, so that the layout seldom changes.
+"""Keep tensors in a blocked channel layout from convolution to convolution, so that the layout seldom changes.
 
-A convolution wants NCHW[x]c: channels in blocks of a vector, the block innermost. Its result is kept like that, and
-every operator below that can work on blocks does; only an operator that cannot, or the function's end, gets the tensor
-changed back, once. All decisions are local and in the order of the bindings, and operators that are not named here are
-never touched.
+A convolution needs NCHW[x]c: channels in blocks of one vector, with the block as the innermost axis. Its result stays
+in this layout, and the operators below that can work on blocks do so. Other operators and the function's end get the
+tensor converted back, once. All decisions are local and follow the order of the bindings. Operators that are not named
+here are not changed.
 
 TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple that dropout returns and on group norm, and
-changes layouts around clip, erf and arithmetic with scalars.
+it changes layouts around clip, erf and arithmetic with scalars.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ UNARY = frozenset(
 )  # fmt: skip
 BINARY = frozenset(f"relax.{name}" for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power"])
 IMAGE_AXES = frozenset((0, 2, 3))
-"""They keep their places beside blocks of channels."""
+"""These axes keep their positions in the blocked layout."""
 POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d"))
 
 
 def carry_blocked_channels(module: tvm.IRModule, traits: Traits) -> tvm.IRModule:
-    """Every Relax function of the module, with blocked convolutions where `_blocks_of` says so."""
+    """Rewrite every Relax function of the module, with blocked convolutions where `_blocks_of` chooses them."""
     updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function):
@@ -57,7 +57,7 @@ def carry_blocked_channels(module: tvm.IRModule, traits: Traits) -> tvm.IRModule
 
 
 def _blocks_of(call: relax.Call, traits: Traits) -> tuple[int | None, int] | None:
-    """The blocks of a convolution's input (None: it stays plain) and output channels; None to leave it as it is."""
+    """The block sizes of a convolution's input (None: plain layout) and output channels; None to keep it unchanged."""
     data, weight = (static_shape(argument) for argument in call.args)
     if data is None or weight is None or array_of(call.args[1]) is None or not is_plain(call):
         return None
@@ -70,13 +70,13 @@ def _blocks_of(call: relax.Call, traits: Traits) -> tuple[int | None, int] | Non
 
 
 class _Carrier:
-    """Knows for every variable of the old function its plain form, its blocked form, or both."""
+    """Rewrites a function; holds the plain form, the blocked form, or both, of each of its variables."""
 
     def __init__(self, traits: Traits, origins: dict[str, str]) -> None:
         self._traits = traits
         self._origins = origins
         self._builder = relax.BlockBuilder()
-        # By the hash of the variable, which is its identity: names need not be unique.
+        # Keyed by the variable's hash, which is its identity: names need not be unique.
         self._plain: dict[int, relax.Expr] = {}
         self._blocked: dict[int, tuple[relax.Var, int]] = {}
 
@@ -100,7 +100,7 @@ class _Carrier:
         return rewritten.with_attr(ORIGINS_ATTRIBUTE, self._origins)
 
     def _emit(self, expression: relax.Expr, name: str, origin: str) -> relax.Var:
-        """A binding, under the name or, if that is taken, a similar one, that stands for ``origin``."""
+        """Emit a binding that stands for ``origin``, under ``name`` or, if that is taken, a similar name."""
         variable = self._builder.emit(expression, name_hint=name)
         if variable.name != origin:
             self._origins[variable.name] = self._origins.get(origin, origin)
@@ -124,7 +124,7 @@ class _Carrier:
             self._blocked[identity] = self._emit(call, name, name), size
 
     def _on_blocks(self, call: relax.Call) -> tuple[relax.Call, int] | None:
-        """The call on blocked operands and the size of its result's blocks, or None if it needs plain ones."""
+        """The call on blocked operands and its result's block size, or None if it needs plain operands."""
         operator = str(call.op.name)
         if operator == CONV2D:
             return self._convolution(call)
@@ -149,7 +149,7 @@ class _Carrier:
             return None
         input_size, size = blocks
         data = self._plain_form(call.args[0]) if input_size is None else self._blocked_as(call.args[0], input_size)
-        # One input channel a group: the weight has no block of them.
+        # With one input channel per group, the weight has no input block.
         weight_size = input_size if kernel.shape[1] != 1 or int(call.attrs.groups) == 1 else None
         convolution = relax.op.nn.conv2d(
             data,
@@ -214,7 +214,7 @@ class _Carrier:
         return self._blocked.get(hash(expression)) if isinstance(expression, relax.Var) else None
 
     def _blocked_as(self, expression: relax.Expr, size: int) -> relax.Expr:
-        """The blocked form of a tensor, made once for each size."""
+        """The blocked form of a tensor, built once per block size."""
         known = self._blocked_form(expression)
         if known is not None and known[1] == size:
             return known[0]
@@ -225,7 +225,7 @@ class _Carrier:
         return blocked
 
     def _plain_form(self, expression: relax.Expr) -> relax.Expr:
-        """The plain form of a tensor, made where it is first needed."""
+        """The plain form of a tensor, built where it is first needed."""
         identity = hash(expression) if isinstance(expression, relax.Var) else None
         if identity is None or (identity not in self._plain and identity not in self._blocked):
             return expression
@@ -266,7 +266,7 @@ def _from_blocks(size: int) -> IndexMap:
 
 
 def _block_of_change(expression: relax.Expr) -> int | None:
-    """The length of the last axis on the blocked side of what may be a change to or from blocks; else None."""
+    """The block size, if the expression may be a conversion to or from blocks; else None."""
     if operator_of(expression) != "relax.layout_transform":
         return None
     before, after = static_shape(expression.args[0]), static_shape(expression)
@@ -286,14 +286,14 @@ def _call(call: relax.Call, operands: Sequence[relax.Expr]) -> relax.Call:
 
 
 def _blocked_array(array: np.ndarray, size: int) -> np.ndarray:
-    """[N, C, H, W] as [N, C / size, H, W, size]."""
+    """Convert [N, C, H, W] to [N, C / size, H, W, size]."""
     batch, channels, height, width = array.shape
     split = array.reshape(batch, channels // size, size, height, width)
     return np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2))
 
 
 def _blocked_kernel(kernel: np.ndarray, input_size: int | None, size: int) -> np.ndarray:
-    """[O, I, H, W] as [O/o, I/i, H, W, i, o], or, without ``input_size``, as [O/o, I, H, W, o]."""
+    """Convert [O, I, H, W] to [O/o, I/i, H, W, i, o], or without ``input_size`` to [O/o, I, H, W, o]."""
     outputs, inputs, height, width = kernel.shape
     split = kernel.reshape(outputs // size, size, inputs // (input_size or 1), input_size or 1, height, width)
     blocked = np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))

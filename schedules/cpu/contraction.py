@@ -1,7 +1,8 @@
-"""Scheduling the shared shape of convolution and matrix multiplication.
+"""Schedule contractions: the computation that convolution and matrix multiplication have in common.
 
-The legalizations write both as ``preparation blocks -> anchor -> store -> epilogues``: the anchor accumulates whole
-register tiles over padded extents, the store crops and casts, epilogues are what FuseOps added (bias, residual, ReLU).
+The legalizations write both as ``preparation blocks -> anchor -> store -> epilogues``. The anchor accumulates whole
+register tiles over padded extents. The store crops and casts. The epilogues are what FuseOps added (bias, residual,
+ReLU).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from schedules.cpu.register_tile import RegisterTile, divisors
 from schedules.prefetch import Region, mark_for_prefetch
 from schedules.traits import Traits
 
-# LLVM takes a prefetch for a use of all memory, so the sums leave their registers before it and come back after it.
+# LLVM assumes that a prefetch uses all memory, so the sums leave their registers before it and return after it.
 STEPS_BETWEEN_PREFETCHES = 64
 
 
 @dataclass(frozen=True)
 class LoopRoles:
-    """Which loop of the anchor is which, by position.
+    """The roles of the anchor's loops, by position.
 
-    ``batch`` loops come first in the parallel loop; ``height`` (image rows, for convolution only) may be grouped.
+    ``batch`` loops come first in the parallel loop; ``height`` (image rows, only for convolution) may be grouped.
     """
 
     batch: tuple[int, ...]
@@ -40,12 +41,12 @@ class LoopRoles:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The sizes a contraction's schedule leaves open: what tuning would choose.
+    """The tile sizes of a contraction's schedule; tuning would choose these.
 
-    ``chunk`` iterations of the outermost reduction loop are accumulated in registers before they are added to a tile
-    in memory (None: all of them, and nothing is written but results). ``group`` image rows share such a chunk of
-    weights. ``unroll`` steps of the innermost reduction loop. ``prepare_inside`` pads just what a group of rows reads,
-    in the same thread, instead of the whole image before.
+    ``chunk`` iterations of the outermost reduction loop are accumulated in registers before they are added to a tile in
+    memory. With None all are, and only results are written. ``group`` image rows share such a chunk of weights.
+    ``unroll`` steps of the innermost reduction loop are unrolled. ``prepare_inside`` pads only what a group of rows
+    reads, in the same thread, instead of the whole image beforehand.
     """
 
     tile: RegisterTile
@@ -59,7 +60,7 @@ class Tiling:
 def schedule_contraction(
     schedule: s_tir.Schedule, parts: Parts, roles: LoopRoles, tiling: Tiling, traits: Traits
 ) -> None:
-    """Tile the anchor, accumulate in registers, compute the tail on each finished tile."""
+    """Tile the anchor, accumulate in registers, and compute the tail on each finished tile."""
     if not tiling.prepare_inside:
         for block in parts.preparation:
             schedule_spatial_block(schedule, block, traits)
@@ -76,7 +77,7 @@ def schedule_contraction(
 
 
 def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: Tiling) -> tuple[list[LoopRV], ...]:
-    """The anchor's loops after tiling: those in the parallel one, those in a thread, the tile's, the reduction's."""
+    """Tile the anchor; return the loops of the parallel part, of one thread, of the tile, and of the reduction."""
     loops = schedule.get_loops(anchor)
     block_outer, block_inner = schedule.split(loops[roles.blocks], [None, tiling.tile.blocks])
     row_outer, row_inner = schedule.split(loops[roles.rows], [None, tiling.tile.rows])
@@ -88,17 +89,17 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
         height = [height_outer]
         inner = [height_inner, row_outer]
     elif tiling.group == 1:
-        # A matrix has no height: its rows are shared by the threads.
+        # A matrix has no height: threads share its rows.
         height, inner = [row_outer], []
     parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
     reduction = [loops[position] for position in roles.reduction]
-    # Blocks inside of rows: a broadcast value is used for all blocks at once and then forgotten. The other way round
-    # LLVM keeps one for each row, and 14 x 2 spills.
+    # Blocks are inside rows: a broadcast value is used for all blocks at once and then dropped. In the other order LLVM
+    # keeps one value per row, and 14 x 2 spills.
     return parallel, inner, [row_inner, block_inner, loops[roles.lanes]], reduction
 
 
 def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
-    """All of the reduction in registers: ``parallel, inner | reduction | tile``."""
+    """Schedule the whole reduction in registers: ``parallel, inner | reduction | tile``."""
     anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     parallel, inner, tile, reduction = _tile(schedule, anchor, roles, tiling)
     schedule.reorder(*parallel, *inner, *reduction, *tile)
@@ -117,9 +118,10 @@ def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles
 
 
 def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
-    """A chunk of weights stays in the first-level cache for a group of rows:
+    """Schedule the reduction in chunks, so that a chunk of weights stays in the first-level cache for a group of rows.
 
-    ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the whole group.
+    The loops are ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the
+    whole group.
     """
     anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, tiling.chunk])
@@ -134,14 +136,14 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     schedule.compute_at(partial, around, preserve_unit_loops=True)
     schedule.set_scope(partial, 0, "local")
     own = schedule.get_loops(partial)[2 + len(inner) :]
-    # After rfactor: the chunk's own axis, then the anchor's spatial axes, then what is left of the reduction.
+    # After rfactor the loops are the chunk's own axis, the anchor's spatial axes, and the rest of the reduction.
     spatial, reduction = own[: len(own) - len(roles.reduction)], own[len(own) - len(roles.reduction) :]
     tile = [loop for position, loop in enumerate(spatial) if position not in (0, 1 + roles.blocks)]
     tile.insert(len(tile) - 1, spatial[1 + roles.blocks])
     schedule.reorder(spatial[0], *reduction, *tile)
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
     in_chunk = vectors // int(schedule.get(chunk).extent)
-    # Around the reduction stands the loop over the chunk itself, of which there is one turn.
+    # The loop over the chunk itself, around the reduction, has one iteration.
     reduction = _prefetch(schedule, [*inner, spatial[0]], reduction, tiling, in_chunk, vectors)
     unroll_and_vectorize(schedule, tile)
     unroll_and_vectorize(schedule, sums_tile)
@@ -153,12 +155,12 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
 
 
 def _vectors(anchor: Block, roles: LoopRoles) -> int:
-    """Weight vectors of one block of output channels."""
+    """The number of weight vectors of one block of output channels."""
     return prod(anchor.extents[position] for position in roles.reduction)
 
 
 def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int) -> list[LoopRV]:
-    """The reduction's loops with ``unroll`` steps of the innermost one unrolled."""
+    """Unroll ``unroll`` steps of the innermost reduction loop; return the reduction's loops."""
     if unroll <= 1:
         return reduction
     outer, inner = schedule.split(reduction[-1], [None, unroll])
@@ -174,9 +176,9 @@ def _prefetch(
     vectors: int,
     vectors_of_block: int,
 ) -> list[LoopRV]:
-    """Mark a loop each of whose turns takes about `STEPS_BETWEEN_PREFETCHES`: of the reduction, or ``around`` it.
+    """Mark a loop with about `STEPS_BETWEEN_PREFETCHES` steps per iteration, of the reduction or ``around`` it.
 
-    Returns the reduction's loops, of which one may be split in two.
+    Returns the reduction's loops; one of them may have been split in two.
     """
     steps = max(tiling.unroll, 1)
     loops = [*around, *reduction]
@@ -193,9 +195,10 @@ def _prefetch(
 
 
 def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV], lanes: int | None = None) -> None:
-    """Vectors for the last loop; the others unrolled, so that every accumulator is a register of its own.
+    """Vectorize the last loop and unroll the others, so that every accumulator has its own register.
 
-    A matrix' rows are longer than a vector: ``lanes`` cuts them, since a longer vector would gather from two blocks.
+    A matrix's rows are longer than a vector. ``lanes`` splits them, because a longer vector would gather from two
+    blocks.
     """
     *outer, last = loops
     if lanes is not None and int(schedule.get(last).extent) > lanes:

@@ -1,4 +1,4 @@
-"""relax.nn.conv2d over blocked channels: its lowering to TE, and the templates of its dense and depthwise kernels.
+"""Lower relax.nn.conv2d over blocked channels to TE, and define the templates of its dense and depthwise kernels.
 
 Direct convolution: one row of output pixels times one or more channel blocks in registers (Georganas et al., Anatomy of
 High-Performance Deep Learning Convolutions on SIMD Architectures, 2018). Edges are padded to whole register tiles.
@@ -21,13 +21,13 @@ from schedules.expressions import FUSABLE, accumulator_dtype, default_legalizati
 from schedules.traits import Traits
 
 DENSE, DEPTHWISE = "conv2d_blocked", "depthwise_conv2d_blocked"
-# Weights below this stay in the second-level cache of one core next to a few rows of the image: then threads share rows
-# of the image and each reads all weights; above, threads share channels and each reads the whole image.
+# Weights smaller than this stay in a core's second-level cache with a few rows of the image. Then threads share the
+# image's rows, and each reads all weights. Otherwise threads share the channels, and each reads the whole image.
 LARGEST_SHARED_WEIGHTS_BYTES = 768 * 1024
 
-# Weights of one tile of channels above this leave the first-level cache between two tiles of pixels ...
+# If the weights of one tile of channels exceed this, they leave the first-level cache between two tiles of pixels ...
 LARGEST_ONE_PASS_BYTES = 80 * 1024
-# ... so they come in chunks of this, next to the sums of a group of rows of at most that.
+# ... so they are read in chunks of this size. The sums of a group of rows take at most as much.
 CHUNK_BYTES = 20 * 1024
 GROUP_BYTES = 16 * 1024
 SMALLEST_UNITS = 8
@@ -37,13 +37,13 @@ DEPTHWISE_GROUP_BYTES = 32 * 1024
 
 
 def legalize_conv2d(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Layouts as `schedules.cpu.blocked_channels` chooses them; others are left to TVM's own legalization."""
+    """Lower conv2d in the layouts that `schedules.cpu.blocked_channels` chooses; other layouts are left to TVM."""
     data, weight = call.args
     if not str(call.attrs.out_layout).endswith("c"):
         return default_legalization(builder, call)
     window = {**window_of(call), "out_dtype": str(call.ty.dtype)}
     groups = int(call.attrs.groups)
-    # Depthwise weights hold one input channel a group and no block of them: OIHW16o.
+    # Depthwise weights have one input channel per group and no input block: OIHW16o.
     depthwise = groups > 1 and len(weight.ty.shape) == 5
     compute = partial(_convolution, **window, traits=traits, groups=groups, depthwise=depthwise)
     name = "depthwise_conv2d" if depthwise else "conv2d"
@@ -61,9 +61,10 @@ def _convolution(
     groups: int,
     depthwise: bool,
 ) -> te.Tensor:
-    """Data [N, I/i, H, W, i] or [N, I, H, W]; weight [O/o, I/i, kh, kw, i, o] or [O/o, I, kh, kw, o].
+    """The convolution in TE, over blocked output channels.
 
-    With groups, the weight's I is that of one group, and blocks do not cross groups; ``depthwise``, it is 1.
+    Data is [N, I/i, H, W, i] or [N, I, H, W]; weight is [O/o, I/i, kh, kw, i, o] or [O/o, I, kh, kw, o]. With groups,
+    the weight's I is that of one group, and blocks do not cross groups. With ``depthwise`` it is 1.
     """
     batch, sizes = int(data.shape[0]), [int(extent) for extent in data.shape[2:4]]
     blocks, channels, *kernel = (int(extent) for extent in weight.shape[:4])
@@ -100,7 +101,7 @@ def _convolution(
 
 
 def _padded(data: te.Tensor, padding: list[int], height: int, width: int) -> te.Tensor:
-    """Data [N, C, H, W(, c)] with zeros around it, [N, C, height, width(, c)]; itself where nothing is added."""
+    """Pad data [N, C, H, W(, c)] with zeros to [N, C, height, width(, c)]; return it unchanged if nothing is added."""
     shape = [int(extent) for extent in data.shape]
     top, left = padding[0], padding[1]
     if (top, left, height, width) == (0, 0, shape[2], shape[3]):
@@ -114,7 +115,7 @@ def _padded(data: te.Tensor, padding: list[int], height: int, width: int) -> te.
 
 
 def _roles(extents: tuple[int, ...]) -> LoopRoles:
-    """Anchor iterators: n, channel block, h, w, lane | [input channel block, ]kh, kw[, input lane]."""
+    """The loop roles of an anchor with iterators n, channel block, h, w, lane | [input block, ]kh, kw[, input lane]."""
     return LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=tuple(range(5, len(extents))))
 
 
@@ -126,9 +127,9 @@ def _dense_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     units = extents[0] * extents[1] // tile.blocks
     groups = [rows for rows in divisors(extents[2]) if units * (extents[2] // rows) >= SMALLEST_UNITS] or [1]
     shares_image = weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES
-    # Rows that share a tile's weights give the next ones time to come from memory: 256 to 1024 channels of 14 x 14 rise
-    # from 173 to 193 GFLOP/s. Where all weights stay in cache it is the rows that should stay nearer, but a few
-    # together read fewer weights: 256 to 512 channels of 28 x 28 rise from 165 to 178.
+    # Rows that share a tile's weights give the next weights time to come from memory: 256 to 1024 channels of 14 x 14
+    # rise from 173 to 193 GFLOP/s. If all weights stay in cache, the rows should stay nearer, but a few rows together
+    # read fewer weights: 256 to 512 channels of 28 x 28 rise from 165 to 178.
     chunk, group = None, groups[-1] if shares_image else max(rows for rows in groups if rows <= LARGEST_NEAR_GROUP)
     if step_bytes * channels > LARGEST_ONE_PASS_BYTES:
         row_bytes = 4 * lanes * tile.blocks * extents[3]
@@ -140,7 +141,7 @@ def _dense_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
 
 
 def _depthwise_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
-    # Padding the whole image first costs as much as the convolution, which does only nine multiply-adds an element.
+    # Padding the whole image first takes as long as the convolution, which does only nine multiply-adds per element.
     row_bytes = 4 * extents[3] * extents[4]
     group = max((rows for rows in divisors(extents[2]) if rows * row_bytes <= DEPTHWISE_GROUP_BYTES), default=1)
     tile = dividing_tile(extents[3], 1, traits)

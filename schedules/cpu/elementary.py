@@ -1,7 +1,8 @@
-"""exp, erf, tanh as polynomials: vector instructions, where a call to libm takes one element at a time.
+"""exp, erf and tanh as polynomials, which use vector instructions; a call to libm takes one element at a time.
 
-Measured on 400 000 elements: GELU 1.3 ms with erff, 0.13 ms with this. All keep NaN and work in float32; float16 is
-widened first. Maximum relative errors against float64: exp 2e-7, tanh 4e-7; erf 3e-7 absolute.
+Measured on 400 000 elements: GELU takes 1.3 ms with erff, 0.13 ms with this. All keep NaN and compute in float32;
+float16 is widened first. Maximum relative errors against float64: exp 2e-7, tanh 4e-7. Maximum absolute error of erf:
+3e-7.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from tvm.relax import BlockBuilder
 
 from schedules.expressions import default_legalization
 
-# Beyond these, the exponent of the result leaves the range of float32.
+# Outside these limits, the result's exponent is outside float32's range.
 EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
-# Cephes expf (S. Moshier, 1989): exp(r) - 1 - r over r * r, for |r| < ln(2) / 2; highest power first.
+# Cephes expf (S. Moshier, 1989): (exp(r) - 1 - r) / (r * r), for |r| < ln(2) / 2; highest power first.
 EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-# Rational approximations as Eigen has them (MathFunctionsImpl.h), in x * x; highest power first.
+# Rational approximations from Eigen (MathFunctionsImpl.h), in x * x; highest power first.
 ERF_LIMIT = 4.0
 ERF_NUMERATOR = (
     -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
@@ -51,7 +52,7 @@ def _horner(x: Any, coefficients: Sequence[float]) -> Any:
 
 
 def _clamp(x: Any, limit: float) -> Any:
-    # Comparisons with NaN are false, so that NaN passes; minimum and maximum would replace it.
+    # Comparisons with NaN are false, so NaN passes; minimum and maximum would replace it.
     low = tirx.Select(x < _number(-limit), _number(-limit), x)
     return tirx.Select(x > _number(limit), _number(limit), low)
 
@@ -62,9 +63,9 @@ def exp(x: Any) -> Any:
     inside = tirx.all(x >= _number(EXP_LOWEST), x <= _number(EXP_HIGHEST))
     rest = x - power * _number(LN2_HIGH) - power * _number(LN2_LOW)
     value = _horner(rest, EXP_POLYNOMIAL) * (rest * rest) + rest + _number(1.0)
-    # The conversion of what does not fit an integer is undefined: convert zero there.
+    # Converting a value that does not fit an integer is undefined, so convert zero instead.
     exponent = tirx.Select(inside, power, _number(0.0)).astype("int32")
-    # Added to the exponent that is there: 2 to the power of 128 alone would be infinite, and exp(88.5) is not.
+    # Add to the existing exponent: 2 to the power of 128 alone would be infinite, but exp(88.5) is finite.
     bits = tirx.reinterpret("int32", value) + tirx.shift_left(exponent, tirx.const(23, "int32"))
     result = tirx.reinterpret("float32", bits)
     small = tirx.Select(x < _number(EXP_LOWEST), _number(0.0), result)
@@ -112,7 +113,7 @@ ELEMENTARY: dict[str, Elementary] = {
 
 
 def legalize_elementary(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Elementwise lowering of one of `ELEMENTARY`; float64 and integers keep TVM's."""
+    """Lower one of `ELEMENTARY` elementwise; float64 and integers are left to TVM."""
     if str(call.ty.dtype) not in ("float32", "float16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
         return default_legalization(builder, call)
     function, name = ELEMENTARY[call.op.name], call.op.name.rsplit(".", 1)[-1]

@@ -1,6 +1,6 @@
-"""Everything that only moves or maps elements: arithmetic, transposes, concatenation, gathers, padding, casts.
+"""Schedule functions that only move or map elements: arithmetic, transposes, concatenation, gathers, padding, casts.
 
-Threads share the outer loops, vectors take the innermost one.
+Threads share the outer loops; the innermost loop is vectorized.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from tvm.s_tir.schedule import LoopRV
 from schedules.blocks import Block, inline_into_outputs, new_schedule
 from schedules.traits import Traits
 
-# Mapping this many elements takes 3 microseconds on one core: less than waking the threads.
+# Mapping this many elements takes 3 microseconds on one core, which is less than waking the threads.
 SMALLEST_PARALLEL = 16384
 
 
 def schedule_elementwise(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """A function without reductions: intermediate blocks are inlined, each output is one parallel vector loop."""
+    """Schedule a function without reductions: inline intermediate blocks, make each output one parallel vector loop."""
     schedule = new_schedule(function)
     kept = inline_into_outputs(schedule, function)
     if kept is None:
@@ -27,7 +27,7 @@ def schedule_elementwise(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFu
 
 
 def schedule_spatial_block(schedule: s_tir.Schedule, block: Block, traits: Traits) -> None:
-    """Parallel over the outer loops, vectors over the innermost."""
+    """Make a block's outer loops parallel and vectorize the innermost."""
     loops = schedule.get_loops(block.handle)
     outer, lane = split_vector(schedule, loops, traits)
     if lane is None:
@@ -39,7 +39,7 @@ def schedule_spatial_block(schedule: s_tir.Schedule, block: Block, traits: Trait
 
 
 def split_vector(schedule: s_tir.Schedule, loops: list[LoopRV], traits: Traits) -> tuple[list[LoopRV], LoopRV | None]:
-    """The loops without the innermost one's vector, and this one's loop; None where vectors do not divide it."""
+    """Split a vector loop off the innermost loop; return the other loops and it, or None if vectors do not divide."""
     width = vector_width(int(schedule.get(loops[-1]).extent), traits) if loops else None
     if width is None:
         return loops, None

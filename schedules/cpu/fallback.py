@@ -1,4 +1,4 @@
-"""What is right for every PrimFunc: each block parallel over its outer spatial loops, nothing moved."""
+"""The fallback schedule, correct for every PrimFunc: each block is parallel over its outer spatial loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schedules.traits import Traits
 
 
 def schedule_fallback(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """Blocks whose outer loops cannot be parallel (scans, scatters, symbolic shapes) stay as they are."""
+    """Make each block's outer loops parallel; blocks where this fails (scans, scatters, symbolic shapes) are kept."""
     schedule = new_schedule(function)
     try:
         children = schedule.get_child_blocks(schedule.get_sblock("root"))

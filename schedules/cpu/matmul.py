@@ -1,4 +1,4 @@
-"""relax.matmul with the right operand in column blocks (``[N / lanes, K, lanes]``): layout, lowering and template."""
+"""Lay out, lower and schedule relax.matmul with its right operand in column blocks, ``[N / lanes, K, lanes]``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from schedules.views import view_of
 
 FAMILY = "matmul_packed"
 VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")
-# Measured on 128 rows: chunks gain 4 % at a depth of 3072 and lose 2 % at 768, where the sums go to memory in vain.
+# Measured on 128 rows: chunks gain 4 % at a depth of 3072 and lose 2 % at 768, where the sums go to memory needlessly.
 DEPTH_IN_ONE_PASS = 1024
 DEPTH_OF_CHUNK = 256
 SMALLEST_CHUNK = 64
@@ -41,7 +41,7 @@ SMALLEST_REUSE = 4
 
 @mutator
 class PackMatmul(ModuleMutator):
-    """Matrix products read views in place, and constants as [N / lanes, K, lanes]."""
+    """Make matrix products read views in place, and pack constant right operands as [N / lanes, K, lanes]."""
 
     def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
         super().__init__(module)
@@ -57,7 +57,7 @@ class PackMatmul(ModuleMutator):
         if left_shape is None or right_shape is None or len(left_shape) < 2 or 0 in (*left_shape, *right_shape):
             return call
         matrix = self._constant(right)
-        # A matrix that the importer broadcast over the batch is still one matrix: numpy gives it strides of zero.
+        # A matrix that the importer broadcast over the batch is still one matrix; numpy gives it zero strides.
         while matrix is not None and matrix.ndim > 2 and (matrix.shape[0] == 1 or matrix.strides[0] == 0):
             matrix = matrix[0]
         # Rows of the left operand are read one element of a run after the other, for many columns at once.
@@ -84,7 +84,7 @@ class PackMatmul(ModuleMutator):
         return self.builder_.call_te(compute, left, right, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
 
     def _constant(self, expression: relax.Expr) -> Any:
-        """The numpy array an expression stands for: a constant, or a view of one; None otherwise."""
+        """The numpy array of a constant or of a view of one; None for other expressions."""
         if isinstance(expression, relax.Var):
             bound = self.lookup_binding(expression)
             return None if bound is None else self._constant(bound)
@@ -103,7 +103,7 @@ class PackMatmul(ModuleMutator):
             return np.broadcast_to(source, shape)
         if source.shape == shape:
             return source
-        # numpy's reshape may copy, and with it lose the zero strides of a broadcast.
+        # numpy's reshape may copy, and then the zero strides of a broadcast are lost.
         return source.reshape(shape) if 0 not in source.strides else None
 
     def _pack(self, matrix: Any) -> relax.Expr:
@@ -122,7 +122,7 @@ class PackMatmul(ModuleMutator):
 
 
 def legalize_matmul(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Two activations: the right one is packed on the way. Vectors and symbolic shapes are left to TVM."""
+    """Lower the product of two activations and pack the right one; vectors and symbolic shapes are left to TVM."""
     shapes = [static_shape(argument) for argument in call.args]
     if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
         return default_legalization(builder, call)
@@ -131,7 +131,7 @@ def legalize_matmul(builder: BlockBuilder, call: relax.Call, traits: Traits) -> 
 
 
 def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:
-    """Left [..., M, K], right [..., K, N], batch axes broadcast."""
+    """The product of left [..., M, K] and right [..., K, N], which is packed first; batch axes are broadcast."""
     batch = [int(extent) for extent in right.shape[:-2]]
     depth, columns = int(right.shape[-2]), int(right.shape[-1])
     lanes = traits.lanes
@@ -149,7 +149,7 @@ def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, trait
 
 
 def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: str, traits: Traits) -> te.Tensor:
-    """Left [..., M, K] times packed [..., N/lanes, K, lanes] -> [..., M, N]; batch axes broadcast."""
+    """The product of left [..., M, K] and packed [..., N/lanes, K, lanes]: [..., M, N]; batch axes are broadcast."""
     left_batch, right_batch = (tuple(map(int, shape)) for shape in (left.shape[:-2], packed.shape[:-3]))
     batch = np.broadcast_shapes(left_batch, right_batch)
     rows, depth = int(left.shape[-2]), int(left.shape[-1])
@@ -160,7 +160,7 @@ def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: s
 
     def element(*index: Any) -> Any:
         *outer, block, row, lane = index
-        # Rows beyond the last repeat it: their results are never stored.
+        # Padded rows repeat the last one; their results are never stored.
         row = row if tiled_rows == rows else tirx.min(row, rows - 1)
         value = left[(*broadcast_index(outer, left_batch), row, k)]
         factor = packed[(*broadcast_index(outer, right_batch), block, k, lane)]
@@ -176,7 +176,7 @@ def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: s
 
 
 def _roles(extents: tuple[int, ...]) -> LoopRoles:
-    """Anchor iterators: batch ..., column block, m, lane | k."""
+    """The loop roles for anchor iterators batch ..., column block, m, lane | k."""
     *batch, blocks, rows, lanes, depth = range(len(extents))
     return LoopRoles(tuple(batch), blocks, height=None, rows=rows, lanes=lanes, reduction=(depth,))
 

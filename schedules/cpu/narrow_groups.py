@@ -1,14 +1,14 @@
-"""Convolutions whose channels or groups fill no vector, made such that the blocked templates take them.
+"""Widen convolutions whose channels or groups do not fill a vector, so that the blocked templates can take them.
 
-One to a number of channels that no block divides computes some more, and drops them: a detector's last layer, 256 to
-255 channels of 26 x 26, takes 0.74 ms like this and 43 ms in plain NCHW. For one with groups there are four ways, of
-which the cheapest by a count of multiply-adds wins:
+If no block divides the number of output channels, some more are computed and dropped. A detector's last layer, 256 to
+255 channels of 26 x 26, takes 0.74 ms in this way and 43 ms in plain NCHW. For a convolution with groups there are four
+ways. The one with the fewest estimated multiply-adds is chosen:
 
-- neighbouring groups are merged until they fill a block of lanes. The weights become block-diagonal: most products are
-  with zero, but they run at ten times the rate of plain loops (and more);
+- neighbouring groups are merged until they fill a block of lanes. The weights become block-diagonal. Most products are
+  with zero, but they run at ten or more times the rate of plain loops;
 - all groups are merged into one dense convolution;
-- a depthwise convolution with k results a channel reads its input k times repeated, as an ordinary depthwise one;
-- groups of zeros are added, and dropped from the result, where their number does not divide.
+- a depthwise convolution with k results per channel reads its input repeated k times, as an ordinary depthwise one;
+- if the number of groups is not divisible, groups of zeros are added and dropped from the result.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from schedules.expressions import CONV2D, array_of, constant, is_plain, operator
 from schedules.module_mutator import ModuleMutator
 from schedules.traits import Traits, channel_block
 
-# What plain loops need for the work that a blocked template does in a unit of time. Measured on one core with AVX-512:
-# 15 GFLOP/s for 3 x 3 with 4 channels a group, 2.4 for 1 x 1 with 80, where the peak is 200.
+# The time of plain loops relative to a blocked template, for equal work. Measured on one core with AVX-512: 15 GFLOP/s
+# for 3 x 3 with 4 channels per group, 2.4 for 1 x 1 with 80, where the peak is 200.
 PLAIN_COST = 13.0
-# Depthwise with k results a channel: plain loops run in vectors where half a vector divides the width (32 to 64
-# channels of 112 x 112: 1.1 ms, repeated 2.2 ms), and else do not (64 to 256 of 28 x 28: 3.9 ms, repeated 0.44 ms).
+# Depthwise with k results per channel: plain loops are vectorized if half a vector divides the width (32 to 64 channels
+# of 112 x 112: 1.1 ms, repeated 2.2 ms), and otherwise not (64 to 256 of 28 x 28: 3.9 ms, repeated 0.44 ms).
 PLAIN_VECTOR_COST, REPEATED_COST = 4.5, 5.0
 
 
 @dataclass(frozen=True)
 class Widening:
-    """``merged`` groups become one, after ``added`` groups of zeros. ``repeats``: every channel becomes a group."""
+    """How to widen a convolution: merge ``merged`` groups into one, after adding ``added`` groups of zeros.
+
+    With ``repeats`` every channel becomes a group.
+    """
 
     merged: int = 1
     added: int = 0
@@ -43,9 +46,9 @@ class Widening:
 
 
 def choose_widening(groups: int, inputs: int, outputs: int, width: int, traits: Traits) -> Widening | None:
-    """How to change a convolution of ``inputs`` to ``outputs`` channels *a group*; None to leave it as it is.
+    """The cheapest way to widen a convolution of ``inputs`` to ``outputs`` channels *a group*; None to keep it.
 
-    ``width`` is that of the result, in pixels.
+    ``width`` is the result's width in pixels.
     """
     if inputs == 1 and outputs == 1:
         return _depthwise(groups, traits)
@@ -63,7 +66,7 @@ def choose_widening(groups: int, inputs: int, outputs: int, width: int, traits: 
         choices.append((cost + bool(added), merged, Widening(merged, added)))
     if inputs == 1:
         choices.append((REPEATED_COST, 2, Widening(repeats=True)))
-    # Of equal costs the smaller merge: 128 channels in 32 groups, 56 x 56, take 1.33 ms in blocks of 8, 1.61 in 16.
+    # If costs are equal, merge less: 128 channels in 32 groups, 56 x 56, take 1.33 ms in blocks of 8, 1.61 in 16.
     chosen = min(choices, key=lambda choice: choice[:2])[2]
     return None if chosen == Widening() else chosen
 
@@ -85,7 +88,7 @@ def _dense_cost(groups: int, outputs: int, traits: Traits) -> float:
 
 @mutator
 class WidenGroups(ModuleMutator):
-    """Plain convolutions of constant weights get channels and groups that blocks divide, where that pays."""
+    """Gives plain convolutions with constant weights channels and groups that blocks divide, where that is faster."""
 
     def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
         super().__init__(module)
@@ -105,7 +108,7 @@ class WidenGroups(ModuleMutator):
         return call if widening is None else self._widened(call, call.args[0], weight, groups, widening)
 
     def _dense(self, call: relax.Call, data: relax.Expr, weight: np.ndarray) -> relax.Expr:
-        """One group, to as many channels as blocks divide; those that are added are dropped behind it."""
+        """Widen a convolution without groups to a channel count that blocks divide, and drop the added channels."""
         channels = weight.shape[0]
         if channel_block(channels, self.traits) is None:
             half = self.traits.lanes // 2
@@ -124,7 +127,7 @@ class WidenGroups(ModuleMutator):
         outputs, inputs = weight.shape[:2]
         if widening.repeats:
             data = self.emit_beside(relax.op.repeat(data, outputs // groups, axis=1), "blocked")
-            # An ordinary depthwise convolution, itself widened where no block divides its channels.
+            # This is an ordinary depthwise convolution; widen it too if no block divides its channels.
             return self._widened(call, data, weight, outputs, _depthwise(outputs, self.traits) or Widening())
         if widening.added:
             widths = [0, 0, 0, widening.added * inputs, 0, 0, 0, 0]
@@ -140,7 +143,7 @@ class WidenGroups(ModuleMutator):
 
 
 def _block_diagonal(weight: np.ndarray, groups: int, merged: int) -> np.ndarray:
-    """[O, I / groups, kh, kw] for ``groups`` as [O, I / groups * merged, kh, kw] for ``groups / merged``."""
+    """Convert weights [O, I / groups, kh, kw] to [O, I / groups * merged, kh, kw] for ``groups / merged`` groups."""
     if merged == 1:
         return weight
     outputs, inputs, *window = weight.shape

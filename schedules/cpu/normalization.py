@@ -1,10 +1,10 @@
-"""Layer, RMS, group and instance norm -> TE whose sums run in vectors.
+"""Lower layer, RMS, group and instance norm to TE whose sums are vectorized.
 
-All are one computation on a tensor of rows, [..., L], where L runs over all that is normalised together. Tensors come
-into that shape by a reshape, which costs nothing.
+All are one computation on a tensor of rows, [..., L], where L covers everything that is normalised together. A reshape,
+which costs nothing, brings tensors into that shape.
 
-A float sum has an order, so LLVM does not vectorise it. Here one partial sum per vector lane is explicit:
-``partial[row, lane]`` over the whole vectors of a row, then the lanes and the row's remainder together.
+A float sum has an order, so LLVM does not vectorise it. Here each vector lane has an explicit partial sum:
+``partial[row, lane]`` over the whole vectors of a row. Then the lanes and the row's remainder are summed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Element = Callable[[tuple[Any, ...], Any], Any]
 def reduce_rows(
     rows: tuple[int, ...], extent: int, element: Element, reducer: Reducer, lanes: int, name: str
 ) -> te.Tensor:
-    """``reducer`` over ``element(row, 0 <= k < extent)``: a tensor of shape ``rows``."""
+    """Reduce ``element(row, k)`` over 0 <= k < extent with ``reducer``; the result is a tensor of shape ``rows``."""
     whole = extent // lanes
     if whole < 2:
         k = te.reduce_axis((0, extent), name="k")
@@ -51,11 +51,13 @@ def reduce_rows(
 
 
 def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool) -> tuple[Element, str]:
-    """How to read the rows of x, [..., L], centred (or as they are) and divided by their deviation, and in which dtype.
+    """Return a function that reads standardised elements of the rows of x, [..., L], and the dtype it computes in.
 
-    The mean comes from differences to a row's first element, the variance from centred values.
-    E[x^2] - E[x]^2 cancels, and even a sum of 3000 values around 1000 has lost three digits of their mean. Differences
-    to one of them have not, and cost one subtraction.
+    Elements are centred (if ``centre``) and divided by their row's deviation. The mean is computed from differences to
+    the row's first element, the variance from centred values.
+
+    E[x^2] - E[x]^2 cancels, and even a sum of 3000 values around 1000 loses three digits of their mean. Differences to
+    one of the values do not, and cost one subtraction.
     """
     *rows, extent = (int(value) for value in x.shape)
     dtype = accumulator_dtype(str(x.dtype))
@@ -88,7 +90,7 @@ def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool)
 
 
 def row_norm(x: te.Tensor, *weights: te.Tensor, name: str, epsilon: float, traits: Traits) -> te.Tensor:
-    """x [..., L], gamma and beta [L]; without beta by the root of the mean square, which is not centred."""
+    """Layer norm of x [..., L] with gamma and beta [L]; without beta RMS norm, which does not centre."""
     normal, dtype = _standardised(x, epsilon, traits, centre=len(weights) > 1)
 
     def element(*i: Any) -> Any:
@@ -103,9 +105,9 @@ def row_norm(x: te.Tensor, *weights: te.Tensor, name: str, epsilon: float, trait
 def group_norm(
     x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, channels: int, epsilon: float, traits: Traits
 ) -> te.Tensor:
-    """x [N, G, L] with ``channels`` of L / channels elements in each group; gamma and beta [G * channels].
+    """Group norm of x [N, G, L]: each group has ``channels`` channels of L / channels elements.
 
-    The result is [N, G, channels, L / channels].
+    gamma and beta are [G * channels]; the result is [N, G, channels, L / channels].
     """
     batch, groups, extent = (int(value) for value in x.shape)
     inner = extent // channels
@@ -121,7 +123,7 @@ def group_norm(
 
 
 def legalize_rows(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Layer or RMS norm over any number of trailing axes."""
+    """Lower layer or RMS norm over any number of trailing axes; other forms are left to TVM."""
     shape, name = static_shape(call.args[0]), call.op.name.rsplit(".", 1)[-1]
     if shape is None or not fits(shape, call):
         return default_legalization(builder, call)
@@ -153,7 +155,7 @@ def legalize_groups(builder: BlockBuilder, call: relax.Call, traits: Traits) -> 
 
 
 def reshaped(builder: BlockBuilder, expression: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
-    """The tensor in another shape, emitted; itself where it has that shape."""
+    """Emit a reshape to ``shape``; return the tensor itself if it has that shape."""
     variable = builder.emit(builder.normalize(expression)) if isinstance(expression, relax.Call) else expression
     if static_shape(variable) == shape:
         return variable
@@ -161,5 +163,5 @@ def reshaped(builder: BlockBuilder, expression: relax.Expr, shape: tuple[int, ..
 
 
 def fits(shape: tuple[int, ...], call: relax.Call) -> bool:
-    """Whether a tensor is one for own rules: of a float that is summed in float32, and not empty."""
+    """Whether this package can lower the norm: float32 or float16 (summed in float32), at least two axes, not empty."""
     return len(shape) >= 2 and 0 not in shape and str(call.ty.dtype) in ("float32", "float16")

@@ -1,9 +1,9 @@
-"""The tile that one kernel keeps in vector registers: `rows` broadcast values times `blocks` weight vectors.
+"""Choose the tile that a kernel keeps in vector registers: `rows` broadcast values times `blocks` weight vectors.
 
-Convolution and matrix multiplication share it: a weight vector holds output channels (columns of the matrix), a
-broadcast value is one pixel (row) of the input. Every step of the reduction loads ``blocks`` vectors, broadcasts
-``rows`` values and issues ``rows * blocks`` fused multiply-adds (Goto, van de Geijn: Anatomy of High-Performance
-Matrix Multiplication, 2008).
+Convolution and matrix multiplication use the same tile. A weight vector holds output channels (columns of the matrix).
+A broadcast value is one pixel (row) of the input. Every step of the reduction loads ``blocks`` vectors, broadcasts
+``rows`` values and issues ``rows * blocks`` fused multiply-adds (Goto, van de Geijn: Anatomy of High-Performance Matrix
+Multiplication, 2008).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from schedules.traits import Traits
 
-# Two multiply-adds start per cycle and take four cycles: fewer independent accumulators than this wait for each other.
+# Two multiply-adds start per cycle and take four cycles; fewer independent accumulators than this leave the units idle.
 ACCUMULATORS_TO_HIDE_LATENCY = 8
-# Two loads per cycle; beyond this ratio of loads to multiply-adds the load ports bound the kernel. Measured: tiles with
-# 0.63 (8 x 2) reach the peak, 1.04 (28 x 1) still 95 %.
+# Two loads start per cycle. Above this ratio of loads to multiply-adds, the load ports limit the kernel. Measured:
+# tiles with a ratio of 0.63 (8 x 2) reach the peak, and those with 1.04 (28 x 1) still 95 %.
 LOADS_PER_MULTIPLY_ADD = 0.9
 LARGEST_ROWS = 28
 SMALLEST_ACCUMULATORS = 4
@@ -29,25 +29,26 @@ class RegisterTile:
 
 
 def slowdown(tile: RegisterTile) -> float:
-    """How many times longer than at the peak a tile's multiply-adds take, at least 1."""
+    """A tile's time for its multiply-adds relative to the peak; at least 1."""
     latency = ACCUMULATORS_TO_HIDE_LATENCY / (tile.rows * tile.blocks)
     loads = (tile.rows + tile.blocks) / (tile.rows * tile.blocks) / LOADS_PER_MULTIPLY_ADD
     return max(1.0, latency, loads)
 
 
 def _cost(extent: int, rows: int, blocks: int) -> float:
-    """Relative time of computing ``extent`` rows in tiles, at least 1."""
+    """The time to compute ``extent`` rows in tiles, relative to the peak; at least 1."""
     waste = -(-extent // rows) * rows / extent
-    # Ties go to more rows a weight vector: weights come from the second cache, broadcast values from the first.
+    # On a tie take more rows per weight vector: weights come from the second-level cache, broadcast values from the
+    # first.
     return waste * slowdown(RegisterTile(rows, blocks)) + 0.1 / rows
 
 
 def _fits(rows: int, blocks: int, traits: Traits) -> bool:
-    """Whether LLVM 22 keeps the tile in registers: the sums, a weight vector for each block and one broadcast value.
+    """Whether LLVM 22 keeps the tile in registers: the sums, a weight vector per block and one broadcast value.
 
-    Measured with 32 registers in the first-level cache: 14 x 2, 9 x 3 and 6 x 4 run at 90 % of the peak, 7 x 4 spills
-    and falls to 70 %. One weight vector needs no broadcast register, since AVX-512 broadcasts from memory inside the
-    multiply-add. With 16 registers, 6 x 2 and 3 x 4 are the largest without loss.
+    Measured with 32 registers and data in the first-level cache: 14 x 2, 9 x 3 and 6 x 4 run at 90 % of the peak; 7 x 4
+    spills and falls to 70 %. One weight vector needs no broadcast register, because AVX-512 broadcasts from memory
+    inside the multiply-add. With 16 registers, 6 x 2 and 3 x 4 are the largest tiles without loss.
     """
     if traits.registers < 32:
         return rows * blocks <= 12
@@ -59,7 +60,8 @@ def choose_tile(
 ) -> RegisterTile:
     """The cheapest tile for ``extent`` rows and ``block_count`` vectors of output channels.
 
-    ``block_count`` is always divided exactly; ``extent`` may be rounded up unless ``rows_candidates`` says otherwise.
+    The tile's blocks always divide ``block_count``. ``extent`` may be rounded up, unless ``rows_candidates`` restricts
+    the rows.
     """
     rows_choices = list(rows_candidates) if rows_candidates is not None else range(1, min(extent, LARGEST_ROWS) + 1)
     choices = [
@@ -78,10 +80,10 @@ def dividing_tile(extent: int, block_count: int, traits: Traits) -> RegisterTile
 
 
 def tiles_to_try(extent: int, block_count: int, traits: Traits) -> list[RegisterTile]:
-    """Dividing tiles for tuning: those that fit the registers, and those a little too large by our reckoning.
+    """The dividing tiles that tuning tries: those that fit the registers, and those estimated to be slightly too large.
 
-    What LLVM keeps in registers depends on what else a kernel does, so the measured limit is not exact. Tiles of fewer
-    than four accumulators are left out where there are larger ones: they always wait for themselves.
+    What LLVM keeps in registers depends on the rest of the kernel, so the measured limit is not exact. Tiles of fewer
+    than four accumulators are left out if there are larger ones, because they always wait for their own results.
     """
     tiles = [
         RegisterTile(rows, blocks)

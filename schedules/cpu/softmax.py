@@ -1,7 +1,8 @@
-"""softmax and log_softmax over any axis: lowering to TE, over the last one in rows, over others in columns of vectors.
+"""Lower softmax and log_softmax over any axis to TE: the last axis in rows, other axes in columns of vectors.
 
-Columns are scheduled here, some neighbours at a time through all their stages: columns next to each other fill vectors,
-and those of one turn are so few that what is kept between stages (their exponentials) stays in the first-level cache.
+This module also schedules the columns. A group of neighbouring columns goes through all stages together. Neighbouring
+columns fill vectors, and a group is so small that the values kept between stages (exponentials) stay in the first-level
+cache.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KEPT_BYTES = 16 * 1024
 
 
 def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
-    """Over the last axis, in float32: exponentials are computed once and divided by their sum."""
+    """Softmax over the last axis, in float32: exponentials are computed once and divided by their sum."""
     *rows, extent = (int(value) for value in x.shape)
     lanes, shape = traits.lanes, tuple(rows)
 
@@ -47,7 +48,7 @@ def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
 
 
 def softmax_of_columns(x: te.Tensor, logarithm: bool) -> te.Tensor:
-    """Over the middle axis of x [O, K, I], in float32. `schedule_columns` schedules it."""
+    """Softmax over the middle axis of x [O, K, I], in float32; `schedule_columns` schedules it."""
     outer, extent, inner = (int(value) for value in x.shape)
     axes = [te.reduce_axis((0, extent), name="k") for _ in range(2)]
 
@@ -73,7 +74,7 @@ def softmax_of_columns(x: te.Tensor, logarithm: bool) -> te.Tensor:
 
 
 def legalize_softmax(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Symbolic shapes and other dtypes than float32 and float16 are left to TVM."""
+    """Lower softmax or log_softmax of float32 or float16; symbolic shapes and other dtypes are left to TVM."""
     name = call.op.name.rsplit(".", 1)[-1]
     logarithm = name == "log_softmax"
     shape = static_shape(call.args[0])
@@ -92,7 +93,10 @@ def legalize_softmax(builder: BlockBuilder, call: relax.Call, traits: Traits) ->
 
 
 def schedule_columns(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """Iterators of reductions: outer, column | k; of the result: outer, k, column; between them: outer[, k], column."""
+    """Schedule `softmax_of_columns`, some columns at a time.
+
+    Iterators of reductions: outer, column | k; of the result: outer, k, column; between them: outer[, k], column.
+    """
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None or blocks[-1].anchor != COLUMNS:
@@ -125,7 +129,10 @@ def _vectorize(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, lanes: 
 
 
 def columns_at_a_time(steps: int, columns: int, traits: Traits) -> int:
-    """As many as whole vectors hold and the cache keeps; all where vectors do not divide them: LLVM does better."""
+    """The number of columns per group: whole vectors that fit the cache, or all columns if vectors do not divide them.
+
+    In the second case LLVM does better.
+    """
     whole = [count for count in divisors(columns) if count % traits.lanes == 0]
     fitting = [count for count in whole if 4 * count * steps <= KEPT_BYTES]
     return max(fitting) if fitting else min(whole, default=columns)

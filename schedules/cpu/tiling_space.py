@@ -1,4 +1,4 @@
-"""The choices of convolutions and matrix products: `Tiling` as named values, and the values worth trying."""
+"""The tuning space of convolutions and matrix products: `Tiling` as named values, and the values worth trying."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TilingOf = Callable[[tuple[int, ...], Traits], Tiling]
 def contraction_template(
     name: str, family: str, roles_of: RolesOf, choose_tiling: TilingOf, *, chunks: bool = True
 ) -> Template[Traits]:
-    """A template around the anchor of ``family``.
+    """A template for kernels with an anchor of ``family``.
 
-    ``roles_of`` and ``choose_tiling`` take the anchor's extents; ``chunks`` says whether its reduction is long enough
-    to be cut.
+    ``roles_of`` and ``choose_tiling`` take the anchor's extents. ``chunks`` says whether its reduction is long enough
+    to be split into chunks.
     """
 
     def space(function: tirx.PrimFunc, traits: Traits) -> Space | None:
@@ -54,7 +54,7 @@ def contraction_template(
 
 
 def choices_of(tiling: Tiling) -> dict[str, Value]:
-    """A tiling as named values; `Tiling` says what each means."""
+    """A tiling as named values; `Tiling` describes them."""
     return {
         "tile": f"{tiling.tile.rows}x{tiling.tile.blocks}",
         "chunk": ALL_AT_ONCE if tiling.chunk is None else tiling.chunk,
@@ -80,13 +80,13 @@ def tiling_of(choices: Choices) -> Tiling:
 def _space(
     extents: tuple[int, ...], roles: LoopRoles, default: Tiling, traits: Traits, *, chunks: bool, prepares: bool
 ) -> Space:
-    """The tilings worth trying for an anchor of these extents, around the cost rule's ``default``."""
+    """The tilings to try for an anchor with these extents; ``default`` is the cost rule's choice."""
     outermost, innermost = extents[roles.reduction[0]], extents[roles.reduction[-1]]
     steps = [step for step in divisors(outermost) if step < outermost] if chunks else []
     if len(roles.reduction) == 1:
         steps = [step for step in steps if step >= SMALLEST_CHUNK_STEPS]
     tiles = [f"{tile.rows}x{tile.blocks}" for tile in tiles_to_try(extents[roles.rows], extents[roles.blocks], traits)]
-    # A matrix has no rows of an image to group: 1 shares its rows among the threads, 0 only its columns.
+    # A matrix has no image rows to group: 1 shares its rows among the threads, 0 only its columns.
     groups = divisors(extents[roles.height]) if roles.height is not None else [0, 1]
     values: dict[str, list[Value]] = {
         "tile": list(tiles),
@@ -106,7 +106,7 @@ def _space(
         if is_image:
             return True
         if choices["group"] == 0:
-            return choices["order"] == BLOCKS_OUTSIDE  # there is nothing else in the parallel loop
-        return choices["chunk"] == ALL_AT_ONCE  # the sums of a chunk are those of several tiles of rows
+            return choices["order"] == BLOCKS_OUTSIDE  # the parallel loop has nothing else
+        return choices["chunk"] == ALL_AT_ONCE  # the sums of a chunk belong to several tiles of rows
 
     return Space({name: tuple(each) for name, each in values.items()}, chosen, allows)

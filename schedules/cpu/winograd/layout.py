@@ -1,9 +1,9 @@
-"""Which convolutions over blocked channels Winograd's method makes faster, with which tiles, and how steps are nested.
+"""Choose the convolutions over blocked channels that Winograd's method makes faster, their tiles and loop nesting.
 
-Their weights are transformed here: 4 times (tiles of 4 x 4) or 1.78 times (2 x 2) as large as the kernel, in memory and
-in the bundle. The choice is a cost rule: seconds of one core for products, transforms, and bytes that come from beyond
-the second-level cache. The rates were measured on one core of an x86-64 server with AVX-512 at about 220 GFLOP/s and 15
-GB/s; what is chosen depends on their ratios only, and those are alike on its kin.
+The weights are transformed here. They become 4 times (tiles of 4 x 4) or 1.78 times (2 x 2) as large as the kernel, in
+memory and in the bundle. The choice is a cost rule: the seconds of one core for products, for transforms, and for bytes
+from beyond the second-level cache. The rates were measured on one core of an x86-64 server with AVX-512 at about 220
+GFLOP/s and 15 GB/s. Only their ratios affect the choice, and those are similar on related processors.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ from schedules.expressions import CONV2D, FUSABLE, array_of, constant, operator_
 from schedules.module_mutator import ModuleMutator
 from schedules.traits import Traits
 
-# One vector multiply-add, in nanoseconds: direct convolution reaches 170 GFLOP/s, and so do the products, as long as
-# their weights are near.
+# Nanoseconds of one vector multiply-add: direct convolution reaches 170 GFLOP/s, and so do the products while their
+# weights are in a near cache.
 MULTIPLY_ADD_NS = 32 / 170
-# One byte from beyond the second-level cache, of weights or of what does not stay in a group.
+# Nanoseconds per byte from beyond the second-level cache, for weights and for values that do not stay in a group.
 BYTE_NS = 1 / 15
-# A weight vector from the second-level cache takes as long as this many multiply-adds: register tiles with fewer rows
-# wait for them.
+# Loading a weight vector from the second-level cache takes as long as this many multiply-adds. Register tiles with
+# fewer rows wait for it.
 ROWS_FOR_A_WEIGHT = 5
-# A group with more tiles than one register tile has takes longer, by this factor of its products: measured at 64
-# channels of 224 x 224 (10.8 to 8.9 ms for groups of 28 and 14) and 128 of 112 x 112 (9.0 to 7.8).
+# The products of a group with more tiles than one register tile take longer by this factor. Measured at 64 channels of
+# 224 x 224 (10.8 to 8.9 ms for groups of 28 and 14) and 128 of 112 x 112 (9.0 to 7.8).
 SEVERAL_TILES = 1.2
-# Transforming one tile of one channel block, by outputs: [2] 16 values, [4] 36 values; and copying one pixel of it.
+# Nanoseconds to transform one tile of one channel block, by outputs (2: 16 values, 4: 36 values); and to copy one pixel
+# of it.
 INPUT_TRANSFORM_NS = {2: 28.0, 4: 85.0}
 OUTPUT_TRANSFORM_NS = {2: 18.0, 4: 75.0}
 COPY_NS = 1.5
-# A second-level cache. What a group needs beyond it, weights included, is read again for every group ...
+# Size of a second-level cache. What a group needs beyond it, weights included, is read again for every group ...
 CACHE_BYTES = 2 * 1024 * 1024
-# ... and so is all that lies between the steps of a group if that takes more than half of it.
+# ... and so are all values between the steps of a group, if they take more than half of the cache.
 LARGEST_GROUP_BYTES = CACHE_BYTES // 2
-# Waking the threads and waiting for the last of them, for each parallel loop.
+# Nanoseconds to wake the threads and to wait for the last one, per parallel loop.
 PARALLEL_LOOP_NS = 4000.0
-# Direct convolution is more exact and its weights are smaller: it stays where Winograd's gain is less than a tenth.
+# Direct convolution is more exact and has smaller weights, so it is kept where Winograd saves less than a tenth.
 LEAST_GAIN = 0.9
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A 3 x 3 convolution of stride and dilation 1; blocks have ``input_lanes`` and ``output_lanes`` channels."""
+    """A 3 x 3 convolution with stride and dilation 1; blocks have ``input_lanes`` and ``output_lanes`` channels."""
 
     batch: int
     input_blocks: int
@@ -67,7 +68,7 @@ class Workload:
 
 @mutator
 class UseWinograd(ModuleMutator):
-    """Requires blocked layouts; convolutions that are not chosen stay operators, for the legalization."""
+    """Replaces chosen convolutions in blocked layouts by Winograd kernels; the others stay for the legalization."""
 
     def __init__(self, module: tvm.IRModule, traits: Traits, threads: int) -> None:
         super().__init__(module)
@@ -95,7 +96,7 @@ class UseWinograd(ModuleMutator):
 
 
 def workload_of(call: relax.Call) -> Workload | None:
-    """What a convolution computes, if the method applies to it: float32, 3 x 3, stride, dilation and groups 1."""
+    """The convolution's sizes, or None unless it is float32, 3 x 3, with stride, dilation and groups 1."""
     attributes = call.attrs
     data, kernel, result = (static_shape(tensor) for tensor in (call.args[0], call.args[1], call))
     if data is None or kernel is None or result is None or 0 in (*data, *kernel, *result):
@@ -111,7 +112,7 @@ def workload_of(call: relax.Call) -> Workload | None:
 
 
 def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winograd | None:
-    """The cheapest choice for ``threads`` threads, or None where direct convolution is about as fast."""
+    """The cheapest choice for ``threads`` threads, or None if direct convolution is about as fast."""
     choices = list(_candidates(workload))
     best = min(choices, key=lambda choice: winograd_nanoseconds(workload, choice, traits, threads))
     limit = LEAST_GAIN * direct_nanoseconds(workload, threads)
@@ -119,7 +120,10 @@ def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winogra
 
 
 def direct_nanoseconds(workload: Workload, threads: int) -> float:
-    """Direct convolution: its weights come from memory once, its image is small beside them or computed on for long."""
+    """The estimated nanoseconds of direct convolution.
+
+    Its weights come from memory once. Its image is small relative to them, or is computed on for long.
+    """
     pixels = workload.batch * workload.out_height * workload.out_width
     steps = pixels * workload.input_channels * TAPS * TAPS * workload.output_blocks
     weights = 4 * TAPS * TAPS * workload.input_channels * workload.output_blocks * workload.output_lanes
@@ -127,7 +131,10 @@ def direct_nanoseconds(workload: Workload, threads: int) -> float:
 
 
 def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, threads: int) -> float:
-    """The time that the rates above give for a choice. Weights from memory count in full: prefetching hides some."""
+    """The estimated nanoseconds of a choice, by the rates above.
+
+    Weights from memory count in full, although prefetching hides some of that time.
+    """
     across = -(-workload.out_width // (choice.outputs * choice.columns))
     groups = workload.batch * across * -(-workload.out_height // (choice.outputs * choice.rows))
     tiles = padded_extent(choice.rows * choice.columns, workload.output_blocks, traits)
@@ -143,7 +150,7 @@ def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, t
     )
     between = group_bytes(workload, choice, tiles)
     if choice.staged:
-        # Written, and read again, where a core's share does not stay in its cache, or was written by another core.
+        # The values are written and read again if a core's part does not stay in its cache, or another core wrote it.
         kept = groups * between <= CACHE_BYTES * threads
         beyond = 2 * between * ((threads - 1) / threads if kept else 1.0)
         work = groups * (products + transforms + beyond * BYTE_NS) + weights * BYTE_NS
@@ -157,7 +164,7 @@ def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, t
 
 
 def group_bytes(workload: Workload, choice: Winograd, tiles: int) -> int:
-    """Transformed input and sums of a group of ``tiles`` tiles."""
+    """The bytes of the transformed input and the sums of a group of ``tiles`` tiles."""
     values = workload.input_channels + workload.output_blocks * workload.output_lanes
     return 4 * tile_size(choice.outputs) ** 2 * tiles * values
 

@@ -1,8 +1,8 @@
-"""Winograd convolution over blocked channels -> TE, for groups of rows of tiles.
+"""Lower Winograd convolution over blocked channels to TE, for groups of rows of tiles.
 
-``pad -> input rows -> input -> product (the anchor) -> sums -> output rows -> output -> store``. A tile is ``outputs``
-x ``outputs`` results of one channel block; a group is ``rows`` x ``columns`` tiles of one image, and holds all that
-lies between the pixels it reads and its results. Tiles of a group are padded to whole register tiles.
+The blocks are ``pad -> input rows -> input -> product (the anchor) -> sums -> output rows -> output -> store``. A tile
+is ``outputs`` x ``outputs`` results of one channel block. A group is ``rows`` x ``columns`` tiles of one image, and
+holds all values between the pixels it reads and its results. A group's tiles are padded to whole register tiles.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from schedules.traits import Traits
 
 FAMILY = "winograd"
 STAGED = "tvm_split.winograd_staged"
-"""Annotation of the anchor: whether its three steps are loops of their own (1) or one loop over groups (0)."""
+"""Annotation of the anchor: 1 if its three steps are separate loops, 0 if they are one loop over groups."""
 COLUMNS = "tvm_split.winograd_columns"
-"""Annotation of the anchor: how many of a group's tiles lie side by side."""
+"""Annotation of the anchor: the number of tiles of a group that lie side by side."""
 
 
 @dataclass(frozen=True)
 class Winograd:
-    """The sizes the method leaves open: what tuning would choose.
+    """The sizes of a Winograd convolution; tuning would choose these.
 
-    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image.
-    ``staged``: input transform, products and output transform are parallel loops of their own, with all images' values
-    between them in memory, and a group is an image; otherwise one parallel loop over groups does all three, and the
-    values between stay in its cache.
+    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image. With
+    ``staged``, input transform, products and output transform are separate parallel loops; memory holds all images'
+    values between them, and a group is an image. Otherwise one parallel loop over groups does all three, and the values
+    between them stay in its cache.
     """
 
     outputs: int
@@ -44,10 +44,9 @@ class Winograd:
 def winograd_conv2d(
     data: te.Tensor, weight: te.Tensor, padding: list[int], choice: Winograd, traits: Traits
 ) -> te.Tensor:
-    """The convolution of data [N, I/i, H, W, i] with a kernel of 3 x 3, stride and dilation 1: [N, O/o, H', W', o].
+    """Convolve data [N, I/i, H, W, i] with a 3 x 3 kernel, stride and dilation 1; the result is [N, O/o, H', W', o].
 
-    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `transformed_kernel`; ``padding`` is top, left, bottom,
-    right.
+    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `transformed_kernel`; ``padding`` is top, left, bottom, right.
     """
     batch, channels, height, width, input_lanes = (int(extent) for extent in data.shape)
     size, _, blocks, _, _, lanes = (int(extent) for extent in weight.shape)
@@ -78,7 +77,7 @@ def winograd_conv2d(
         values = [image[n, g, c, top + k, left + x, lane] for k in range(size)]
         return _one_of(i, size, lambda row: transformed_input(outputs, row, values))
 
-    # Tiles that only fill a register tile up repeat the last one: their products are never read.
+    # The tiles that pad a register tile repeat the last one; their products are never read.
     by_rows = te.compute(
         (batch, groups, channels, padded_tiles, size, size, input_lanes),
         lambda n, g, c, t, i, x, lane: input_rows(n, g, c, tirx.min(t, tiles - 1), i, x, lane),
@@ -127,7 +126,7 @@ def winograd_conv2d(
 
 
 def _one_of(index: Any, count: int, expression: Callable[[int], Any]) -> Any:
-    """``expression(index)``. Loops over such an index are unrolled, and of the cases one stays."""
+    """Select ``expression(index)`` of ``count`` cases; loops over the index are unrolled, so that one case remains."""
     chosen = expression(count - 1)
     for case in reversed(range(count - 1)):
         chosen = tirx.Select(index == case, expression(case), chosen)

@@ -1,6 +1,6 @@
-"""Winograd convolution over blocked channels: tiles transformed, multiplied as 16 or 36 matrices, transformed back.
+"""Schedule Winograd convolution over blocked channels: transform tiles, multiply 16 or 36 matrices, transform back.
 
-*Grouped*: one parallel loop over groups of rows of tiles, and all between image and result stays in the second-level
+*Grouped*: one parallel loop over groups of rows of tiles; all values between image and result stay in the second-level
 cache. *Staged*: three parallel loops, the middle one over products and channel blocks; every weight is read once.
 """
 
@@ -17,16 +17,16 @@ from schedules.cpu.winograd.lowering import COLUMNS, FAMILY, STAGED
 from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
 from schedules.traits import Traits
 
-# Steps of the reduction over a block's channels that are unrolled.
+# The unrolled steps of the reduction over a block's channels.
 UNROLLED_CHANNELS = 4
-# The 16 or 36 values of a tile lie in as many planes. Planes start one vector after a multiple of this, or they meet in
-# a few sets of the first-level cache: 64 channels of 56 x 56 take 0.53 instead of 0.47 ms.
+# The 16 or 36 values of a tile are in as many planes. Planes start one vector after a multiple of this. Otherwise they
+# share a few sets of the first-level cache: 64 channels of 56 x 56 take 0.53 instead of 0.47 ms.
 ALIGNED_FLOATS = 128
 PLANE_AXIS = 3
 
 
 def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """The blocks of `schedules.cpu.winograd.lowering`, in its order, with elementwise ones after them."""
+    """Schedule the blocks that `schedules.cpu.winograd.lowering` made, with the elementwise blocks after them."""
     schedule = new_schedule(function)
     parts = find_parts(schedule, FAMILY)
     if parts is None:
@@ -50,7 +50,7 @@ def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc 
 def _tile_results(
     schedule: s_tir.Schedule, last: Block, output: Block, output_rows: Block, columns: int, staged: bool
 ) -> LoopRV | None:
-    """Results by tiles, each transformed back where it is stored; the loop over groups, or None when staged."""
+    """Tile the results and transform each tile back where it is stored; return the loop over groups, None if staged."""
     outputs, rows = output.extents[4], output.extents[3] // columns
     n, o, h, w, lane = schedule.get_loops(last.handle)
     g, r, a = schedule.split(h, [None, rows, outputs])
@@ -67,7 +67,7 @@ def _tile_results(
 
 
 def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: RegisterTile, group: LoopRV | None) -> None:
-    """One product of matrices for each plane, in register tiles; a tile's sums are added up in registers."""
+    """Schedule one matrix product per plane, in register tiles; a tile's sums are accumulated in registers."""
     if group is not None:
         schedule.compute_at(sums.handle, group, preserve_unit_loops=True)
     n, g, i, j, o, t, lane = schedule.get_loops(sums.handle)[-7:]
@@ -86,9 +86,10 @@ def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: Regist
     unroll_and_vectorize(schedule, [tile_inner, block_inner, lane])
     initial = schedule.decompose_reduction(anchor.handle, block)
     unroll_and_vectorize(schedule, schedule.get_loops(initial)[-3:])
-    # Images, groups, tiles and the four loops of one iteration between read one tile of weights again.
+    # The loops over images, groups and tiles, and the four loops of one iteration between, read a tile of weights
+    # again.
     channels = anchor.extents[7] * anchor.extents[8]
-    # In each step of the innermost loop instead, prefetching costs half of what it gains at 512 channels of 28 x 28.
+    # Prefetching in each step of the innermost loop instead costs half of what it gains at 512 channels of 28 x 28.
     mark_for_prefetch(schedule, schedule.get_loops(anchor.handle)[-6], Region(7, tile.blocks, channels, channels))
 
 

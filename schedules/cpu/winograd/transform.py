@@ -1,12 +1,13 @@
-"""Winograd's short convolutions: fewer products, at the price of additions before and after.
+"""The matrices and transforms of Winograd's short convolutions: fewer products, but additions before and after.
 
-``outputs`` neighbouring results of a filter of 3 taps come from a product of polynomials, and that is known from its
+``outputs`` neighbouring results of a filter of 3 taps come from a product of polynomials, which is determined by its
 values at ``outputs + 2`` points (Toom, Cook; Winograd 1980): ``output [(weight w) * (input x)]``, with as many products
 as points. In two dimensions a tile of 4 x 4 outputs takes 36 products where the definition takes 144 (Lavin, Gray: Fast
 Algorithms for Convolutional Neural Networks, 2015).
 
-The points decide the error. 0, +-3/4, +-3/2 and infinity have 1.8e-6 of the output's range, measured against float64
-over 128 channels, where the usual 0, +-1, +-2 have 7.8e-6; powers of both up to the third are exact in float32.
+The points determine the error. 0, +-3/4, +-3/2 and infinity give an error of 1.8e-6 of the output's range, measured
+against float64 over 128 channels; the usual 0, +-1, +-2 give 7.8e-6. Powers of both sets up to the third are exact in
+float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 from numpy.polynomial.polynomial import polyfromroots
 
 TAPS = 3
-# Every point stands for itself and its negative; zero and infinity belong to all. One pair for 2 outputs, two for 4.
+# Each point stands for itself and its negative; zero and infinity are always included. 2 outputs have one pair, 4 have
+# two.
 POINT_PAIRS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 
 
@@ -28,9 +30,9 @@ def tile_size(outputs: int) -> int:
 
 
 def input_matrix(outputs: int) -> np.ndarray:
-    """[tile, tile] in float64: row ``i`` gives the ``i``-th factor of the products from a tile of input.
+    """The input transform, [tile, tile] in float64: row ``i`` gives the ``i``-th factor of the products.
 
-    Rows are in the order 0, p, -p, q, -q, infinity: Lagrange's polynomials without their denominators.
+    Rows are in the order 0, p, -p, q, -q, infinity. They are Lagrange's polynomials without their denominators.
     """
     points = _points(outputs)
     size = tile_size(outputs)
@@ -42,14 +44,14 @@ def input_matrix(outputs: int) -> np.ndarray:
 
 
 def weight_matrix(outputs: int) -> np.ndarray:
-    """[tile, 3] in float64: the filter's values at the points, over Lagrange's denominators."""
+    """The weight transform, [tile, 3] in float64: the filter's values at the points, over Lagrange's denominators."""
     points = np.array(_points(outputs))
     denominators = [np.prod(point - np.delete(points, row)) for row, point in enumerate(points)]
     return np.vstack([np.vander(points, TAPS, increasing=True) / np.array(denominators)[:, None], [0.0, 0.0, 1.0]])
 
 
 def output_matrix(outputs: int) -> np.ndarray:
-    """[outputs, tile] in float64: powers of the points; infinity has only the highest."""
+    """The output transform, [outputs, tile] in float64: powers of the points; infinity has only the highest power."""
     matrix = np.vander([*_points(outputs), 0.0], outputs, increasing=True).T
     matrix[:, -1] = 0.0
     matrix[-1, -1] = 1.0
@@ -66,9 +68,9 @@ def transformed_kernel(kernel: np.ndarray, outputs: int) -> np.ndarray:
 
 
 def transformed_input(outputs: int, row: int, values: Sequence[Any]) -> Any:
-    """Row ``row`` of `input_matrix` times values that can be added and multiplied by a float.
+    """Row ``row`` of `input_matrix` times the values, which can be added and multiplied by a float.
 
-    The rows of a point and its negative have equal even parts and opposite odd ones, and are written as sum and
+    The rows of a point and its negative have equal even parts and opposite odd parts. They are written as sum and
     difference of the same two expressions, so that the compiler computes these once.
     """
     matrix = input_matrix(outputs)
@@ -81,7 +83,7 @@ def transformed_input(outputs: int, row: int, values: Sequence[Any]) -> Any:
 
 
 def transformed_output(outputs: int, row: int, values: Sequence[Any]) -> Any:
-    """Row ``row`` of `output_matrix` times values, from sums and differences of the values at opposite points."""
+    """Row ``row`` of `output_matrix` times the values, from sums and differences of the values at opposite points."""
     matrix = output_matrix(outputs)
     pairs = range(1, len(values) - 1, 2)
     if row % 2 == 0:
@@ -93,7 +95,7 @@ def transformed_output(outputs: int, row: int, values: Sequence[Any]) -> Any:
 
 
 def combined(weights: Sequence[float] | np.ndarray, values: Sequence[Any]) -> Any:
-    """The weighted sum, without zeros and multiplications by one."""
+    """The weighted sum of the values, without terms of weight zero and multiplications by one."""
     total: Any = None
     for weight, value in zip(weights, values, strict=True):
         factor = float(weight)
