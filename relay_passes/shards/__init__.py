@@ -1,1 +1,1 @@
-"""Splits inside a layer: what several machines compute together on one input, as ordinary operations of the graph."""
+"""Intra-layer splits: several machines compute one layer on the same input, as ordinary operations of the graph."""

@@ -1,18 +1,18 @@
-"""Channels: layers whose weights are dealt out to machines, by output channels, by heads, or in pairs.
+"""Channels: shard the weights of layers over machines, by output channels, by heads, or in pairs of layers.
 
-A pair of products with ``exchange="fused"``, column- then row-parallel (Shoeybi et al., 2019), needs one sum:
+With ``exchange="fused"`` a pair of products, column- then row-parallel (Shoeybi et al., 2019), needs one all-reduce:
 
     conv1 ─ relu ─ conv2 ─▶ Σ      machine-a: channels 0 to 39 of conv1, and the weights of conv2 that read them
                                     machine-b: channels 40 to 63
 
-With ``exchange="each"`` the outputs of each product are gathered before the next one, so that all weights are dealt out
-by output channels. A sum or concatenation is made by every machine that needs it, from what all send to it, in the
-order of the machines; where three or more need a large one, each adds up its part and sends that to the others. Values
-that are whole (norms between blocks, residuals) are computed by every machine that needs
-them; sequence-parallel norms (Korthikanti et al., 2022), which would share that work too, are not made.
+With ``exchange="each"`` the outputs of each product are gathered before the next one, so that all weights are sharded
+by output channels. Every machine that needs a sum or concatenation computes it from the other machines' values, in the
+order of the machines. If three or more machines need a large sum, each adds up one part and sends it to the others.
+Every machine that needs a whole value (norms between blocks, residuals) computes it. Sequence-parallel norms
+(Korthikanti et al., 2022), which would shard that work too, are not implemented.
 
 Requires: a region of single operations, static shapes, layouts NCHW and OIHW, batch norm in inference.
-Ensures: the region's operations belong to machines, none of which has more of a weight that is dealt out than its part.
+Ensures: the region's operations belong to machines. A machine has only its own part of a sharded weight.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def split_channels(
     unit_by: Literal["channels", "heads"],
     exchange: Literal["fused", "each"],
 ) -> Sharded:
-    """The whole graph with a region's weights dealt out.
+    """Return the whole graph with a region's weights sharded.
 
-    With ``unit_by="heads"`` a machine has whole heads of an attention, from its projections to the product behind it;
-    with ``"channels"`` the projections' columns are dealt out one by one, and every machine computes all heads.
+    With ``unit_by="heads"`` a machine has whole heads of an attention, from its projections to the product behind it.
+    With ``"channels"`` the projections are sharded by single columns, and every machine computes all heads.
 
     Raises:
-        ShardError: a machine would have no channel, group of channels or head, though there are as many as machines;
-            nothing in the region can be dealt out.
+        ShardError: a machine would have no head; or no weight of the region can be sharded, such as if a machine would
+            have no channel or group of channels.
     """
 
     def split(writer: RegionWriter) -> Mapping[str, relax.Expr]:
@@ -95,13 +95,13 @@ def _decided(
 
 
 LARGE_SUM_BYTES = 1024 * 1024
-"""From here on an exchange more takes less than all summands do on their way, even through memory that is shared."""
+"""Size from which a reduce-scatter and all-gather is faster than sending all partial sums, even over shared memory."""
 SUM_UNIT = 16
-"""Indices that stay together: kernels work on channels in such blocks."""
+"""Parts of a sum are multiples of this many indices, since kernels work on channels in such blocks."""
 
 
 class _Emitter:
-    """Carries out the decisions for what is needed of each value: a machine's own part or summand, and wholes."""
+    """Emits what the machines need of each value: their own parts or partial sums, and whole values."""
 
     def __init__(self, writer: RegionWriter, decisions: Decisions, taken: set[str]) -> None:
         self._writer, self._decisions, self._taken = writer, decisions, taken
@@ -115,7 +115,7 @@ class _Emitter:
         self._sums: dict[str, list[relax.Expr]] = {}
 
     def emit(self) -> dict[str, relax.Expr]:
-        """The values of the wanted variables."""
+        """Emit the region's operations; return the values of the wanted variables."""
         self._find_needs()
         result: dict[str, relax.Expr] = {}
         for binding in self._writer.bindings:
@@ -139,7 +139,7 @@ class _Emitter:
         return self._writer.emit(with_leaves(binding.value, known), name, name, self._first)
 
     def _find_needs(self) -> None:
-        """From the wanted variables back: what is computed by whom."""
+        """Find which machines compute each value, backward from the wanted variables."""
         for step in reversed(self._decisions.steps.values()):
             own, whole = self._needs_own[step.name], self._needs_whole[step.name]
             if step.name in self._writer.wanted:
@@ -162,7 +162,7 @@ class _Emitter:
                     self._needs_whole[leaf.name] |= own & {self._first} if use is Use.WHOLE_ON_FIRST else own
 
     def _emit_own(self, step: Step, machine: str) -> relax.Expr:
-        """A machine's part or summand."""
+        """Emit a machine's part or partial sum of a step."""
         operands = [
             self._operand(step, leaf, use, machine) for leaf, use in zip(leaves_of(step.value), step.uses, strict=True)
         ]
@@ -196,7 +196,7 @@ class _Emitter:
         return self._whole_of(leaf, machine)
 
     def _blocks(self, step: Step, machine: str) -> tuple[int, int, int]:
-        """Where a machine's blocks begin and end, and of how many."""
+        """Return the (begin, end) of a machine's blocks, and the number of all blocks."""
         begin, end = step.dealing.bounds(self._writer.region.shares)[self._machines.index(machine)]
         return begin, end, step.dealing.blocks
 
@@ -208,7 +208,7 @@ class _Emitter:
         return self._whole[leaf.name, machine] if outside is None else outside
 
     def _part_of(self, leaf: relax.Expr, axis: Axis, begin: int, end: int, machine: str) -> relax.Expr:
-        """A machine's part of a constant, of a value from before the region (a cut), or of what it has whole."""
+        """Return a machine's part of a constant, a value from before the region (a cut), or its own whole value."""
         known = self._decisions.constant_of(leaf)
         key = (known, axis, begin, end) if known is not None else (leaf.name, axis, begin, end, machine)
         if key in self._parts:
@@ -225,7 +225,7 @@ class _Emitter:
         return part
 
     def _emit_whole(self, step: Step, machine: str | None) -> relax.Expr:
-        """A value as it was: computed by a machine for itself, or put together of what all machines have."""
+        """Emit a whole value: computed by one machine, added up, or concatenated from the machines' parts."""
         takes_name = machine is None or (machine == self._first and step.name in self._writer.wanted)
         if step.form == "whole":
             name = step.name if takes_name else self._name(part_name(step.name, str(machine)))
@@ -259,10 +259,10 @@ class _Emitter:
         return total
 
     def _sum_ranges(self, step: Step) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-        """An axis of a sum and the range of it that each machine adds up; None where each adds up all that it needs.
+        """Return an axis of a sum and the range that each machine adds up; None if each adds up the whole sum.
 
-        With n machines that all need the sum, each sends 2 (n - 1) / n times its size instead of n - 1 times, and waits
-        twice (reduce-scatter and all-gather: Thakur et al., 2005, each part sent directly).
+        If all n machines need the sum, each sends 2 (n - 1) / n times its size instead of n - 1 times, and waits twice
+        (reduce-scatter and all-gather: Thakur et al., 2005, each part sent directly).
         """
         shape, machines = shape_of(step.value), self._machines
         size = prod(shape) * np.dtype(str(step.value.ty.dtype.dtype)).itemsize
@@ -275,7 +275,7 @@ class _Emitter:
         return None
 
     def _partial_sums(self, step: Step, index: int, ranges: Sequence[tuple[int, int]]) -> list[relax.Expr]:
-        """Each machine's part of a sum, added up by it in the order of the machines."""
+        """Emit each machine's part of a sum, added up in the order of the machines."""
         if step.name not in self._sums:
             self._sums[step.name] = []
             for machine, (begin, end) in zip(self._machines, ranges, strict=True):
@@ -289,7 +289,7 @@ class _Emitter:
         return self._sums[step.name]
 
     def _stretches(self, step: Step, axis: Axis, machine: str) -> relax.Expr:
-        """A machine's part with an axis of its own for the stretches."""
+        """Emit a machine's part reshaped so that the stretches have their own axis."""
         key = (step.name, machine)
         if key not in self._parts:
             part = self._own[step.name, machine]
@@ -300,7 +300,7 @@ class _Emitter:
         return self._parts[key]
 
     def _name(self, hint: str) -> str:
-        """The name, with a number behind it if another variable of the graph has it."""
+        """Return the name, with a number appended if another variable of the graph has it."""
         name, number = hint, 0
         while name in self._taken:
             number += 1

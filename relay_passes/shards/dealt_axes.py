@@ -1,15 +1,15 @@
-"""Axes that are dealt out to machines, and what passing an operator asks of them.
+"""Sharded axes, their bounds, and how they pass an operator.
 
-An axis of a value need not be dealt in one stretch: the columns of a fused query-key-value projection are three
+An axis may be sharded in several stretches. For example, the columns of a fused query-key-value projection are three
 stretches of heads, and each machine has the same heads of each.
 
     query            key              value
     0  1 │ 2  3      0  1 │ 2  3      0  1 │ 2  3       Axis(index, repeats=3, period=4), bounds (0, 2), (2, 4)
 
-So an axis is ``repeats`` stretches of ``period`` indices, each cut at the same bounds. Where these lie is decided once
-for all values that meet, by their `Dealing`: into how many equal *blocks* a stretch may be cut. Single channels are the
-blocks at first, and an operator that works on groups of them, or on heads, leaves only fewer. Of these bounds those are
-taken that keep whole vectors together, where the shares allow it.
+So an axis is ``repeats`` stretches of ``period`` indices, each divided at the same bounds. A `Dealing` holds the bounds
+of all values that are operands of one another. It has the number of equal *blocks* between which a stretch may be
+divided. At first, a block is one channel. An operator on groups of channels, or on heads, leaves fewer, larger blocks.
+The bounds are multiples of whole vectors if the shares allow it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis ``index`` of a value, dealt out: ``repeats`` stretches of ``period`` indices, each cut alike."""
+    """The sharded axis ``index`` of a value: ``repeats`` stretches of ``period`` indices with the same bounds."""
 
     index: int
     repeats: int
@@ -40,7 +40,7 @@ class Axis:
         return Axis(index, self.repeats, self.period)
 
     def part_of(self, array: Array, begin: int, end: int) -> Array:
-        """The indices ``begin`` to ``end`` of each stretch of an array, in an array of their own."""
+        """Return a new array with the indices from ``begin`` to before ``end`` of each stretch."""
         before, behind = array.shape[: self.index], array.shape[self.index + 1 :]
         stretches = array.reshape((*before, self.repeats, self.period, *behind))
         part = stretches[(slice(None),) * (self.index + 1) + (slice(begin, end),)]
@@ -48,15 +48,15 @@ class Axis:
 
 
 VECTORS = (16, 8, 4)
-"""Indices that a part's length should be a multiple of: kernels work on blocks of channels."""
+"""Preferred divisors of a part's length, best first: kernels work on blocks of channels."""
 MOST_OFF = 0.05
-"""Of the whole, by which a bound may miss its share for that."""
+"""Largest deviation of a bound from its share, as a fraction of the whole, to reach a multiple of `VECTORS`."""
 
 
 class Dealing:
-    """The bounds that all values share that meet, between at most ``blocks`` equal blocks of their periods.
+    """The common bounds of values that operators combine, at multiples of 1 / ``blocks`` of their periods.
 
-    ``period`` is that of the first value; if it is not known, blocks are single indices.
+    ``period`` is that of the first value; if it is not known, a block is one index.
     """
 
     def __init__(self, blocks: int, period: int | None = None) -> None:
@@ -73,7 +73,7 @@ class Dealing:
         return self.root._blocks
 
     def join(self, other: Dealing, blocks: int) -> None:
-        """Both have the same bounds from now on, between so many blocks."""
+        """Give both the same bounds from now on, between ``blocks`` blocks or a divisor of that."""
         kept, joined = self.root, other.root
         if kept is not joined:
             joined._joined = kept
@@ -81,7 +81,7 @@ class Dealing:
         kept._period = gcd(kept._period, joined._period)
 
     def bounds(self, shares: Sequence[float]) -> tuple[tuple[int, int], ...]:
-        """Each machine's first block, and the one behind its last: whole vectors, the longest that suit the shares."""
+        """Return (begin, end) of each machine's blocks, at multiples of the longest vector that fits the shares."""
         root = self.root
         for vector in VECTORS:
             cells = gcd(root._blocks, root._period // vector)
@@ -95,29 +95,30 @@ class Dealing:
 
 
 def is_dealable(blocks: int, shares: Sequence[float]) -> bool:
-    """Whether each share gets a block at least."""
+    """Return whether each share gets at least one block."""
     return not has_empty(bounds(blocks, shares))
 
 
 Operands = Sequence[relax.Expr]
 Scaled = Callable[[int], int]
-"""From a number of what is dealt out (channels, groups, the indices of an axis) to a machine's part of them."""
+"""Maps a total number of channels, groups or indices to the number in one machine's part."""
 
 Emit = Callable[[relax.Expr, str], relax.Expr]
-"""Binds what an operation needs of its own under a name with that ending."""
+"""Binds an intermediate expression of an operation; the string is the end of its name."""
 
 Adapt = Callable[[relax.Expr, Operands, Scaled, Emit], relax.Expr]
-"""A machine's operation, from the whole's and the machine's operands."""
+"""Returns a machine's operation from the whole operation and the machine's operands."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """How dealt axes pass an operator.
+    """How sharded axes pass an operator.
 
-    ``operands`` are the axes along which each operand has to be dealt, None for what each machine needs whole;
-    ``results`` the same of the result, or of each field where it is a tuple. With ``sums`` a machine's result is a
-    summand of the whole. The axes may be cut only between ``blocks`` equal blocks, if given; with ``cuts`` because the
-    axis becomes several, of which the outermost is dealt out (heads).
+    ``operands`` has the axis along which each operand must be sharded, None for one that each machine needs whole.
+    ``results`` has the axis of the result, or of each field of a tuple. With ``sums`` a machine's result is a partial
+    sum. If ``blocks`` is set, bounds may lie only between that many equal blocks. With ``cuts`` the operator divides
+    the axis into several, of which the outermost is sharded (heads). ``adapt`` writes a machine's operation if it
+    differs from the whole one in more than its operands.
     """
 
     operands: tuple[Axis | None, ...]

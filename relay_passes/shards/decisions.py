@@ -1,12 +1,12 @@
-"""One walk over a region, which decides how every value of it is held.
+"""Decide in one walk over a region how the machines hold each of its values.
 
-    whole      every machine that needs it computes it for itself; also a product with too few channels for a share
-    part       each machine has a part of one axis             after a product whose weights' columns are dealt out
-    summand    each machine has a summand                      after a product whose rows are dealt out
+    whole      every machine that needs it computes it; also a product with too few channels for a share
+    part       each machine has a part of one axis             after a product whose weights' columns are sharded
+    summand    each machine has a partial sum                  after a product whose rows are sharded
 
-A product of a whole value is column-parallel, one of parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019); in
-between, axes are followed from operator to operator (GSPMD, Xu et al., 2021). What an operator cannot take in parts is
-made whole before it. Nothing is computed here: the decisions are `Step` values, which `channels` carries out.
+A product of a whole value is column-parallel, one of parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019). In
+between, sharded axes are propagated from operator to operator (GSPMD, Xu et al., 2021). A value that an operator cannot
+take in parts is gathered before it. The decisions are `Step` values, which `channels` turns into operations.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _NO_PASSAGE = Passage((), ())
 class Step:
     """How one variable of the region is held and computed.
 
-    ``uses`` says what is needed of each operand; an `Axis` is a part along it of what is whole. ``passage`` says how
-    axes that are dealt out pass, ``dealing`` at which bounds; ``others`` is what machines but the first compute of
-    summands.
+    ``uses`` has what is needed of each operand; an `Axis` means a part of a whole operand along that axis. ``passage``
+    says how sharded axes pass the operation, and ``dealing`` has their bounds. ``others`` writes what all machines but
+    the first compute from partial sums.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Step:
 
     @property
     def axis(self) -> Axis:
-        """The axis that is dealt out, of a tensor that is in parts."""
+        """The sharded axis of a tensor in parts; raises `ContractError` for any other value."""
         axis, *more = self.passage.results
         if axis is None or more:
             raise ContractError(f"{self.name!r} is no tensor in parts")
@@ -59,7 +59,7 @@ class Step:
 
 
 class Decisions:
-    """The steps of a region, and the values in it that are known: constants, and views of them."""
+    """The steps of a region, and its literals: values computed from constants alone, by name."""
 
     def __init__(self, bindings: Sequence[relax.VarBinding], region: Region, *, by_heads: bool, fused: bool) -> None:
         self.steps: dict[str, Step] = {}
@@ -67,7 +67,7 @@ class Decisions:
         self.is_split = False
         self.has_heads = False
         self.left_whole: ShardError | None = None
-        """Why the first product of whose output channels a machine would get none is not dealt out."""
+        """The error of the first product that stays whole because it has too few output channels or groups."""
         self._region = region
         self._dealt: dict[str, Dealt] = {}
         self._summands: set[str] = set()
@@ -84,11 +84,11 @@ class Decisions:
                 self._summands.add(step.name)
 
     def constant_of(self, leaf: relax.Expr) -> relax.Expr | None:
-        """The constant that a leaf is or stands for."""
+        """Return the constant that an operand is or has as its value; None if it has none."""
         return leaf if is_tensor_constant(leaf) else self.literals.get(leaf.name)
 
     def _is_literal(self, binding: relax.VarBinding) -> bool:
-        """Whether a variable is a constant; notes its value."""
+        """Return whether a variable is computed from constants alone; store its value in `literals`."""
         value, leaves = binding.value, leaves_of(binding.value)
         known = [self.constant_of(leaf) for leaf in leaves]
         if not leaves or any(each is None for each in known):
@@ -112,13 +112,16 @@ class Decisions:
                 return Step(name, value, "summand", passing.uses, others=passing.others)
             if isinstance(value, relax.TupleGetItem):
                 raise ShardError(f"{name!r} takes a batch norm's statistics, of summands; end the shard before it")
-            # Once added up, a value is whole to all that follows.
+            # After the all-reduce, a value is whole for all later readers.
             self._summands -= set(names)
         step = self._passed(place, [self._dealt.get(each) for each in names]) or self._shared_out(place)
         return step or Step(name, value, "whole", (Use.WHOLE,) * len(names))
 
     def _passed(self, place: int, dealt: Sequence[Dealt | None]) -> Step | None:
-        """With all operands that are dealt, or else with one of them, the others made whole."""
+        """Return the step of an operation with sharded operands; None if none of them can pass.
+
+        All sharded operands are tried together, then each alone with the others gathered.
+        """
         value, first = self._ahead.values[place], dealt[0]
         if isinstance(value, relax.TupleGetItem):
             if first is None:
@@ -134,7 +137,11 @@ class Decisions:
         return None
 
     def _joined(self, place: int, passage: Passage, operands: Sequence[Dealt | None]) -> Step | None:
-        """The step, if all operands can have the same bounds."""
+        """Return the step if all sharded operands can have the same bounds, else None.
+
+        Raises:
+            ShardError: there are fewer heads, or groups of them, than the shares need.
+        """
         dealings = [each.dealing for each in operands if each is not None]
         blocks = gcd(passage.blocks or 0, *(each.blocks for each in dealings))
         limit = self._said(place)
@@ -156,7 +163,7 @@ class Decisions:
         return Step(self._ahead.names[place], self._ahead.values[place], form, uses, passage, dealing)
 
     def _shared_out(self, place: int) -> Step | None:
-        """A product with constant weights, of which each machine gets some of the output's channels."""
+        """Return the step of a product with constant weights sharded by output channels; None if they cannot be."""
         value, leaves = self._ahead.values[place], self._ahead.leaves[place]
         operand, index, rank = _WEIGHTS.get(operator_name(value), (0, 0, -1))
         if rank < 0 or not self._ahead.known[place][operand] or len(shape_of(leaves[operand])) != rank:
@@ -189,7 +196,7 @@ class Decisions:
         return ShardError(f"{what} too few for {machines} machines with shares {shares}: take fewer, or {instead}")
 
 
-# Operator → (which operand the weights are, the axis that makes the output's channels, the rank they have to have)
+# Operator → (position of the weight operand, its axis of output channels, its required rank)
 _WEIGHTS = {
     "relax.nn.conv1d": (1, 0, 3),
     "relax.nn.conv2d": (1, 0, 4),
@@ -200,7 +207,7 @@ _WEIGHTS = {
 
 
 def _value_of(value: relax.Expr, known: Sequence[relax.Expr]) -> np.ndarray | None:
-    """What an operation on constants gives: arithmetic, views, and rows of a table; None for any other."""
+    """Return the value of an operation on constants: arithmetic, a view, or rows of a table; None for any other."""
     if not isinstance(value, relax.Call):
         return None
     if operator_name(value) != "relax.take":

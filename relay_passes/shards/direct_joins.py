@@ -1,10 +1,10 @@
-"""Direct joins: what machines made in parts goes from each straight to those who need it, and not over one of them.
+"""Direct joins: send parts of a value straight from the machines that made them to the machines that need them.
 
     before    b ─▶ join on a ─▶ b, c          after    join on a ◀─ b      join on b ◀─ a      join on c ◀─ a, b
 
-Requires: a whole graph whose regions are split: cuts and joins belong to nobody, all other operations to a place.
-Ensures: every place that uses a join makes it for itself, in the same order; one that takes a part of it only, a cut,
-gets the pieces of that part from those who have them. A join that is read in one place stays as it was.
+Requires: a whole graph with split regions. Cuts and joins have no place, all other operations have one.
+Ensures: every place that uses a join computes it, in the same order. A place that uses only a part of it (a cut)
+receives the pieces of that part from the machines that have them. A join that is read in one place is unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relay_passes.shards.region import part_name
 
 @dataclass(frozen=True)
 class Place:
-    """Where an operation is: on ``machines`` (several are replicas), in the plan's stage at position ``stage``."""
+    """The placement of an operation: ``machines`` (several are replicas) and the index ``stage`` of its plan stage."""
 
     machines: tuple[str, ...]
     stage: int
@@ -36,8 +36,9 @@ class Place:
 class Spread:
     """The rewritten graph.
 
-    ``beside`` has the operation in whose stage, and on whose machine, a cut or join or a new variable is made; those
-    that it lacks have no user. ``source_of`` has the variable of the given graph that a new one is, or is a piece of.
+    ``beside`` maps a cut, a join or a new variable to the operation in whose stage and on whose machines it is
+    computed; one without a user is missing. ``source_of`` maps each of these to the variable of the original graph that
+    it is, or is a piece of.
     """
 
     module: tvm.IRModule
@@ -48,10 +49,10 @@ class Spread:
 def with_direct_joins(
     module: tvm.IRModule, places: Mapping[str, Place], cuts: Collection[str], keepers: Mapping[str, tuple[str, ...]]
 ) -> Spread:
-    """The graph in which every place makes the joins that it uses.
+    """Return the graph in which every place computes the joins that it uses.
 
-    ``places`` has every operation but cuts and joins; ``cuts`` are names of those that take a part, ``keepers`` have
-    the machines where joins are made that the function returns.
+    ``places`` has every operation except cuts and joins, ``cuts`` are the names of the cuts, and ``keepers`` has the
+    machines that compute the returned joins.
     """
     return _Spreading(module, places, cuts, keepers).spread()
 
@@ -76,7 +77,7 @@ class _Spreading:
             name: taken for name in cuts if (taken := range_of(self._bindings[name])) and taken.parameter in joins
         }
         self._lazy = joins.union(self._ranges)
-        """Cuts and joins that are made where they are used."""
+        """Names of the cuts and joins that are computed where they are used."""
         self._users = self._found_users()
         self._builder = relax.BlockBuilder()
         self._emitted: dict[str, relax.Expr] = {each.name: each for each in self._function.params}
@@ -100,7 +101,7 @@ class _Spreading:
         return Spread(with_main(self._module, self._builder.get()["main"]), self._beside, self._source_of)
 
     def _found_users(self) -> Mapping[str, dict[tuple[str, ...], str]]:
-        """Of what is lazy, by machines the first operation there, in the order of the stages, for which it is made."""
+        """Return the first user of each lazy variable on each group of machines, in the order of the stages."""
         found: dict[str, dict[tuple[str, ...], str]] = {name: {} for name in self._lazy}
         for name, binding in reversed(self._bindings.items()):
             users = found.get(name, {})
@@ -114,11 +115,11 @@ class _Spreading:
         return found
 
     def _on(self, value: relax.Expr, machines: tuple[str, ...]) -> relax.Expr:
-        """An operation on what its machines have."""
+        """Return an operation whose operands are the variables on its machines."""
         return substitute(value, {each.name: self._read(each.name, machines) for each in used_variables(value)})
 
     def _read(self, name: str, machines: tuple[str, ...]) -> relax.Expr:
-        """A variable as ``machines`` have it."""
+        """Return the variable that ``machines`` read; emit a lazy one on first use."""
         if name not in self._lazy:
             return self._emitted[name]
         key = name, machines
@@ -131,7 +132,7 @@ class _Spreading:
         return self._made[key]
 
     def _range(self, taken: InputRange, name: str, user: str | None) -> relax.Expr | None:
-        """A range of a join, put together of what is joined; None where that is no concatenation of parts."""
+        """Return a range of a join, concatenated from its parts; None if the join is no concatenation of parts."""
         value = self._bindings[taken.parameter].value
         parts = value.args[0].fields if operator_name(value) == "relax.concat" else ()
         if not parts or not all(isinstance(each, relax.Var) and each.name in self._emitted for each in parts):
@@ -150,7 +151,7 @@ class _Spreading:
         )
 
     def _piece(self, taken: InputRange) -> relax.Expr:
-        """A range of a part, which its own machine takes."""
+        """Return a range of a part, sliced on the machine that has the part."""
         part = self._emitted[taken.parameter]
         if (taken.begin, taken.end) == (0, shape_of(part)[taken.axis]):
             return part
@@ -167,7 +168,7 @@ class _Spreading:
         return self._builder.emit(value, name_hint=name)
 
     def _name(self, name: str, machines: tuple[str, ...]) -> str:
-        """Its own for what is returned, or made first."""
+        """Return a variable's name on ``machines``: the original name if it is returned there, or emitted first."""
         is_own = self._keepers[name] == machines if name in self._keepers else name not in self._source_of
         return name if is_own else self._unused(part_name(f"{name}_whole", "_".join(machines)))
 

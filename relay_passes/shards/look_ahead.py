@@ -1,9 +1,9 @@
-"""Which of the ways to deal an axis out goes on for longest.
+"""Choose how to shard an axis so that the sharding passes most of the operators that follow.
 
-The columns of a fused query-key-value projection can be dealt in one stretch, or in three that are dealt alike. Only
-what follows tells that each machine should have the same heads of all three. So where a product's columns are dealt
-out, each way that a reshape, slice or split ahead suggests is followed through the graph, and the one that passes most
-operators is taken; of equal ones that with the fewest stretches.
+The columns of a fused query-key-value projection can be sharded as one stretch, or as three stretches with the same
+bounds. Only the operators behind it show that each machine needs the same heads of all three. So when a product's
+columns are sharded, the look-ahead tries each number of stretches that a later reshape, slice or split suggests. It
+takes the one that passes most operators, and the fewest stretches if several pass equally many.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from relay_passes.shards.passing import RULES, section_ends, slice_ranges
 
 @dataclass(frozen=True)
 class Dealt:
-    """A value in parts: the axis that is dealt out, or that of each field of a tuple, and the bounds."""
+    """A sharded value: its axis (or one per field of a tuple), and the bounds."""
 
     axes: tuple[Axis | None, ...]
     dealing: Dealing
 
 
 class LookAhead:
-    """The operations of a region, by their place, and how axes pass them.
+    """The operations of a region, by position, and how sharded axes pass them.
 
-    ``is_known`` says which operands are constants. Without ``by_heads`` no axis is cut into several, without ``fused``
-    no sums are made.
+    ``is_known`` returns whether an operand is a constant. Without ``by_heads`` no axis is divided into several (heads).
+    Without ``fused`` no operation makes partial sums.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class LookAhead:
         self._by_heads, self._fused = by_heads, fused
 
     def passage(self, place: int, axes: Sequence[Axis | None]) -> Passage | None:
-        """How axes of the operands pass an operation; None where they have to be made whole before it."""
+        """Return how the operands' sharded axes pass an operation; None if they must be gathered before it."""
         rule = RULES.get(operator_name(self.values[place]))
         passage = rule(self.values[place], axes) if rule is not None else None
         if passage is None or (passage.sums and not self._fused) or (passage.cuts and not self._by_heads):
             return None
         for axis, wanted, known in zip(axes, passage.operands, self.known[place], strict=True):
-            # A part of several stretches of what is whole would be as much work as the operation.
+            # Taking a part of several stretches from a whole value would cost as much as the operation.
             if axis != wanted and (axis is not None or not (known or (wanted is not None and wanted.repeats == 1))):
                 return None
         return passage
@@ -67,7 +67,7 @@ class LookAhead:
     def best_axis(
         self, place: int, axes: Sequence[Axis | None], operand: int, dealt: Mapping[str, Dealt]
     ) -> Axis | None:
-        """The way to deal out the weights of the product at ``place``; ``axes`` has their columns in one stretch."""
+        """Return the best sharding of the weights of the product at ``place``; ``axes`` has them as one stretch."""
         single = axes[operand]
         if single is None:
             return None
@@ -88,7 +88,7 @@ class LookAhead:
     def _reached(
         self, place: int, results: tuple[Axis | None, ...], dealt: Mapping[str, Dealt]
     ) -> dict[str, tuple[Axis | None, ...]]:
-        """The values that are in parts if that at ``place`` is, and their axes."""
+        """Return the values that stay sharded if the one at ``place`` is, with their axes."""
         name = self.names[place]
         reached = {name: results}
         last = self._last_use.get(name, place)
@@ -109,7 +109,10 @@ class LookAhead:
     def _passed(
         self, place: int, axes: Sequence[Axis | None], dealt: Mapping[str, Dealt]
     ) -> tuple[Axis | None, ...] | None:
-        """With what else is dealt already, or, if that does not fit, made whole."""
+        """Return the axes of an operation's results; None if it needs whole operands, or makes partial sums.
+
+        The other operands are sharded as they already are, or gathered if that does not fit.
+        """
         with_others = [
             axis or (dealt[name].axes[0] if name in dealt else None)
             for axis, name in zip(axes, self.leaf_names[place], strict=True)
@@ -121,7 +124,7 @@ class LookAhead:
         return None
 
     def _suggested(self, place: int, reached: Mapping[str, tuple[Axis | None, ...]]) -> set[int]:
-        """In how many stretches the operations that take the values reached would take them."""
+        """Return the numbers of stretches that the readers of the values in ``reached`` suggest, without 1."""
         found: set[int] = set()
         for later in range(place + 1, len(self.values)):
             axis = next((reached[each][0] for each in self.leaf_names[later] if each in reached), None)

@@ -1,8 +1,8 @@
-"""Which operators a dealt axis passes, one rule each.
+"""Rules for propagating a sharded axis through operators, one rule per operator.
 
-A rule gets a call and, for each of its operands (those in a tuple count one by one), the axis along which it is dealt,
-or None. It answers with a `Passage`, or None: then what is dealt has to be made whole first. An operator without a rule
-is always computed on whole values.
+A rule takes a call and, for each operand, the axis along which it is sharded, or None. The fields of a tuple count as
+operands. The rule returns a `Passage`, or None if the sharded operands must be gathered first. An operator without a
+rule is always computed on whole values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rule = Callable[[relax.Call, Axes], Passage | None]
 
 
 def _convolution(call: relax.Call, axes: Axes) -> Passage | None:
-    """Output channels of the weight, input channels of both (summands), or whole groups of both."""
+    """Shard the weight's output channels, the input channels of both operands (partial sums), or whole groups."""
     data, weight = (shape_of(each) for each in leaves_of(call))
     groups = int(call.attrs.groups)
     layout = str(call.attrs.data_layout)
@@ -45,12 +45,12 @@ def _convolution(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _with_groups(value: relax.Expr, operands: Operands, scaled: Scaled, _: object) -> relax.Expr:
-    """The same convolution with a machine's part of the groups."""
+    """Return the same convolution with one machine's share of the groups."""
     return convolution_like(value, operands, groups=scaled(int(value.attrs.groups)))
 
 
 def _matmul(call: relax.Call, axes: Axes) -> Passage | None:
-    """Columns of the right side, rows of the left, the contracted axis of both (summands), or batches (heads)."""
+    """Shard the right operand's columns, the left one's rows, the contracted axis (partial sums), or batches, heads."""
     shapes = [shape_of(each) for each in leaves_of(call)]
     if min(map(len, shapes)) < 2:
         return None
@@ -72,7 +72,7 @@ def _matmul(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _aligned(axis: Axis, from_end: int, shape: tuple[int, ...]) -> Axis | None:
-    """The axis of an operand that is broadcast, so many places from its end; None where it has none to deal out."""
+    """Return the axis ``from_end`` places from the end of a shape; None if it is missing or broadcast (length 1)."""
     index = len(shape) - from_end
     return None if index < 0 or shape[index] == 1 else axis.at(index)
 
@@ -86,7 +86,7 @@ def _elementwise(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _only_first(axes: Axes) -> Axis | None:
-    """The axis of the first operand, if no other is dealt."""
+    """Return the sharded axis of the first operand, or None if another operand is sharded too."""
     return axes[0] if not any(axes[1:]) else None
 
 
@@ -97,7 +97,7 @@ def _pooling(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _normalisation(call: relax.Call, axes: Axes) -> Passage | None:
-    """Softmax and layer norm, along other axes than the dealt one."""
+    """Keep the sharded axis of a softmax or norm that computes over other axes."""
     axis = _only_first(axes)
     over = getattr(call.attrs, "axes", None) or [call.attrs.axis]
     rank = len(shape_of(call))
@@ -128,7 +128,7 @@ def _reduction(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _mean_as_sum(value: relax.Expr, operands: Operands, _: Scaled, emit: Emit) -> relax.Expr:
-    """A machine's summand of a mean: the sum of its part, over the number of all values."""
+    """Return a machine's partial sum of a mean: the sum of its part, divided by the number of all values."""
     total = emit(relax.op.sum(operands[0], value.attrs.axis, value.attrs.keepdims), "total")
     (data,) = leaves_of(value)
     return relax.op.multiply(total, relax.const(prod(shape_of(value)) / prod(shape_of(data)), str(data.ty.dtype)))
@@ -142,7 +142,7 @@ def _permute(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _reshape(call: relax.Call, axes: Axes) -> Passage | None:
-    """As stretches of the flat value, which begin with an axis of the result again, or inside one in equal pieces."""
+    """Shard a reshape whose stretches begin at an axis of the result, or divide one into equal pieces."""
     (axis,) = axes
     before, after = shape_of(leaves_of(call)[0]), shape_of(call)
     if axis is None:
@@ -166,7 +166,7 @@ def _reshape(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _to_shape(operator: Callable[..., relax.Expr], index: int) -> Adapt:
-    """An operator that is told its result's shape, of which one axis is dealt out."""
+    """Return an `Adapt` for an operator that takes its result's shape, whose axis ``index`` is sharded."""
 
     def adapt(value: relax.Expr, operands: Operands, scaled: Scaled, _: object) -> relax.Expr:
         shape = shape_of(value)
@@ -200,7 +200,7 @@ def _squeeze(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _strided_slice(call: relax.Call, axes: Axes) -> Passage | None:
-    """Along other axes, or some of the stretches whole."""
+    """Shard a slice along axes other than the sharded one, or a slice that keeps whole stretches of it."""
     (axis,) = axes
     ranges = slice_ranges(call)
     if axis is None or ranges is None:
@@ -220,7 +220,10 @@ def _strided_slice(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def slice_ranges(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
-    """Begin, end and stride of a slice for each axis that it cuts, inside the axis; None where they are not numbers."""
+    """Return (begin, end, stride) by axis of a slice, clipped to the axis.
+
+    None if one of them is no number, or a stride is below 1.
+    """
     data, *rest = call.args
     if not all(isinstance(part, relax.Tuple) for part in rest):
         return None
@@ -237,7 +240,7 @@ def slice_ranges(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
 
 
 def section_ends(call: relax.Call) -> list[int] | None:
-    """Where the sections of ``relax.split`` end, the last one's end left out."""
+    """Return the ends of the sections of ``relax.split`` without the last; None if they cannot have equal lengths."""
     length = shape_of(leaves_of(call)[0])[int(call.attrs.axis)]
     sections = call.attrs.indices_or_sections
     if isinstance(sections, int) or hasattr(sections, "value"):
@@ -247,7 +250,7 @@ def section_ends(call: relax.Call) -> list[int] | None:
 
 
 def _split(call: relax.Call, axes: Axes) -> Passage | None:
-    """Along another axis, or between stretches."""
+    """Shard a split along an axis other than the sharded one, or at boundaries between stretches."""
     (axis,) = axes
     ends = section_ends(call)
     if axis is None or ends is None:
@@ -267,7 +270,7 @@ def _split(call: relax.Call, axes: Axes) -> Passage | None:
 
 
 def _concat(call: relax.Call, axes: Axes) -> Passage | None:
-    """Along another axis, or of stretches that are all dealt alike."""
+    """Shard a concatenation along an axis other than the sharded one, or one of operands whose periods are equal."""
     rank = len(shape_of(call))
     along = (int(call.attrs.axis) if call.attrs.axis is not None else 0) % rank
     axis = next(each for each in axes if each is not None)

@@ -1,13 +1,13 @@
-"""A region of a graph that several machines share, and the frame of the rewrites that split one.
+"""Regions: parts of a graph that several machines compute together, and the frame of the rewrites that split one.
 
-A rewrite puts operations in the region's place. Each of them belongs to a machine, but for
+A rewrite replaces the region by operations. Each of them belongs to a machine, except for two kinds:
 
-- a *cut*, which takes a part of a value from before the region: it is computed where that value is made, so that only
-  the part travels (of a model's input, by the machine that needs it: a client computes nothing);
-- a *join*, which makes a whole value of the region again for those behind it, under the variable's own name, so that
-  nothing behind the region changes. It is computed where it is needed.
+- a *cut* slices a value from before the region. It is computed where that value is made, so that only the slice is
+  transferred. A cut of a model input is computed by the machine that needs it, since a client computes nothing.
+- a *join* makes a whole value of the region for its readers behind the region, under the original variable's name, so
+  that nothing behind the region changes. It is computed where it is needed.
 
-Sums and concatenations are in the order of the machines, so the result does not depend on what arrives first.
+Sums and concatenations are in the order of the machines, so the result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from relay_passes.rewrite import emit_operations, substitute, with_main
 
 @register_error
 class ShardError(ValueError):
-    """A region cannot be split as was asked; says which operation cannot, and what can be done instead."""
+    """A region cannot be split as requested; the message names the operation and an alternative."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """The variables, in the graph's order and without a gap, that ``machines`` compute together.
+    """Consecutive variables of a graph, in its order, that ``machines`` compute together.
 
-    ``shares`` are the machines' parts of the work, each above 0, together 1.
+    ``shares`` are the machines' fractions of the work. Each is above 0; they add up to 1.
     """
 
     names: tuple[str, ...]
@@ -43,10 +43,10 @@ class Region:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A whole graph of which a region is split.
+    """A whole graph with one region split.
 
-    ``machine_of`` has the machine of every variable that stands in the region's place, None for cuts and joins;
-    ``source_of`` the variable of the original graph of which each is, or computes, a part.
+    ``machine_of`` has the machine of every variable that replaces the region, None for cuts and joins. ``source_of``
+    has the variable of the original graph that each new one is, or is a part of.
     """
 
     module: tvm.IRModule
@@ -56,11 +56,10 @@ class Sharded:
 
 @dataclass
 class RegionWriter:
-    """Emits what stands in a region's place.
+    """Emits the operations that replace a region.
 
-    ``outside`` has the values from before the region that it uses, by name, ``parameters`` those of them that are the
-    model's inputs; ``wanted`` are the names of the region's variables that somebody behind it uses, ``taken`` all names
-    outside the region.
+    ``outside`` has the values from before the region that it uses, by name. ``parameters`` are the names of the model's
+    inputs, ``wanted`` those of the region's variables that are used behind it, ``taken`` all names outside the region.
     """
 
     builder: relax.BlockBuilder
@@ -74,9 +73,12 @@ class RegionWriter:
     source_of: dict[str, str] = field(default_factory=dict)
 
     def emit(self, expression: relax.Expr, name: str, source: str, machine: str | None) -> relax.Var:
-        """Bind an expression of ``machine``, or of a cut or join; ``source`` is the original variable it stands for.
+        """Bind an expression of ``machine``, or a cut or join if that is None; ``source`` is the original variable.
 
-        A name that is taken outside the region, as by the parts of a region that was split before, gets a number.
+        A name that is used outside the region, such as by a region that was split earlier, gets a number.
+
+        Raises:
+            ValueError: another part has this name.
         """
         if name in self.taken:
             name = next(each for number in count(2) if (each := f"{name}_{number}") not in self.taken)
@@ -88,14 +90,14 @@ class RegionWriter:
 
 
 def part_name(name: str, machine: str) -> str:
-    """The name of a machine's part of a variable."""
+    """Return the name of a machine's part of a variable."""
     return f"{name}_{machine.replace('-', '_')}"
 
 
 def bounds(total: int, shares: Sequence[float], unit: int = 1) -> tuple[tuple[int, int], ...]:
-    """Where each part of ``total`` indices begins and ends: as near to the cumulated shares as whole units allow.
+    """Return (begin, end) of each machine's part of ``total`` indices, rounded to multiples of ``unit``.
 
-    The last part takes what is left where ``unit`` does not divide ``total``. A part whose share is too small is empty.
+    The last part takes the rest if ``unit`` does not divide ``total``. A part whose share is too small is empty.
     """
     cumulated = 0.0
     ends = []
@@ -107,16 +109,16 @@ def bounds(total: int, shares: Sequence[float], unit: int = 1) -> tuple[tuple[in
 
 
 def has_empty(parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether one of the parts has no index."""
+    """Return whether one of the parts has no index."""
     return any(begin >= end for begin, end in parts)
 
 
 def split_region(
     module: tvm.IRModule, region: Region, split: Callable[[RegionWriter], Mapping[str, relax.Expr]]
 ) -> Sharded:
-    """The whole graph with a region rewritten.
+    """Return the whole graph with a region rewritten.
 
-    ``split`` emits what stands in the region's place, and gives the value of each of the ``wanted`` variables.
+    ``split`` emits the operations that replace the region, and returns the value of each of the ``wanted`` variables.
     """
     function = main_function(module)
     before, within, after = _cut_at(function, region)
@@ -133,7 +135,7 @@ def split_region(
                 result = builder.emit_output(
                     relax.Tuple([substitute(each, values) for each in returned_fields(function)])
                 )
-            except ShardError as error:  # a builder that is left with an open block complains of it on stderr
+            except ShardError as error:  # a builder with an open block writes a warning to stderr
                 refused, result = error, builder.emit_output(relax.Tuple([]))
         builder.emit_func_output(result)
     if refused is not None:
@@ -142,7 +144,7 @@ def split_region(
 
 
 def region_reader(module: tvm.IRModule, region: Region) -> RegionWriter:
-    """What a rewrite knows of a region before it emits anything: to look ahead at what it would do."""
+    """Return a writer to inspect a region without rewriting it."""
     function = main_function(module)
     before, within, after = _cut_at(function, region)
     known: dict[str, relax.Expr] = {variable.name: variable for variable in function.params}
@@ -154,7 +156,7 @@ _Bindings = Sequence[relax.VarBinding]
 
 
 def _cut_at(function: relax.Function, region: Region) -> tuple[_Bindings, _Bindings, _Bindings]:
-    """The operations before a region, in it, and behind it."""
+    """Return the operations before a region, in it, and behind it."""
     bindings, inside = operations_of(function), set(region.names)
     places = [place for place, each in enumerate(bindings) if each.var.name in inside]
     if len(places) != len(inside) or places != list(range(places[0], places[0] + len(places))):
@@ -170,7 +172,7 @@ def _writer(
     after: _Bindings,
     values: Mapping[str, relax.Expr],
 ) -> RegionWriter:
-    """``values`` are those from before the region, by their names."""
+    """Return the writer of a region; ``values`` are the values from before the region, by name."""
     used_behind = {each.name for binding in after for each in used_variables(binding.value)}
     used_behind |= {each.name for returned in returned_fields(function) for each in used_variables(returned)}
     used_within = {each.name for binding in within for each in used_variables(binding.value)}

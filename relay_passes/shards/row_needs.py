@@ -1,9 +1,9 @@
-"""Which indices of each value every machine computes, and which it needs.
+"""The indices of each value that every machine computes, and those that it reads.
 
-Forward, the axis is followed through the region, from the values before it that have it; a value is *split* along an
-axis of its own, or *whole*: every machine that needs it computes it for itself. Backward, from the indices that each
-machine owns of the region's results, the needs are collected: of a value a machine computes all that its own operations
-read, or, where machines exchange, what it owns.
+A forward walk follows the axis through the region, from the values before it that have the axis. A value is *split*
+along an axis, or *whole*: then every machine that needs it computes all of it. A backward walk starts at the indices
+that each machine owns of the region's results, and collects the needs. A machine computes all indices of a value that
+its own operations read. If the machines exchange the value, it computes the indices that it owns.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from relay_passes.shards.along.table import rule_of
 from relay_passes.shards.region import RegionWriter, ShardError, bounds, has_empty
 
 SHARE_TOLERANCE = 0.02
-"""Of an axis: to keep to the places of what follows spares an exchange, and makes a machine late by as much."""
+"""Largest deviation of a part from its share, as a fraction of the axis, at which scaled parts are kept.
+
+Keeping them saves an exchange, but a machine may have that much more work.
+"""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A variable of the region; ``rule`` is None for what reads nothing that is split, ``axis`` None if it is whole."""
+    """A variable of the region; ``rule`` is None if it reads no split value, ``axis`` is None if it is whole."""
 
     operation: Operation
     rule: Along | Total | None
@@ -42,8 +45,11 @@ class Value:
 
 @dataclass
 class Needs:
-    """By a variable's name and a machine's place in the region: the indices that the machine computes (of a total: that
-    it adds up), and those that its operations read; and the machines that need a value whole."""
+    """The indices that machines compute and read, by a variable's name and a machine's position in the region.
+
+    ``computed`` has the indices that a machine computes (of a total: that it reduces), ``read`` those that its
+    operations read, and ``whole`` the machines that need all of a value.
+    """
 
     computed: dict[tuple[str, int], Range] = field(default_factory=dict)
     read: dict[tuple[str, int], Range] = field(default_factory=dict)
@@ -51,7 +57,11 @@ class Needs:
 
 
 def split_values(writer: RegionWriter, outside_axes: Mapping[str, int], axis_name: str) -> dict[str, Value]:
-    """The region's variables in order, with the rules of those that read something split."""
+    """Return the region's variables in order, with the rules of those that read a split value.
+
+    Raises:
+        ShardError: an operation cannot be split along the axis, or no value of the region has the axis.
+    """
     axes: dict[str, int | None] = dict(outside_axes)
     values: dict[str, Value] = {}
     for binding in writer.bindings:
@@ -62,7 +72,7 @@ def split_values(writer: RegionWriter, outside_axes: Mapping[str, int], axis_nam
             for each in (leaves_of(expression) if is_operation else ())
         )
         split = {each.expression.name for each in operands if each.axis is not None}
-        # What is no operation has no operands that could be split, but variables.
+        # An expression that is no operation has no operands here, but may still read split variables.
         hidden = {each.name for each in used_variables(expression) if axes.get(each.name) is not None} - split
         operation = Operation(name, expression, operands, shape_of(binding.var), axis_name)
         if isinstance(expression, relax.TupleGetItem) and split & set(outside_axes):
@@ -80,7 +90,11 @@ def split_values(writer: RegionWriter, outside_axes: Mapping[str, int], axis_nam
 
 
 def exchanged_values(values: Mapping[str, Value], exchange: str | Collection[str], axis_name: str) -> frozenset[str]:
-    """The variables of which each machine computes what it owns, and receives the rest of what it reads."""
+    """Return the variables of which each machine computes the part that it owns, and receives the rest that it reads.
+
+    Raises:
+        ShardError: ``exchange`` is unknown, or names a variable that is not split.
+    """
     split = {name for name, value in values.items() if value.axis is not None and not value.is_tuple}
     if exchange == "fused":
         return frozenset()
@@ -103,15 +117,16 @@ def exchanged_values(values: Mapping[str, Value], exchange: str | Collection[str
 
 
 def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: str) -> dict[str, tuple[Range, ...]]:
-    """The indices that each machine owns of each split value, and of those from before the region that are reduced.
+    """Return the indices that each machine owns of each split value, and of reduced values from before the region.
 
-    Of the region's results, by the shares; of others at the same relative places as of the last result, so that where
-    strides make values shorter, the parts of one fit those of the next. Few indices keep badly to shares, though: of
-    longer values their own shares count where those places miss them by more than `SHARE_TOLERANCE`. Of a slice, what
-    was owned before it. A machine may own nothing of a value that is no result: it receives or computes what it reads.
+    Results of the region are divided by the shares. Other values are divided at the same relative positions as the last
+    result, so that the parts of successive values fit when strides make them shorter. These positions are coarse if the
+    result has few indices. Where they miss the shares of a longer value by more than `SHARE_TOLERANCE`, that value is
+    divided by the shares. A slice keeps the owners of its operand. A machine may own nothing of a value that is no
+    result: it receives or computes the indices that it reads.
 
     Raises:
-        ShardError: a machine would get nothing of a result.
+        ShardError: a machine would get nothing of a result, or no value of the region is used.
     """
     shares = writer.region.shares
     lengths = {
@@ -164,12 +179,12 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
 
 
 def _scaled(total: int, length: int, parts: Sequence[Range]) -> tuple[Range, ...]:
-    """Of ``total`` indices those at the same relative places as ``parts`` of ``length``."""
+    """Return the parts of ``total`` indices at the same relative positions as ``parts`` of ``length``."""
     return tuple(pairwise([0, *(round(end * total / length) for _, end in parts)]))
 
 
 def _fitted(total: int, length: int, parts: Sequence[Range], shares: Sequence[float]) -> tuple[Range, ...]:
-    """The same, or by shares where these are missed."""
+    """Return the scaled parts, or parts by the shares if the scaled ones miss these by more than `SHARE_TOLERANCE`."""
     found = _scaled(total, length, parts)
     missed = (abs(end / total - share) for (_, end), share in zip(found, accumulate(shares), strict=True))
     return bounds(total, shares) if max(missed) > SHARE_TOLERANCE else found
@@ -181,7 +196,7 @@ def needs_of(
     owned: Mapping[str, tuple[Range, ...]],
     exchanged: Collection[str],
 ) -> Needs:
-    """Collect from the results backward what each machine computes and reads."""
+    """Return the indices that each machine computes and reads, collected backward from the results."""
     found = Needs()
     machines = range(len(writer.region.machines))
 
@@ -230,13 +245,13 @@ def _first_name(operation: Operation) -> str:
 
 
 def _slice_rule(value: Value) -> Along | None:
-    """The rule of a slice along the axis that is split."""
+    """Return the rule of a slice along the split axis; None for any other value."""
     is_slice = value.operation.operator == "relax.strided_slice"
     return value.rule if is_slice and isinstance(value.rule, Along) and not value.rule.local else None
 
 
 def _before_slices(operation: Operation, values: Mapping[str, Value]) -> tuple[str, int]:
-    """What an operation reads, or what that was sliced from, and the length of the axis there."""
+    """Return the name of an operation's first operand, traced back through slices, and its length along the axis."""
     while _first_name(operation) in values and _slice_rule(values[_first_name(operation)]):
         operation = values[_first_name(operation)].operation
     return _first_name(operation), operation.operands[0].shape[operation.only_first()]

@@ -1,17 +1,17 @@
 """Split a region by rows, columns or batch: each machine computes a range of an axis of every value.
 
-    fused   a machine computes all that its part of the results needs: halos are computed by several machines, and
+    fused   a machine computes everything that its part of the results needs: several machines compute the halos, and
             nothing is exchanged within the region (fused tiles: DeepThings, Zhao et al., 2018)
-    each    a machine computes what it owns of every value that a window reads, and receives the rows that its windows
-            need beyond it, the halo, from their owners
-    names   exchange of these values, and fused between them
+    each    a machine computes its own part of every value that a window reads, and receives the halo (the further rows
+            that its windows read) from the machines that own it
+    names   halo exchange for the named values, fused between them
 
-Requires: a region in the form in which models come from the frontends (one function ``main``, each variable bound once
-to one call, static shapes).
-Ensures: the same values behind the region, from operations of which each belongs to a machine, but for cuts and joins
-(`region`). At the image's border a part has the layer's own padding, between parts it has none. Constants along the
-axis are sliced. A value without the axis (a mean over all rows, a gate of it) is whole: each machine that needs it
-adds up what all have summed, in their order, and computes on.
+Requires: a region in the form that the frontends produce (one function ``main``, each variable bound once to one call,
+static shapes).
+Ensures: the values behind the region are unchanged. Each new operation belongs to a machine, except for cuts and joins
+(`region`). A part at the image's border has the layer's padding; between parts there is none. Constants along the axis
+are sliced. A value without the axis (such as a mean over all rows) is whole: each machine that needs it adds up the
+partial sums of all machines, in their order, and continues with the total.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from relay_passes.shards.row_needs import (
 )
 
 AXES = {0: "batch", 2: "rows", 3: "columns"}
-"""The axes of an image [batch, channels, rows, columns] that can be split so, and what an index of them is called."""
+"""The axes of an image [batch, channels, rows, columns] that can be split, and their names in messages."""
 
 
 def split_rows(module: tvm.IRModule, region: Region, *, axis: int, exchange: str | Collection[str]) -> Sharded:
-    """The graph with a region split along ``axis`` of its images, in the shares of the region.
+    """Return the graph with a region split along ``axis`` of its images, in the region's shares.
 
     ``axis`` is 2 for rows, 3 for columns, 0 for a batch (the first axis of the model's first input, and of all values
-    computed from inputs that have that length). ``exchange`` is ``"fused"``, ``"each"`` or names of variables of the
-    region, before whose readers the machines exchange halos; for a batch, which needs none, all are the same.
+    computed from inputs that have that length). ``exchange`` is ``"fused"``, ``"each"``, or the names of the region's
+    variables whose halos the machines exchange. A batch has no halos, so all give the same graph.
 
     Raises:
-        ShardError: an operation cannot be computed in parts of that axis, or a machine would have no part of a result.
-        ValueError: ``axis`` is another.
+        ShardError: an operation cannot be split along that axis, or a machine would have no part of a result.
+        ValueError: ``axis`` is not 0, 2 or 3.
     """
     if axis not in AXES:
         raise ValueError(f"a region is split along the axes {sorted(AXES)}, not {axis}")
@@ -69,10 +69,10 @@ def split_rows(module: tvm.IRModule, region: Region, *, axis: int, exchange: str
 def computed_rows(
     module: tvm.IRModule, region: Region, *, axis: int, exchange: str | Collection[str]
 ) -> dict[tuple[str, str], float]:
-    """What `split_rows` would have each machine compute of a region, without rewriting anything.
+    """Return the share of each variable's elements that each machine would compute after `split_rows`.
 
-    By variable and machine the share of its elements, more than the machine's part where halos are computed by several.
-    Errors are those of `split_rows`.
+    Keys are (variable, machine). A share exceeds the machine's part where several machines compute halos. The graph is
+    not rewritten. Raises the `ShardError` that `split_rows` would raise.
     """
     writer = region_reader(module, region)
     values, _, _, needs = _looked_at(writer, module, axis, exchange)
@@ -98,7 +98,7 @@ def _split(
 def _looked_at(
     writer: RegionWriter, module: tvm.IRModule, axis: int, exchange: str | Collection[str]
 ) -> tuple[Mapping[str, Value], Mapping[str, tuple[Range, ...]], Collection[str], Needs]:
-    """The values of a region, who owns what of them, which are exchanged, and what each machine computes and reads."""
+    """Return a region's values, their owned ranges, the exchanged values, and each machine's needs."""
     outside_axes = dict.fromkeys(_outside_with(axis, writer, module), axis)
     values = split_values(writer, outside_axes, AXES[axis])
     owned = owned_ranges(values, writer, AXES[axis])
@@ -107,7 +107,7 @@ def _looked_at(
 
 
 def _outside_with(axis: int, writer: RegionWriter, module: tvm.IRModule) -> set[str]:
-    """The values from before the region that are split: images, or what has the batch, computed from inputs."""
+    """Return the names of the split values from before the region: images or batches computed from inputs."""
     function = main_function(module)
     computed = dependent_names(function)
     batch = next((shape[0] for shape in (shape_of(each) for each in function.params) if shape), 1)
@@ -129,7 +129,7 @@ class _Parts:
     owned: Mapping[str, tuple[Range, ...]]
     exchanged: Collection[str]
     needs: Needs
-    # What of a value a machine has, by the value's name and the machine's place.
+    # The ranges of a value that a machine holds, by the value's name and the machine's position.
     held: dict[tuple[str, int], list[tuple[Range, relax.Var]]] = field(default_factory=dict)
     whole: dict[tuple[str, int], relax.Var] = field(default_factory=dict)
     summands: dict[str, list[relax.Var]] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class _Parts:
                 continue
             wanted, own_name = self.needs.computed[name, machine], self._name(name, machine)
             if isinstance(value.operation.expression, relax.TupleGetItem):
-                # Of a tuple that is there for another range, too.
+                # The machine may hold the tuple for another range: take the field with that range.
                 ((wanted, whole_tuple),) = self.held[operands[0].expression.name, machine]
                 written = relax.TupleGetItem(whole_tuple, value.operation.expression.index)
             else:
@@ -173,7 +173,7 @@ class _Parts:
             self.held[name, machine] = [(wanted, self._emit(written, own_name, name, machine))]
 
     def _write_halos(self, name: str, axis: int) -> None:
-        """Of the parts that each machine owns, those that another one needs; and what it has with them."""
+        """Emit the halos that each machine receives of a value, and its own part concatenated with them."""
         for machine in self._machines():
             read, own = self.needs.read.get((name, machine)), self.owned[name][machine]
             if read is None or _contains(own, read):
@@ -205,7 +205,7 @@ class _Parts:
             self.whole[name, machine] = self._combined(name, rule, self._name(name, machine), machine)
 
     def _combined(self, name: str, rule: Total, hint: str, machine: int | None) -> relax.Var:
-        """What all machines' parts of a total make together, in their order; ``hint`` names it."""
+        """Emit the combination of all machines' partial results, in their order; ``hint`` names it."""
         on = None if machine is None else self.writer.region.machines[machine]
         summands = self.summands[name]
         total = summands[0]
@@ -216,7 +216,7 @@ class _Parts:
         if rule.finish is not None:
             total = self.writer.emit(rule.finish(total), hint, name, on)
         elif len(summands) == 1:
-            # One machine has all that there is; the name has to be there.
+            # One machine has the whole total. A reshape to the same shape gives it the expected name.
             total = self.writer.emit(relax.op.reshape(total, shape_of(total)), hint, name, on)
         return total
 
@@ -239,7 +239,7 @@ class _Parts:
         return self.writer.emit(relax.op.concat(parts, axis), name, name, None)
 
     def _operand(self, operand: Operand, axis: int | None, needed: Range | None, machine: int) -> relax.Expr | None:
-        """What an operation of a machine reads: ``needed`` of an operand along ``axis``, or all of it."""
+        """Return the operand that a machine's operation reads: its range ``needed`` along ``axis``, or all of it."""
         expression = operand.expression
         if axis is not None and needed is None:
             return None
@@ -267,7 +267,7 @@ class _Parts:
         self.held[name, machine] = [(taken, value)]
 
     def _part(self, name: str, axis: int, taken: Range, machine: int, hint: str = "") -> relax.Var:
-        """A range of a value that a machine has; ``hint`` names the slice that it takes, if it has more."""
+        """Return the range ``taken`` of a value that a machine holds; ``hint`` names a slice, if one is needed."""
         held = self.held[name, machine]
         for there, part in held:
             if there == taken:
@@ -288,7 +288,7 @@ class _Parts:
         return part_name(name, self.writer.region.machines[machine])
 
     def _steps(self, name: str, hint: str, machine: int) -> Emit:
-        """Binds what is computed on the way to a part, which ``hint`` names."""
+        """Return a function that binds the intermediate values of a part; ``hint`` is the part's name."""
         numbers = itertools.count(1)
         return lambda expression: self._emit(expression, f"{hint}_step_{next(numbers)}", name, machine)
 

@@ -1,9 +1,9 @@
-"""What can be done with the machines' summands of a value before they are added up.
+"""Rules for linear operators on partial sums, before the all-reduce.
 
     Σ aₘ + b = (a₁ + b) + a₂ + …        k · Σ aₘ = Σ k · aₘ        view(Σ aₘ) = Σ view(aₘ)
 
-Each operation that passes is computed on less, or spares a sum of its own: a bias and a residual are added to the first
-machine's summand, two branches that are both summands need one sum, and a mean over pixels is sent in place of them.
+Such an operation reads less data or saves an all-reduce. A bias or residual is added to the first machine's partial
+sum. Two branches of partial sums need one all-reduce. A mean over pixels is sent instead of the pixels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relay_passes.rewrite import constant, is_tensor_constant, operator_name
 
 
 class Use(Enum):
-    """What a machine needs of an operand: its own part or summand, or the whole."""
+    """What a machine needs of an operand: its own part or partial sum, or the whole value."""
 
     OWN = "own"
     WHOLE = "whole"
@@ -32,14 +32,17 @@ Others = Callable[[relax.Expr, Sequence[relax.Expr | None]], relax.Expr]
 
 @dataclass(frozen=True)
 class LinearPassage:
-    """How summands pass an operator: what is needed of each operand, and what all machines but the first compute."""
+    """How partial sums pass an operator.
+
+    ``uses`` has what a machine needs of each operand; ``others`` writes what all machines but the first compute.
+    """
 
     uses: tuple[Use, ...]
     others: Others | None = None
 
 
 def linear_passage(value: relax.Expr, is_summand: Sequence[bool]) -> LinearPassage | None:
-    """None where the operands that are summands have to be added up first."""
+    """Return how partial sums pass an operation; None if they must be added up first."""
     operator = operator_name(value)
     leaves = leaves_of(value)
     if isinstance(value, relax.TupleGetItem):
@@ -83,7 +86,7 @@ def _negated(_: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr
 
 
 def _batch_norm(value: relax.Expr, is_summand: Sequence[bool]) -> LinearPassage | None:
-    """Scale and shift by constants: the first machine shifts."""
+    """Scale on every machine and shift on the first, if the statistics are constants."""
     data, *statistics = leaves_of(value)
     if not is_summand[0] or value.attrs.training or not all(map(is_tensor_constant, statistics)):
         return None

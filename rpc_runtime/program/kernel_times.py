@@ -57,7 +57,7 @@ class TimingEffort:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Seconds of one call while nothing else runs, from ``rounds`` calls; or the error why there are none: both are 0."""
+    """Seconds of one call while nothing else runs, from ``rounds`` calls; after an ``error`` both numbers are 0."""
 
     function: str
     seconds: float

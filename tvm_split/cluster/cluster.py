@@ -1,4 +1,4 @@
-"""Machines and the links between them: what a model is split over."""
+"""A cluster: the machines that a model is split over, and the links between them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Cluster:
     """The machines that a model may be split over.
 
     Make one with `at`, `local`, `in_process`, `from_yaml`, `from_tracker`, `from_kubernetes` or `from_ray`: each calls
-    a launcher's `find`. A local cluster starts its worker processes when they are first needed; used as a context
-    manager it keeps them between deployments, otherwise the deployment that started them ends them.
+    a launcher's `find`. A local cluster starts its worker processes when they are first needed. As a context manager it
+    keeps them between deployments; otherwise the deployment that started them ends them.
 
-    ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
-    well (an address in its own only), and every pair of machines needs one. ``shared_cores`` says which machines
-    compute on the same cores, where that is to be said: of workers it is found out. ``launcher`` starts the workers; by
-    default they run at the machines' addresses. ``left_out`` says why machines that were found are not in it, by their
-    names.
+    Empty ``links``: all links are measured. Otherwise every pair of machines needs a link. A link counts in both
+    directions unless its reverse is listed too; its address counts in its own direction only. ``shared_cores`` states
+    which machines compute on the same cores; for the other machines, their workers report it. ``launcher`` starts the
+    workers; by default they already run at the machines' addresses. ``left_out`` maps the names of machines that were
+    found but are not part of the cluster to the reasons.
     """
 
     machines: tuple[Machine, ...]
@@ -43,7 +43,7 @@ class Cluster:
     launcher: Launcher = field(default_factory=partial(make_launcher, "at"))
     left_out: Mapping[str, str] = field(default_factory=dict, compare=False)
     is_busy: bool = field(default=False, init=False, repr=False, compare=False)
-    """Whether this process wants a core for itself while workers start."""
+    """Whether this process needs a core of its own while workers start."""
     _started: Started | None = field(default=None, init=False, repr=False, compare=False)
     _cache: ScratchFolder | None = field(default=None, init=False, repr=False, compare=False)
     _keep_workers: bool = field(default=False, init=False, repr=False, compare=False)
@@ -64,33 +64,34 @@ class Cluster:
 
     @classmethod
     def at(cls, location: str | Path) -> Cluster:
-        """The cluster of a location: a YAML file, or ``NAME[:ARGUMENT][?FIELD=VALUE&…]`` with the name of a launcher.
+        """Return the cluster of a location: a YAML file, or ``NAME[:ARGUMENT][?FIELD=VALUE&…]``, NAME being a launcher.
 
         ``local:3?threads=2``, ``in-process``, ``tracker:lab:9190?key=box``, ``kubernetes:app=worker?namespace=lab``,
         ``ray:lab:6379?workers=3``, ``at:10.0.0.7:7001``.
 
         Raises:
             ClusterError: there is no such launcher, a parameter does not fit, or no machine is found.
-            WorkerUnavailableError, DeadlineError, ProtocolError: who knows the machines does not answer, or wrongly.
+            WorkerUnavailableError, DeadlineError, ProtocolError: the service that lists the machines does not answer,
+                or answers wrongly.
         """
         return launcher_at(str(location)).find()
 
     @classmethod
     def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
-        """Worker processes on this host: ``machine-a``, ``machine-b``, …, each with ``threads`` cores of its own."""
+        """Return a cluster of worker processes on this host: ``machine-a``, …, with ``threads`` cores each."""
         return make_launcher("local", workers=workers, threads=threads).find()
 
     @classmethod
     def in_process(cls, machines: int = 1, threads: int | None = None) -> Cluster:
-        """No processes and no RPC: the stages are called in turn, in this process.
+        """Return a cluster without processes and RPC: the stages are called one after the other in this process.
 
-        ``threads`` is what each kernel may use; all usable cores by default.
+        ``threads`` is the number of threads that each kernel may use; all usable cores by default.
         """
         return make_launcher("in-process", machines=machines, threads=threads).find()
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Cluster:
-        """Machines with workers that run already, described in a file; see `tvm_split.cluster.cluster_file`."""
+        """Return the machines in a file, whose workers run already; see `tvm_split.cluster.cluster_file`."""
         return make_launcher("file", path=Path(path)).find()
 
     @classmethod
@@ -104,16 +105,17 @@ class Cluster:
         tls: TlsFiles | None = None,
         timeout_seconds: float = 5.0,
     ) -> Cluster:
-        """The workers that a TVM RPC tracker lists at this moment, under one key or all, and that answer.
+        """Return the workers that a TVM RPC tracker lists now, under one key or all, and that answer.
 
-        What cannot be deployed to is left out, with the reason: machines on which kernels are being tuned, TVM's own
-        RPC servers, and workers that do not answer. ``token`` and ``tls`` are the same for all; a token needs ``tls``.
-        ``timeout_seconds`` is for the tracker, and for each worker.
+        Servers that cannot be deployed to are left out, with the reason: machines on which kernels are being tuned,
+        TVM's own RPC servers, and workers that do not answer. ``token`` and ``tls`` are the same for all workers; a
+        token needs ``tls``. ``timeout_seconds`` applies to the tracker and to each worker.
 
         Raises:
-            ClusterError: there is no such machine, or two of them have one name.
-            InputError: a token without TLS.
-            WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached, is silent, or is none.
+            ClusterError: no machine is found, or two of them have the same name.
+            InputError: a token is given without TLS.
+            WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached, does not answer, or is
+                not a tracker.
         """
         access = {"token": token, "tls": tls, "timeout_seconds": timeout_seconds}
         return make_launcher("tracker", address=str(TrackerAddress(host, port)), key=key, **access).find()
@@ -128,14 +130,15 @@ class Cluster:
         tls: TlsFiles | None = None,
         timeout_seconds: float = 5.0,
     ) -> Cluster:
-        """The workers of the pods with these labels that are ready at this moment, as ``kubectl`` finds them.
+        """Return the workers of the pods with these labels that are ready now, as listed by ``kubectl``.
 
-        Machines are named as their pods. By default the namespace is that of kubectl's context, and ``token`` and
-        ``tls`` are the same for all. The pods are called directly: from inside of the cluster.
+        Machines have the names of their pods. The default namespace is that of kubectl's context. ``token`` and ``tls``
+        are the same for all workers. The pods are called directly, so this works only inside the Kubernetes cluster.
 
         Raises:
             ClusterError: there is no such pod.
-            WorkerUnavailableError, DeadlineError, ProtocolError: kubectl is missing, says no, or nothing, or nonsense.
+            WorkerUnavailableError, DeadlineError, ProtocolError: kubectl is missing or fails, does not answer, or its
+                answer is no list of pods.
         """
         access = {"token": token, "tls": tls, "timeout_seconds": timeout_seconds}
         return make_launcher("kubernetes", selector=selector, namespace=namespace, **access).find()
@@ -151,22 +154,21 @@ class Cluster:
         strategy: str = "SPREAD",
         timeout_seconds: float = 60.0,
     ) -> Cluster:
-        """Workers that Ray places on its nodes, ``machine-a``, ``machine-b``, …, each with ``threads`` of its CPUs.
+        """Return workers that Ray places on its nodes: ``machine-a``, ``machine-b``, …, each with ``threads`` CPUs.
 
-        They end with `close` (the cluster is a context manager), or with this process; Ray starts one that dies again.
+        They end with `close` (the cluster is a context manager) or with this process. Ray restarts a worker that dies.
 
         Args:
-            address: HOST:PORT of Ray's head; by default the Ray that this process is connected to, else one that runs
-                on this host.
-            resources: what else each worker takes: ``{"GPU": 1, "memory": 1e9}`` (bytes), or what a node calls its own.
-                ``CPU`` takes the place of ``threads`` where it is to be another number; ``num_cpus`` and ``num_gpus``
-                are understood as well.
-            strategy: of the placement group: ``SPREAD``, ``STRICT_SPREAD``, ``PACK`` or ``STRICT_PACK``.
+            address: HOST:PORT of Ray's head; by default the Ray that this process is connected to, otherwise one that
+                runs on this host.
+            resources: further resources of each worker: ``{"GPU": 1, "memory": 1e9}`` (bytes), or custom resources of
+                nodes. ``CPU`` overrides ``threads``; ``num_cpus`` and ``num_gpus`` are accepted as well.
+            strategy: the placement group's: ``SPREAD``, ``STRICT_SPREAD``, ``PACK`` or ``STRICT_PACK``.
 
         Raises:
-            ClusterError: there is no Ray in this Python, or a number or resource that makes no sense.
-            WorkerUnavailableError: no Ray runs there, or a worker does not come up.
-            DeadlineError: its nodes have no room for so many workers.
+            ClusterError: Ray is not installed in this Python, or a number or resource is invalid.
+            WorkerUnavailableError: no Ray runs there, or a worker does not start.
+            DeadlineError: Ray's nodes lack the resources for this number of workers.
         """
         cluster = make_launcher(
             "ray",
@@ -192,37 +194,37 @@ class Cluster:
         raise ClusterError(f"no machine is named {name!r}; the cluster has {short_list(self.machine_names)}{reasons}")
 
     def link(self, source: str, destination: str) -> Link | None:
-        """What is given of a link; None for one of which nothing is."""
+        """Return the description of a link; None if the cluster has none."""
         return self._by_ends.get((source, destination))
 
     def transport_between_gpus(self, source: str, destination: str) -> str:
-        """The name of the transport that is to carry a link from GPU to GPU; empty where none was asked for."""
+        """Return the transport requested for a link from GPU to GPU; empty if none was requested."""
         given = self.link(source, destination)
         return given.transport if given is not None and memory_of(given.transport) == "device" else ""
 
     @property
     def link_settings(self) -> dict[tuple[str, str], LinkSetting]:
-        """(source, destination) to how that link is to be opened."""
+        """Map (source, destination) to the setting with which that link is opened."""
         return {(link.source, link.destination): LinkSetting(link.address, link.transport) for link in self.links}
 
     def endpoints(self) -> dict[str, WorkerEndpoint]:
-        """Where the workers listen; starts those that do not run yet."""
+        """Return the workers' endpoints by machine; start the workers that do not run yet."""
         if self._started is None:
             self._started = self.launcher.start(self)
         return dict(self._started.endpoints())
 
     @property
     def blob_folder(self) -> Path:
-        """A folder for blobs that outlives workers: a later deployment on this cluster sends only what is new."""
+        """A folder for blobs that outlives workers: a later deployment on this cluster sends only new blobs."""
         if self._cache is None:
             self._cache = ScratchFolder("cache")
         return self._cache.path / "blobs"
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Inside, the workers of a local cluster start; behind it they run, or what kept them from it is raised.
+        """Start the workers of a local cluster in the background; on exit, wait for them or raise why they failed.
 
-        What is raised inside comes first. Other clusters have nothing to start.
+        An error raised inside the context takes precedence. Other clusters have nothing to start.
         """
         if not self._starts_processes or self._started is not None:
             yield
@@ -238,9 +240,9 @@ class Cluster:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Inside, `release` leaves local workers alone, so that one step after the other can use them.
+        """Make `release` do nothing inside this context, so that several steps can use the same local workers.
 
-        They stay afterwards, for the next one to release; if something is raised, they end.
+        The workers still run afterwards, until the next `release`; if an error is raised, they end.
         """
         before = self._keep_workers
         self._keep_workers = True
@@ -253,12 +255,12 @@ class Cluster:
         self._keep_workers = before
 
     def release(self) -> None:
-        """End the workers that were started on this host for a deployment that has ended, unless they are kept."""
+        """End the workers started on this host for a deployment that has ended, unless `kept` is active."""
         if self._starts_processes and not self._keep_workers:
             self._end_workers()
 
     def close(self) -> None:
-        """End this cluster's own workers and remove what they cached; workers started elsewhere stay."""
+        """End this cluster's own workers and remove their caches; workers started elsewhere keep running."""
         self._end_workers()
         if self._cache is not None:
             self._cache.close()

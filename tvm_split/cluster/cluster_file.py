@@ -1,30 +1,31 @@
-"""A cluster as a file: YAML, checked before anything is contacted.
+"""Read a cluster from a YAML file, which is validated before any machine is contacted.
 
     machines:
       - name: desk
         address: 192.0.2.10:7001
         threads: 8
-        target: {kind: llvm, mcpu: znver4}      # optional: what the worker says it is
-        memory_bytes: 16e9                      # optional: no limit
-        token_file: token                       # optional: the secret the worker was started with; found on loopback
+        target: {kind: llvm, mcpu: znver4}      # optional: the target that the worker reports
+        memory_bytes: 16e9                      # optional: by default no limit
+        token_file: token                       # optional: the worker's secret; found automatically on loopback
         tls: {ca: ca.pem, certificate: client.pem, key: client.key}   # optional; certificate and key for mutual TLS
         ssh: {to: me@desk, python: python3.12, folder: ~/.cache/tvm-split/ssh, arguments: [--insecure]}   # optional
     links:                                      # optional: without it, every link is measured
-      - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}   # believed, not measured
-      - {from: desk, to: edge, address: 10.0.0.7:7001}   # measured; desk reaches edge at this address
-      - {from: box, to: edge, bytes_per_second: 0}       # nothing may pass between the two
-      - {from: client, to: edge, bytes_per_second: 2e6}  # the machine that deploys; optional
-      - {from: edge, to: client, codec: auto}            # how tensors are written; optional: none
-    groups:                                     # optional: machines that have links in common, by host, rack or site
+      - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}   # used as stated, not measured
+      - {from: desk, to: edge, address: 10.0.0.7:7001}   # measured; the address at which desk reaches edge
+      - {from: box, to: edge, bytes_per_second: 0}       # closed: no transfer between the two
+      - {from: client, to: edge, bytes_per_second: 2e6}  # optional: client is the deploying machine
+      - {from: edge, to: client, codec: auto}            # optional: the codec of tensors; default none
+    groups:                                     # optional: machines with common links, by host, rack or site
       lab: [desk, box]
-      campus: [lab, edge]                       # of machines and of other groups
-    shared_cores:                               # optional: found out of the workers themselves
-      - {machines: [lab, client], cores: 8}     # together they compute on 8 cores; machines, groups, the client
+      campus: [lab, edge]                       # contains machines and other groups
+    shared_cores:                               # optional: by default the workers report them
+      - {machines: [lab, client], cores: 8}     # together they have 8 cores; machines, groups, client
 
-A link from or to a group is one for each of its machines, from a group to itself between any two of them; where several
-entries fit a pair, its own counts, then the one of fewest pairs. A link counts in both directions unless the reverse
-is listed as well; its ``address`` only in its own. With ``links``, every pair of machines has one, so that none is
-forgotten. Paths are relative to the file.
+A link from or to a group stands for one link per machine of the group. A link from a group to itself stands for one
+between any two of its machines. If several entries fit a pair of machines, the pair's own entry counts, otherwise the
+entry with the fewest pairs. A link counts in both directions unless its reverse is listed too; its ``address`` counts
+in its own direction only. With ``links``, every pair of machines needs a link, so that none is forgotten. Paths are
+relative to the file.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from tvm_split.units import MOST_AMOUNT, few_lines
 from tvm_split.values import line_of
 
 LONGEST_SHOWN = 80
-"""Characters of a value that a message says."""
+"""The number of a value's characters that a message shows."""
 _CORES = f"a whole number from 1 up, {MOST_CORES} at most"
 
 
@@ -65,7 +66,7 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
-# YAML takes 16e9 for a text, for want of a sign in the exponent.
+# YAML 1.1 reads 16e9 as a string, because its exponent has no sign.
 _Number = Annotated[float, BeforeValidator(_no_truth_value)]
 
 
@@ -173,7 +174,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {"machines": _Machine, "links": _Link, "
 
 
 def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...], tuple[SharedCores, ...]]:
-    """The machines, links and shared cores in a file, as they are listed.
+    """Return the machines, links and shared cores of a file, in its order.
 
     Raises:
         ClusterError: gives the file, the line and what is expected there.
@@ -221,7 +222,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
 
 
 def _read(path: Path) -> tuple[Any, yaml.Node | None]:
-    """What is in the file, and the same with its lines."""
+    """Return the content of the file, and its YAML nodes, which have line numbers."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -237,9 +238,9 @@ def _read(path: Path) -> tuple[Any, yaml.Node | None]:
 
 
 def _problem(error: Any) -> str:
-    """What is wrong, and what is expected there."""
+    """Return a sentence that says which value is wrong and what is expected there."""
     location = tuple(error["loc"])
-    if "target" in location:  # what is in a target is TVM's business, except that its keys are texts
+    if "target" in location:  # TVM validates the content of a target; only its keys are checked here
         location = location[: location.index("target") + 1]
     where = _dotted(location)
     if error["type"] == "extra_forbidden":
@@ -255,7 +256,7 @@ def _problem(error: Any) -> str:
 
 
 def _shortened(value: object) -> str:
-    """As it stands in Python; the end of what is long is left out."""
+    """Return the value's repr, shortened to `LONGEST_SHOWN` characters."""
     text = reprlib.repr(value) if isinstance(value, list | dict) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
@@ -265,7 +266,7 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 
 def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model that a place of the file is checked with."""
+    """Return the pydantic model that validates this location of the file."""
     if not location:
         return _ClusterFile
     if location[-1] in ("tls", "ssh"):
@@ -274,7 +275,7 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
 
 
 def _expected(location: tuple[int | str, ...]) -> str:
-    if len(location) > 2 and isinstance(location[-1], int):  # of a list in a mapping
+    if len(location) > 2 and isinstance(location[-1], int):  # an item of a list in a mapping
         location = location[:-1]
     if location and isinstance(location[-1], str):
         for name, field in _model_at(location[:-1]).model_fields.items():
@@ -316,11 +317,11 @@ def _machine(entry: _Machine, folder: Path, place: str, ssh: SshAccess | None) -
 
 
 def _require_single_keys(path: Path, tree: yaml.Node | None) -> None:
-    """YAML lets a key stand twice, and the last wins without a word."""
+    """Raise a `ClusterError` for a duplicate key, of which YAML silently takes the last value."""
     waiting, seen = [tree], set[int]()
     while waiting:
         node = waiting.pop()
-        if id(node) in seen:  # an alias may lead back
+        if id(node) in seen:  # an alias may refer to an enclosing node
             continue
         seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""Machines that something else knows of: each worker is asked what it is; what cannot be deployed to is left out."""
+"""Ask the workers that a service lists to describe themselves; leave out those that cannot be deployed to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
 
 ASKED_AT_ONCE = 256
-"""Workers; of hundreds that cannot be reached nothing else waits."""
+"""The number of workers asked in parallel, so that hundreds of unreachable ones do not delay the others."""
 
 
 @dataclass(frozen=True)
 class AskedMachine:
-    """A machine with what its worker says of itself, or a ``reason`` why nothing can be deployed to it.
+    """A machine with its worker's description, or with the ``reason`` why nothing can be deployed to it.
 
-    ``is_fault`` says whether the reason is something that should not be.
+    ``is_fault`` says whether the reason is a fault, as opposed to a normal state such as tuning.
     """
 
     endpoint: WorkerEndpoint
@@ -35,14 +35,14 @@ class AskedMachine:
 
     @property
     def machine(self) -> Machine | None:
-        """The machine to plan on; None where there is a ``reason``."""
+        """The machine to plan on; None if there is a ``reason`` against it."""
         if self.reason or self.worker is None:
             return None
         return Machine(self.name, self.worker.threads, endpoint=self.endpoint)
 
 
 def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = None) -> AskedMachine:
-    """The machine at ``endpoint``, whose worker has to be of its name, and of so many threads, if they are said."""
+    """Ask the worker at ``endpoint``, which must have the endpoint's name and, if given, this number of threads."""
     asked = AskedMachine(endpoint, is_fault=True)
     if asked.name == CLIENT:
         return replace(
@@ -65,12 +65,12 @@ def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = 
 def planned_machines(
     found: Sequence[AskedMachine], place: str, advice: str
 ) -> tuple[tuple[Machine, ...], dict[str, str]]:
-    """The machines to plan on, by name, and why the others, by name and address, are left out.
+    """Return the machines to plan on, sorted by name, and the reasons for the others, keyed by name and address.
 
-    ``place`` begins a sentence, ``advice`` says how a machine gets there.
+    ``place`` is the start of the error message's sentence; ``advice`` says how to add a machine.
 
     Raises:
-        ClusterError: there is none, or two of them have one name.
+        ClusterError: there is no machine, or two of them have the same name.
     """
     chosen = [machine for each in found if (machine := each.machine) is not None]
     machines = tuple(sorted(chosen, key=lambda each: (each.name, each.address or "")))

@@ -1,4 +1,4 @@
-"""Machines that have links in common, by host, rack or site: what an entry for a group says of each of its pairs."""
+"""Groups of machines with common links, by host, rack or site: expand an entry for a group to pairs of machines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tvm_split.units import short_list
 
 Pair = tuple[str, str]
 MOST_SHOWN = 8
-"""Groups that a message has of a circle."""
+"""The number of groups that an error message about a cycle lists."""
 
 
 def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """The machines that each group has, also by way of other groups.
+    """Return the machines of each group, directly or through other groups.
 
     Raises:
-        ClusterError: a group has the name of a machine, a member that there is not, or itself.
+        ClusterError: a group has the name of a machine, an unknown member, or contains itself.
     """
     known = {CLIENT, *machines}
     found: dict[str, tuple[str, ...]] = {}
@@ -32,8 +32,8 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
 def _resolve(
     name: str, groups: Mapping[str, Sequence[str]], known: set[str], found: dict[str, tuple[str, ...]]
 ) -> None:
-    """Find the machines of a group, of those in it first; without recursion, since files may nest them by thousands."""
-    inside = {name: iter(groups[name])}  # with the members of each that were not looked at yet
+    """Find a group's machines, inner groups first; without recursion, since files may nest thousands of groups."""
+    inside = {name: iter(groups[name])}  # the groups being expanded, with their members left to visit
     while inside:
         group = next(reversed(inside))
         member = next((each for each in inside[group] if each not in known and each not in found), None)
@@ -56,15 +56,15 @@ def _resolve(
 
 
 def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Machines, with those of each group in its place, each once."""
+    """Replace each group name by the group's machines, and remove duplicates."""
     return tuple(dict.fromkeys(machine for name in names for machine in members.get(name, (name,))))
 
 
 def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str]]) -> list[list[Pair]]:
-    """The pairs of machines for which each entry counts: those that no entry of fewer pairs is for, either way round.
+    """Return, for each entry, the pairs of machines that no entry with fewer pairs covers, in either direction.
 
-    A pair's own entry comes before all that name groups. Entries of as many pairs all count, so that whoever reads them
-    can say that there are two.
+    An entry that names a pair of machines takes precedence over all entries that name groups. Entries with equally many
+    pairs all count, so that the caller can report the duplicate.
     """
     fitting = [
         [(one, other) for one, other in product(*(members.get(end, (end,)) for end in ends)) if one != other]

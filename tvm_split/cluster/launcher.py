@@ -1,4 +1,4 @@
-"""What finds the machines of a cluster and starts their workers: one class, and a registry of its kinds."""
+"""The base class of launchers, which find a cluster's machines and start their workers, and their registry."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TLS_KEYS = {"tls_ca": "authority", "tls_certificate": "certificate", "tls_key": 
 
 
 class Started(Protocol):
-    """The workers of one cluster; they run until `close`."""
+    """The running workers of one cluster; they run until `close`."""
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        """Where each machine's worker listens now. Raises WorkerUnavailableError, DeadlineError."""
+        """Return the current endpoint of each machine's worker. Raises WorkerUnavailableError, DeadlineError."""
 
     def close(self) -> None:
-        """End the workers that were started here. May be called again."""
+        """End the workers that this object started. May be called again."""
 
 
 class Launcher(ABC):
@@ -47,19 +47,20 @@ class Launcher(ABC):
     in_process: ClassVar[bool] = False
     """Whether stages are called in this process, without workers."""
     on_this_host: ClassVar[bool] = False
-    """Whether all machines are cores of this host, which need no question to a worker to be known."""
+    """Whether all machines are on this host, so that their cores are known without asking a worker."""
 
     @abstractmethod
     def find(self) -> Cluster:
-        """Return the machines there are now; those that nothing can be deployed to are in its ``left_out``.
+        """Return a cluster of the current machines; its ``left_out`` has those that nothing can be deployed to.
 
         Raises:
             ClusterError: there is none, or the description is wrong.
-            WorkerUnavailableError, DeadlineError, ProtocolError: who knows the machines does not answer, or wrongly.
+            WorkerUnavailableError, DeadlineError, ProtocolError: the service that lists the machines does not answer,
+                or answers wrongly.
         """
 
     def start(self, cluster: Cluster) -> Started:
-        """Start the workers of a cluster that `find` returned. By default they run already, at the machines' addresses.
+        """Start the workers of a cluster that `find` returned. By default they run already at the machines' addresses.
 
         Raises:
             ClusterError, WorkerUnavailableError, DeadlineError: a worker does not start.
@@ -69,7 +70,7 @@ class Launcher(ABC):
 
 @dataclass(frozen=True)
 class Running:
-    """Workers that were started elsewhere, and stay."""
+    """Workers that were started elsewhere and keep running."""
 
     found: Mapping[str, WorkerEndpoint]
 
@@ -82,7 +83,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class WithAccess:
-    """How machines that a service lists are called: all with the same token and TLS files."""
+    """The fields of launchers whose machines a service lists: one token and one set of TLS files for all machines."""
 
     token: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
@@ -113,13 +114,13 @@ def make_launcher(name: str, **parameters: Any) -> Launcher:
 
 
 def launcher_at(location: str) -> Launcher:
-    """Return the launcher of a location: a YAML file, or like ``local:3?threads=2`` or ``tracker:lab:9190?key=box``.
+    """Return the launcher of a location: a YAML file, ``local:3?threads=2``, ``tracker:lab:9190?key=box``, ….
 
-    ``token_file``, ``tls_ca``, ``tls_certificate`` and ``tls_key`` are paths, and without a ``token_file`` the token is
-    that of ``$TVM_SPLIT_TOKEN``, for all launchers that list machines.
+    All launchers whose machines a service lists accept the paths ``token_file``, ``tls_ca``, ``tls_certificate`` and
+    ``tls_key``. Without a ``token_file`` the token is that of ``$TVM_SPLIT_TOKEN``.
 
     Raises:
-        ClusterError: no launcher has this name, or one of its fields does not fit.
+        ClusterError: no launcher has this name, or one of its fields is invalid.
         InputError: the token file cannot be read.
     """
     head, _, query = location.partition("?")
@@ -145,7 +146,7 @@ def launcher_at(location: str) -> Launcher:
 
 
 def _access(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the files of a location's credentials out of its parameters, and return what they are."""
+    """Remove the credential files from a location's parameters, and return the token and TLS files they stand for."""
     tls = {place: Path(given.pop(key)) for key, place in TLS_KEYS.items() if key in given}
     token = token_from(Path(given.pop("token_file")) if "token_file" in given else None)
     return {"token": token.text if token else None, "tls": TlsFiles(**tls) if tls else None}

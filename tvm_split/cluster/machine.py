@@ -21,13 +21,13 @@ from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
 
 @dataclass(frozen=True)
 class SshAccess:
-    """How ssh reaches a machine, and what is to run there.
+    """How ssh reaches a machine, and how its worker is started there.
 
-    ``destination`` is as for the command ``ssh``, ``python`` the command that starts Python there, ``folder`` the one
-    below which the worker is installed, and ``arguments`` are further options of the worker.
+    ``destination`` is that of the ``ssh`` command, ``python`` the command that starts Python on the machine. The worker
+    is installed below ``folder``. ``arguments`` are further options of the worker.
 
     Raises:
-        ClusterError: ssh knows no such destination, or a worker no such options.
+        ClusterError: the destination is not valid for ssh, or the worker does not have such an option.
     """
 
     destination: str
@@ -46,12 +46,12 @@ class SshAccess:
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine.
+    """A machine that runs stages.
 
-    ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the machine's own:
-    what the worker on it says it is. ``memory_bytes`` limits what weights may take; None is no limit.
-    ``endpoint`` is where its worker listens, None as long as no worker runs. ``described_at`` is the place of a file
-    that describes it (``PATH:LINE``), for errors; empty where code does. ``ssh`` is how its worker can be started.
+    ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the target that the
+    machine's worker reports. ``memory_bytes`` limits the memory for weights; None is no limit. ``endpoint`` is where
+    its worker listens; None while no worker runs. ``described_at`` is where a file describes the machine
+    (``PATH:LINE``), for errors; empty for a machine made by code. ``ssh`` says how to start its worker.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Machine:
 
     @property
     def address(self) -> str | None:
-        """Where its worker listens; None as long as no worker runs."""
+        """The address at which its worker listens; None while no worker runs."""
         return None if self.endpoint is None else self.endpoint.address
 
     @property
     def has_gpu(self) -> bool:
-        """Whether its stages are for one."""
+        """Whether the machine's stages are compiled for a GPU."""
         return self.target is not None and self.target.get("kind") == "cuda"
 
     def __post_init__(self) -> None:
@@ -88,22 +88,22 @@ class Machine:
 
 AUTO_CODEC = "auto"
 LINK_CODECS = (AUTO_CODEC, NONE, *CODECS)
-"""What can be said of a link."""
+"""The allowed values of a link's ``codec``."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A one-way link: tensors of ``b`` bytes take ``latency_seconds + b / bytes_per_second``.
+    """A one-way link: the transfer of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``.
 
     ``source`` or ``destination`` may be ``"client"``, the process that deploys. ``bytes_per_second`` is None for a link
-    whose speed is to be measured, and 0 for two machines between which nothing may pass. ``address`` (HOST:PORT) is
-    where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
-    says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"``,
-    ``"shm"``, which is refused where nothing can be shared, ``"mpi"`` between workers that one ``mpiexec`` has
-    started with ``--transport mpi``, ``"nccl"`` from GPU to GPU, or one that an installed package adds; each is refused
-    where it cannot be. ``codec`` is how tensors
-    are written where it is a network: ``"none"``, one of `rpc_runtime.program.codec.CODECS` for every tensor that it
-    fits, or ``"auto"``, by which a plan chooses.
+    that is measured, and 0 for a link that is closed to all transfers. ``address`` (HOST:PORT) is where ``source``
+    reaches the worker of ``destination``, if that is not the client's address for it.
+
+    ``transport`` is ``"auto"`` (shared memory on one host, unless an address is given), ``"grpc"``, ``"shm"``,
+    ``"mpi"`` between workers that one ``mpiexec`` started with ``--transport mpi``, ``"nccl"`` from GPU to GPU, or one
+    that an installed package adds. A transport that cannot carry the link is refused. ``codec`` is how tensors are
+    encoded on a network link: ``"none"``, one of `rpc_runtime.program.codec.CODECS` for every tensor that it fits, or
+    ``"auto"``: the planner chooses.
     """
 
     source: str
@@ -148,14 +148,14 @@ class Link:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing may pass."""
+        """Whether no transfer may use this link."""
         return self.bytes_per_second == 0
 
 
 class Fault(NamedTuple):
-    """What does not fit together, and where: a path in a cluster file, such as ``("links", 2, "from")``.
+    """A contradiction in a cluster, with its path in a cluster file, such as ``("links", 2, "from")``.
 
-    ``first`` is where the other of two stands that cannot both be.
+    ``first`` is the path of the other entry, if two entries contradict each other.
     """
 
     location: tuple[int | str, ...]
@@ -170,9 +170,9 @@ def faults(
     *,
     groups: Sequence[str] = (),
 ) -> Iterator[Fault]:
-    """What is wrong with machines, links and cores together; with ``links``, every pair of machines needs one.
+    """Yield the faults of machines, links and shared cores together; with ``links``, every pair of machines needs one.
 
-    ``groups`` could be meant by a name that there is not.
+    Messages about an unknown name also suggest ``groups``.
     """
     named: dict[str, int] = {}
     machine_at: dict[str, int] = {}

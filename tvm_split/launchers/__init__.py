@@ -1,1 +1,1 @@
-"""Kinds of clusters: each finds machines, and starts workers on them where they do not run already."""
+"""Launchers, one per kind of cluster: each finds machines, and starts their workers if they do not run already."""

@@ -1,4 +1,4 @@
-"""Machines whose workers run already at known addresses: in a cluster file, or named one by one."""
+"""Launchers for workers that run already at known addresses, from a cluster file or listed one by one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ClusterFile(Launcher):
 
 @dataclass(frozen=True)
 class At(WithAccess, Launcher):
-    """Workers at addresses, ``HOST:PORT`` separated by commas; each says its machine's name and threads itself.
+    """Workers at addresses, ``HOST:PORT`` separated by commas; each worker reports its machine's name and threads.
 
-    A cluster that code makes of machines has this launcher, without addresses of its own.
+    A cluster that code makes from `Machine` objects has this launcher, without addresses.
     """
 
     name = "at"

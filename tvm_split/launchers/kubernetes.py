@@ -1,7 +1,7 @@
-"""The workers that run as pods of Kubernetes, found by ``kubectl``, with whatever it is configured to reach.
+"""Find the workers that run as pods of Kubernetes, with ``kubectl`` and its configuration.
 
-https://kubernetes.io/docs/concepts/workloads/pods/. No client library: kubectl knows contexts, logins and proxies as
-their user has set them up.
+https://kubernetes.io/docs/concepts/workloads/pods/. No client library is used: kubectl already has the user's contexts,
+logins and proxies.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planne
 from tvm_split.cluster.launcher import Launcher, WithAccess
 
 PORT_NAME = "worker"
-"""Of the container's port, as in ``deploy/kubernetes``."""
+"""The name of the container's port, as in ``deploy/kubernetes``."""
 KUBECTL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Kubernetes(WithAccess, Launcher):
-    """The workers of the pods with these labels that are ready at this moment, as ``kubectl`` finds them.
+    """The workers of the pods with these labels that are ready now, as listed by ``kubectl``.
 
-    Machines are named as their pods, which are called directly: from inside of the cluster. By default the namespace is
-    that of kubectl's context.
+    Machines have the names of their pods. The pods are called directly, so this works only inside the Kubernetes
+    cluster. The default namespace is that of kubectl's context.
     """
 
     name = "kubernetes"
@@ -51,11 +51,11 @@ class Kubernetes(WithAccess, Launcher):
 def pod_machines(
     selector: str, namespace: str | None, token: str | None, tls: TlsFiles | None, timeout_seconds: float
 ) -> tuple[AskedMachine, ...]:
-    """All pods with these labels, by name; every worker that is ready is asked what it is.
+    """Return all pods with these labels, sorted by name; every ready worker is asked for its description.
 
     Raises:
-        WorkerUnavailableError: kubectl is missing, or says no.
-        DeadlineError, ProtocolError: it does not answer, or with something else than pods.
+        WorkerUnavailableError: kubectl is missing or fails.
+        DeadlineError, ProtocolError: kubectl does not answer, or its answer is no list of pods.
     """
     pods = _pods(selector, namespace)
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
@@ -111,7 +111,7 @@ def _port(containers: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def _host(pod: Mapping[str, Any]) -> str:
-    """The stable name behind a headless service, which certificates carry; else the pod's address."""
+    """Return the pod's DNS name in a headless service, which certificates can name; otherwise its IP address."""
     spec, metadata = pod["spec"], pod["metadata"]
     if spec.get("hostname") and spec.get("subdomain"):
         return f"{spec['hostname']}.{spec['subdomain']}.{metadata['namespace']}.svc"

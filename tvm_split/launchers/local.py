@@ -1,4 +1,4 @@
-"""Machines on this host: worker processes with cores of their own, or the stages in this process."""
+"""Launchers for this host: worker processes with cores of their own, or all stages in this process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
 
 MOST_ON_THIS_HOST = 26 + 26 * 26
-"""Machines with one or two letters."""
+"""The most machines on this host: their names end with one or two letters."""
 
 
 @dataclass(frozen=True)
 class Local(Launcher):
-    """Worker processes on this host, each with ``threads`` cores of its own where there are enough."""
+    """Worker processes on this host, each with ``threads`` cores of its own if there are enough."""
 
     name = "local"
     argument = "workers"
@@ -57,9 +57,9 @@ class _StartedHere:
 
 @dataclass(frozen=True)
 class InProcess(Launcher):
-    """No processes and no RPC: the stages are called in turn, in this process.
+    """A cluster without processes and RPC: the stages are called one after the other in this process.
 
-    ``threads`` is what each kernel may use; None is all usable cores.
+    ``threads`` is the number of threads that each kernel may use; None is all usable cores.
     """
 
     name = "in-process"
@@ -78,7 +78,7 @@ class InProcess(Launcher):
 
 
 def lettered_machines(count: int, threads: int) -> tuple[Machine, ...]:
-    """Return ``machine-a`` to ``machine-z``, then ``machine-aa``, ``machine-ab``, …: the columns of a spreadsheet.
+    """Return ``machine-a`` to ``machine-z``, then ``machine-aa``, ``machine-ab``, …, as spreadsheet columns are named.
 
     Raises:
         ClusterError: there are too many, or none.

@@ -1,7 +1,7 @@
-"""Workers as actors of Ray: Ray finds the nodes and starts lost ones again, tensors go from worker to worker as ever.
+"""Run workers as actors of Ray: Ray chooses the nodes and restarts lost workers; tensors do not pass through Ray.
 
-https://docs.ray.io/en/latest/ray-core/actors.html. An actor holds a worker process on its node, since a worker loads
-TVM's runtime alone and answers signals in its main thread; it ends with its actor, however that ends.
+https://docs.ray.io/en/latest/ray-core/actors.html. An actor starts a worker process on its node, since a worker loads
+only TVM's runtime and handles signals in its main thread. The process always ends with its actor.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from tvm_split.launchers.local import lettered_machines
 CONNECT_SECONDS = 5.0
 STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
 FOREVER = -1
-"""How often Ray starts an actor again."""
+"""Ray's number for unlimited restarts of an actor and retries of its tasks."""
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-"""The resources for which an actor has options of their own, whose names are understood as well."""
+"""Resources with an option of their own in Ray's actor API, by resource name; the options' names are accepted too."""
 SMALLEST = 1e-4
-"""Of any resource: https://docs.ray.io/en/latest/ray-core/scheduling/resources.html#fractional-resource-requirements"""
+"""Ray's smallest unit of a resource.
+
+https://docs.ray.io/en/latest/ray-core/scheduling/resources.html#fractional-resource-requirements
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Ray(Launcher):
 
 
 class RayWorker:
-    """The actor: one worker on the node that it was placed on, at that node's own address."""
+    """The actor: one worker process on the actor's node, which listens at that node's address."""
 
     def __init__(self, name: str, threads: int, token: str) -> None:
         import ray
@@ -71,12 +74,12 @@ class RayWorker:
 
 
 class RayWorkers(Closing):
-    """One actor for each name, in a placement group; all of them answer. A context manager.
+    """One started and answering actor for each name, in a placement group. A context manager.
 
-    Ray itself is left when this is closed, if it was joined for it.
+    `close` also disconnects from Ray, if this object connected to it.
 
     Raises:
-        ClusterError, WorkerUnavailableError, DeadlineError: as `Cluster.from_ray` says.
+        ClusterError, WorkerUnavailableError, DeadlineError: as in `Cluster.from_ray`.
     """
 
     def __init__(
@@ -112,10 +115,10 @@ class RayWorkers(Closing):
             raise
 
     def endpoints(self) -> dict[str, WorkerEndpoint]:
-        """Where the workers are now; waits for those that Ray is starting again.
+        """Return the workers' current endpoints; wait for workers that Ray is restarting.
 
         Raises:
-            WorkerUnavailableError: one does not come up in time; says what its actor said.
+            WorkerUnavailableError: a worker does not start in time; the message includes its actor's error.
         """
         found = {}
         for name, actor in self._actors.items():
@@ -129,7 +132,7 @@ class RayWorkers(Closing):
         return found
 
     def close(self) -> None:
-        """Ends the workers, gives Ray the room back, and leaves it, if it was joined here. May be called again."""
+        """End the workers, free the placement group, and disconnect from Ray if connected here. May be called again."""
         cleared(self)
         actors, self._actors = self._actors, {}
         group, self._group = self._group, None
@@ -168,11 +171,12 @@ class RayWorkers(Closing):
 
 
 def worker_resources(threads: int, resources: Mapping[str, float]) -> dict[str, float]:
-    """What one worker takes, by Ray's names in placement groups: ``threads`` CPUs, unless ``resources`` says another
-    number, and what else that names. Memory is in bytes.
+    """Return the resources of one worker by their names in Ray's placement groups; memory is in bytes.
+
+    They are ``threads`` CPUs, unless ``resources`` has another number, and everything else in ``resources``.
 
     Raises:
-        ClusterError: an amount that Ray gives to nobody; or a resource twice, by two names.
+        ClusterError: Ray cannot allocate such an amount, or a resource is given by two names.
     """
     if not isinstance(resources, Mapping):
         raise ClusterError(f'resources is a dictionary like {{"GPU": 1, "memory": 1e9}}, got {resources!r}')
@@ -197,16 +201,16 @@ def worker_resources(threads: int, resources: Mapping[str, float]) -> dict[str, 
 
 
 def _join(ray: Any, address: str | None) -> bool:
-    """Whether this process has joined a Ray just now.
+    """Connect to Ray if this process is not connected yet, and return whether it was necessary.
 
     Raises:
-        WorkerUnavailableError: none runs there.
+        WorkerUnavailableError: no Ray runs there.
     """
     if ray.is_initialized():
         return False
     where = address or "this host"
     try:
-        if address is not None:  # Ray itself tries for minutes
+        if address is not None:  # checked first, since Ray itself retries for minutes
             host, port = split_address(address)
             socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
         ray.init(address=address or "auto", log_to_driver=False, logging_level="warning")

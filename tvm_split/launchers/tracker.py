@@ -1,4 +1,4 @@
-"""The machines that TVM's RPC tracker lists, and which of them a model can be deployed to at this moment."""
+"""Find the machines that TVM's RPC tracker lists, and which of them a model can be deployed to now."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TUNING = "kernels are being tuned on it: what it is asked meanwhile would distur
 
 @dataclass(frozen=True)
 class Tracker(WithAccess, Launcher):
-    """The workers that a TVM RPC tracker lists at this moment, under one ``key`` or all, and that answer.
+    """The workers that a TVM RPC tracker lists now, under one ``key`` or all, and that answer.
 
     ``address`` is the HOST:PORT of the tracker.
     """
@@ -45,7 +45,7 @@ class Tracker(WithAccess, Launcher):
 
 @dataclass(frozen=True)
 class TrackedMachine:
-    """An entry of a tracker: its key, whether kernels can be tuned on it, and what it said when it was asked."""
+    """An entry of a tracker: its key, whether kernels can be tuned on it, and its worker's answer."""
 
     key: str
     tuned: bool
@@ -59,11 +59,11 @@ def tracked_machines(
     tls: TlsFiles | None = None,
     timeout_seconds: float = 5.0,
 ) -> tuple[TrackedMachine, ...]:
-    """All that a tracker lists now under a key (None: any), by name; every worker among them is asked what it is.
+    """Return the servers that a tracker lists under a key (None: any), sorted by name; each worker among them is asked.
 
     Raises:
-        InputError: ``token`` without ``tls``: it would be told to whoever registers.
-        WorkerUnavailableError, DeadlineError, ProtocolError: of the tracker.
+        InputError: ``token`` without ``tls``: any process that registers would receive the token.
+        WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached or does not answer properly.
     """
     if token is not None and tls is None:
         raise InputError(
@@ -77,7 +77,7 @@ def tracked_machines(
 
 
 def _newest(listed: Sequence[ListedServer]) -> list[ListedServer]:
-    """Each address once: of a machine that was switched off and came back, the tracker may list what was before."""
+    """Keep the newest entry of each address: a tracker may still list the one from before a machine's restart."""
     found: dict[str, ListedServer] = {}
     for each in listed:
         known = found.get(each.address)

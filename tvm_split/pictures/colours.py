@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
+# The palette of Okabe and Ito, which people with any kind of colour vision can tell apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 
 def text_colour(background: str) -> str:
-    """Black or white, whichever can be read better on ``background`` (``#RRGGBB``).
+    """Return black or white, depending on which is easier to read on ``background`` (``#RRGGBB``).
 
-    By the relative luminance of WCAG 2.1; white and black have the same contrast on 0.179.
+    The choice uses the relative luminance of WCAG 2.1; white and black have equal contrast at 0.179.
     """
     channels = [int(background[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]

@@ -1,11 +1,11 @@
-"""Places for the nodes of a directed acyclic graph, in rows from top to bottom, with few crossing edges.
+"""Lay out a directed acyclic graph in rows from top to bottom, with few crossing edges.
 
 The method of Sugiyama, Tagawa and Toda (1981): rows by longest path, a joint on every row that an edge passes, the
-order within rows by barycentres in sweeps down and up, then places. For these the mean of a node's neighbours is wished
-for, and the nearest places that keep the order and the distances are found exactly, as an isotonic regression.
+order within rows by barycentres in sweeps down and up, then x coordinates. A node's target is the mean of its
+neighbours. The nearest coordinates that keep the order and the distances are computed exactly, by isotonic regression.
 
-Why not a library: of those for Python, graphviz has to be installed outside of Python, grandalf and igraph are under
-the GPL, and the others are young and bring compiled code for what is a page of arithmetic here.
+No library is used: graphviz has to be installed outside of Python, grandalf and igraph are under the GPL, and the other
+Python libraries are young and contain compiled code for what is a page of arithmetic here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 SWEEPS = 12
 JOINT_WIDTH = 8.0
 JOINT_WEIGHT = 4.0
-"""How much more straight edges count than centred nodes."""
+"""The weight of a joint in the regression, relative to a node: straight edges matter more than centred nodes."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """``rows`` and ``centres`` by node; ``joints`` by edge: (row, x) of the rows that the edge passes.
 
-    Rows count from 0 at the top, x from 0 at the left end of what stands furthest left. ``width`` is that of all rows.
+    Rows count from 0 at the top, x from 0 at the left end of the leftmost node. ``width`` spans all rows.
     """
 
     rows: Mapping[str, int]
@@ -38,10 +38,10 @@ def layered_layout(
 ) -> Layout:
     """Lay out nodes of given widths, in a topological order of ``edges``, at least ``gap`` apart within a row.
 
-    ``last``, which no edge may leave, goes below all others.
+    The node ``last``, which no edge may leave, is placed below all others.
 
     Raises:
-        ValueError: an edge goes back in the order of ``widths``.
+        ValueError: an edge goes against the order of ``widths``.
     """
     row_of = _rows(widths, edges, last)
     chains = {edge: _chain(edge, row_of) for edge in edges}
@@ -86,7 +86,7 @@ def _rows(widths: Mapping[str, float], edges: Sequence[tuple[str, str]], last: s
         rows[node] = max((rows[each] + 1 for each in before[node]), default=0)
     if last is not None:
         rows[last] = max((row for node, row in rows.items() if node != last), default=-1) + 1
-    # What nothing stands above of comes down to what needs it: long edges from the top are hard to follow.
+    # Nodes without predecessors move down next to their successors: long edges from the top are hard to follow.
     for node in reversed(list(widths)):
         if not before[node] and after[node]:
             rows[node] = min(rows[each] for each in after[node]) - 1
@@ -127,7 +127,7 @@ def _neighbours(
 
 
 def _sort_by_barycentres(row: list[_Item], fixed: Sequence[_Item], neighbours: Mapping[_Item, Sequence[_Item]]) -> None:
-    """Put a row in the order of the mean places of its neighbours on the fixed row; what has none stays in place."""
+    """Sort a row by the mean positions of its items' neighbours on the fixed row; items without neighbours stay."""
     place = {item: index / max(1, len(fixed) - 1) for index, item in enumerate(fixed)}
     own = {item: index / max(1, len(row) - 1) for index, item in enumerate(row)}
 
@@ -148,7 +148,7 @@ def _places(
     centres: dict[_Item, float] = {}
     for row in order:
         centres.update(_row_places(row, sizes, [0.0] * len(row), gap))
-    # Up and down in turn, down last: what hangs on a single node then hangs straight below it.
+    # Sweep up and down alternately, down last, so that a node with a single predecessor is straight below it.
     for sweep in range(SWEEPS):
         rows, neighbours = (order[::-1], below) if sweep % 2 == 0 else (order, above)
         for row in rows:
@@ -163,9 +163,10 @@ def _places(
 def _row_places(
     row: Sequence[_Item], sizes: Mapping[_Item, float], wished: Sequence[float], gap: float
 ) -> dict[_Item, float]:
-    """The places nearest to the wished ones (weighted least squares) in this order and at least ``gap`` apart.
+    """Return the centres nearest to the wished ones (weighted least squares), in this order and at least ``gap`` apart.
 
-    Less the least distances from the first, places must not decrease: pool adjacent violators (Ayer et al., 1955).
+    After subtracting the least distances to the first item, centres must not decrease: this is isotonic regression, by
+    pooling adjacent violators (Ayer et al., 1955).
     """
     offsets: list[float] = []
     for item in row:

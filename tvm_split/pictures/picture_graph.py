@@ -1,4 +1,4 @@
-"""The graph that a picture of a plan shows: layers on their machines, few enough nodes to be read."""
+"""Build the graph that a picture of a plan shows: layers on their machines, in few enough nodes to be readable."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tvm_split.planner.graph import LayerGraph, grouped
 from tvm_split.planner.plan import Plan
 
 MOST_SINGLE_NODES = 40
-"""Up to this many, every layer has a node of its own."""
+"""The most layers for which every layer has a node of its own."""
 MOST_NODES = 60
 FEWEST_NODES = 15
-"""Blocks that leave fewer hide too much; then some of the finer ones are drawn together."""
+"""The fewest nodes that blocks may leave; with fewer, neighbours among the next finer blocks are merged instead."""
 WIDEST_BOUNDARY = 6
 
 
 @dataclass(frozen=True)
 class PictureNode:
-    """Layers that are drawn as one.
+    """Layers that are drawn as one node.
 
-    ``machines`` are those that take turns at them, or compute them ``together``, mostly one; none at the client's
-    inputs and outputs, where ``stage`` is None.
+    ``machines`` are usually one; several are replicas, or compute shards if ``together``. The client's inputs and
+    outputs have no machines, and their ``stage`` is None.
     """
 
     layers: tuple[str, ...]
@@ -33,15 +33,16 @@ class PictureNode:
 
     @property
     def home(self) -> tuple[tuple[str, ...], int | None]:
-        """What a value has to leave to cross a link: machines, of which each has its part in a stage they share."""
+        """The machines of the node, with the stage if it is sharded; values between different homes cross a link."""
         return self.machines, self.stage if self.together else None
 
 
 @dataclass(frozen=True)
 class PictureEdge:
-    """Nodes by their numbers. ``bytes`` cross to another machine here for the first time; 0 if they are there.
+    """An edge between nodes, by their numbers; ``bytes`` are those that it transfers to another machine.
 
-    They are those of the whole value, also where machines that compute together send or take parts of it.
+    A value counts only on the first edge to each machine, and there with its whole size, also if a sharded stage sends
+    or receives parts of it.
     """
 
     source: int
@@ -52,7 +53,7 @@ class PictureEdge:
 
 @dataclass(frozen=True)
 class PictureGraph:
-    """Nodes in topological order, the inputs first, the outputs last; ``hidden`` layers depend on no input."""
+    """Nodes in topological order, inputs first, outputs last; ``hidden`` layers need no input and are not drawn."""
 
     nodes: tuple[PictureNode, ...]
     edges: tuple[PictureEdge, ...]
@@ -61,7 +62,7 @@ class PictureGraph:
 
 @dataclass(frozen=True)
 class _Flow:
-    """A tensor: where it is made, and where it is needed, as numbers of units."""
+    """A tensor with the numbers of the units that produce and use it."""
 
     source: int
     destinations: frozenset[int]
@@ -69,11 +70,11 @@ class _Flow:
 
 
 def picture_graph(model: Model, plan: Plan) -> PictureGraph:
-    """What to draw of a plan, which must fit the model.
+    """Return the graph to draw for a plan, which must fit the model.
 
-    Layers that need each other's results are one node. With more than `MOST_SINGLE_NODES` nodes, runs of layers of one
-    stage without branches become one; if still more than `MOST_NODES` are left, so do whole blocks of a stage between
-    places where few tensors are alive.
+    Layers that need each other's results are one node. With more than `MOST_SINGLE_NODES` nodes, each run of layers of
+    one stage without branches becomes a node. If more than `MOST_NODES` are left, so does each block of a stage between
+    positions where few tensors are alive.
     """
     graph = model.graph
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
@@ -94,7 +95,7 @@ def picture_graph(model: Model, plan: Plan) -> PictureGraph:
 
 
 def _flows(graph: LayerGraph, units: Sequence[tuple[str, ...]]) -> list[_Flow]:
-    """Tensors between units; unit 0 stands for the model's inputs, the last one for its outputs."""
+    """Return the tensors between units; unit 0 is the model's inputs, the last unit its outputs."""
     unit_of = {layer: number for number, unit in enumerate(units) for layer in unit}
     flows = []
     for value in (*graph.inputs, *graph.values):
@@ -107,7 +108,7 @@ def _flows(graph: LayerGraph, units: Sequence[tuple[str, ...]]) -> list[_Flow]:
 
 
 def _group(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[int]]:
-    """Units that are drawn together, in topological order."""
+    """Group units that are drawn as one node, in topological order."""
     single = [[unit] for unit in range(len(stages))]
     if len(single) <= MOST_SINGLE_NODES:
         return single
@@ -139,7 +140,7 @@ def _without_branches(stages: Sequence[int | None], flows: Sequence[_Flow]) -> l
 
 
 def _blocks(stages: Sequence[int | None], flows: Sequence[_Flow], width: int) -> list[list[int]]:
-    """Neighbours of one stage without a place between them where at most ``width`` units' results are alive."""
+    """Group consecutive units of one stage; a group ends where the results of at most ``width`` units are alive."""
     last_use = dict.fromkeys(range(len(stages)), -1)
     for flow in flows:
         last_use[flow.source] = max(last_use[flow.source], *flow.destinations)
@@ -156,7 +157,7 @@ def _blocks(stages: Sequence[int | None], flows: Sequence[_Flow], width: int) ->
 
 
 def _joined(stages: Sequence[int | None], blocks: Sequence[Sequence[int]]) -> list[list[int]]:
-    """So many neighbouring blocks of one stage together that there are about `MOST_NODES` left."""
+    """Merge consecutive blocks of one stage so that about `MOST_NODES` are left."""
     together = -(-len(blocks) // MOST_NODES)
     joined: list[list[int]] = []
     for _, run in itertools.groupby(blocks, key=lambda block: stages[block[0]]):

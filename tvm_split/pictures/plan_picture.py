@@ -1,4 +1,4 @@
-"""A plan as a picture: the graph of layers from top to bottom, coloured by machine, as SVG with text as text."""
+"""Draw a plan as SVG: the graph of layers from top to bottom, coloured by machine, with selectable text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MARK_WIDTH = 8.0
 FONT_SIZE = 13
 SMALL_FONT_SIZE = 11
 CHARACTER_WIDTH = 7.6
-"""Of the font, at most on average; SVG has no way to ask."""
+"""The font's average width in pixels, an upper estimate, since SVG cannot measure text."""
 LONGEST_NAME = 34
 CLIENT_COLOUR = "#ffffff"
 LINE_COLOUR = "#9a9a9a"
@@ -40,10 +40,10 @@ NOT_IN_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
     """Write the picture of a plan to ``path``, which ends in ``.svg``.
 
-    Every node is a layer, or a run of layers with their number (see `tvm_split.pictures.picture_graph`); its colour is
-    its machine's. Bold lines go to another machine, with the bytes per micro-batch where a tensor gets there first. A
-    stage of several machines has the first one's colour and a mark of each other's, names all, and says whether they
-    take turns or compute together.
+    A node is a layer, or several layers with their number (see `tvm_split.pictures.picture_graph`), in the colour of
+    its machine. Bold lines go to another machine, with the bytes per micro-batch at a tensor's first transfer there. A
+    stage of several machines has the first machine's colour and a mark for each other one. It names all machines, and
+    says whether they are replicas or shards.
 
     Raises:
         PlanError: the path has another ending, or the plan does not fit the model.
@@ -95,12 +95,12 @@ def _picture(graph: PictureGraph, plan: Plan) -> Element:
 
 
 def _add(parent: Element, tag: str, text: str | None = None, /, **attributes: str | float) -> Element:
-    """An element with attributes of these names, in which ``_`` stands for ``-``; numbers to a tenth of a pixel."""
+    """Add an element; ``_`` in attribute names becomes ``-``, and numbers are rounded to a tenth of a pixel."""
     element = SubElement(parent, tag)
     for name, value in attributes.items():
         shown = value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
         element.set(name.replace("_", "-"), shown)
-    element.text = None if text is None else NOT_IN_XML.sub("\ufffd", text)  # XML cannot hold it, not even escaped
+    element.text = None if text is None else NOT_IN_XML.sub("\ufffd", text)  # not allowed in XML, not even escaped
     return element
 
 
@@ -118,12 +118,12 @@ def _label(graph: PictureGraph, number: int) -> list[str]:
 
 
 def _shortened(name: str) -> str:
-    """The end of a long name tells more than its beginning, which its neighbours share."""
+    """Keep the end of a long name, since its beginning is often the same as its neighbours'."""
     return name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}"
 
 
 def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Lines of text, each with the machine whose colour stands before it."""
+    """Return lines of text, each with the machine whose colour is shown before it, or None."""
     prediction = plan.prediction
     stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
     title = f"{plan.model}: {stages} for {plan.objective}, {plan.origin}"
@@ -206,7 +206,7 @@ def _draw_edge(drawing: Element, edge: PictureEdge, layout: Layout) -> None:
 
 
 def _draw_bytes(drawing: Element, edges: Sequence[PictureEdge], layout: Layout) -> None:
-    """The bytes on a white halo beside the line: at its end, or at its start where several lines end together."""
+    """Draw the bytes with a white outline beside each line: at its end, or at its start if several lines end there."""
     labelled = [edge for edge in edges if edge.crosses and edge.bytes]
     ends = Counter(edge.destination for edge in labelled)
     starts = Counter(edge.source for edge in labelled)
@@ -234,7 +234,7 @@ def _points(edge: PictureEdge, layout: Layout) -> list[tuple[float, float]]:
 
 
 def _marks_width(node: PictureNode) -> float:
-    """Of what stands for the second replica and those after it, at the right of a node."""
+    """Return the width of the marks for the second and later machines, at the right of a node."""
     return MARK_WIDTH * max(0, len(node.machines) - 1)
 
 

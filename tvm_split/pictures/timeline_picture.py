@@ -1,4 +1,4 @@
-"""The timeline as a picture, for papers and for people who were not at the terminal."""
+"""Draw the timeline as a picture file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_split.pictures.colours import COLOURS
 LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32
 MOST_IN_FULL = 40
-"""Machines; of more, only what they compute is drawn, on narrow lanes."""
+"""The most machines that are drawn with all lanes; with more, only computing is drawn, on narrow lanes."""
 TALLEST_INCHES = 48.0
 MOST_LABELS = 60
 
@@ -22,13 +22,13 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def require_matplotlib() -> None:
-    """Raises a `TvmSplitError` if it is not installed."""
+    """Raise a `TvmSplitError` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise TvmSplitError("drawing a picture needs matplotlib: pip install 'tvm-split[demo]'")
 
 
 def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: str, paths: Sequence[Path]) -> None:
-    """Write the timeline to every path; the suffix, one of `SUFFIXES`, says in which format.
+    """Write the timeline to every path, in the format of its suffix, which is one of `SUFFIXES`.
 
     Raises:
         TvmSplitError: matplotlib is not installed.

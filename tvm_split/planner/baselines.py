@@ -19,13 +19,13 @@ EQUAL_LAYERS = "equal layers"
 EQUAL_PARAMETERS = "equal parameters"
 BY_MEMORY = "layers by memory"
 WIRE_BYTES_PER_SECOND = 1.5e9
-"""What one core serialises, sends or receives through gRPC when it does little else."""
+"""Rate at which one core serialises, sends or receives through gRPC when it does little else."""
 
 
 def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str, tuple[Stage, ...]]:
-    """Stages by the baseline's name. Splits use all machines, in the problem's order.
+    """Map the name of each baseline to its stages. Splits use all machines, in the problem's order.
 
-    ``layers_of`` counts a piece's layers. *Equal layers* is what pipelines are split by where nothing was measured;
+    ``layers_of`` has the number of layers of each piece. *Equal layers* is the usual split where nothing was measured;
     *equal parameters* balances the weights; *layers by memory* gives each machine layers in proportion to its memory,
     as exo's ring partitioning does.
     """
@@ -54,7 +54,7 @@ def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str,
 
 
 def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list[int]:
-    """Where to cut a sequence so that the parts' sums come near ``shares``: their bounds, from 0 to the length.
+    """Cut positions, from 0 to the length, that split a sequence into parts whose sums are near ``shares``.
 
     Every part gets at least one element.
     """
@@ -73,9 +73,9 @@ def stages_of_equal_cost(
 ) -> tuple[Stage, ...]:
     """Cut the layers, in the order of execution, into one stage per entry of ``machines``.
 
-    ``seconds`` are the layers' estimates on one core; a machine with twice the threads is taken to be twice as fast.
-    A stage also pays for the bytes it receives and sends, which take the time of its cores. The linear partition is
-    exact: dynamic programming over cut points.
+    ``seconds`` are the layers' estimates on one core; a machine with twice the threads is assumed to be twice as fast.
+    A stage's cost includes serialising the bytes that it receives and sends, which takes time of its cores. The linear
+    partition is exact: dynamic programming over cut points.
 
     Raises:
         PlanError: the model has fewer places to cut than the stages need.
@@ -92,7 +92,7 @@ def stages_of_equal_cost(
         wire = (crossing[start] + crossing[end]) / WIRE_BYTES_PER_SECOND
         return (sums[end] - sums[start] + wire) / machines[stage].threads
 
-    # best[end] for the stages so far: (slowest stage, where the last one starts)
+    # best[end] for the stages so far: (cost of the slowest stage, where the last stage starts)
     best: list[list[tuple[float, int]]] = [[(cost(0, 0, end), 0) for end in range(len(sums))]]
     for stage in range(1, count):
         row = []
@@ -109,7 +109,7 @@ def stages_of_equal_cost(
 
 
 def _crossing_bytes(graph: LayerGraph) -> list[int]:
-    """Bytes made before ``graph.units[p]`` and needed from there on, for each ``p`` from 0 to the number of units."""
+    """For each ``p`` from 0 to the number of units: bytes that a cut before ``graph.units[p]`` transfers."""
     place = {layer: index for index, unit in enumerate(graph.units) for layer in unit}
     crossing = [0] * (len(graph.units) + 1)
     for value in graph.values:

@@ -1,4 +1,4 @@
-"""From what was measured of a model to the problem that the search solves, and back from its pieces to layers."""
+"""Build a planning problem from a model's profile, and convert between stages of pieces and stages of layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.units import short_list
 
 BUFFERS = 3
-"""Micro-batches of a tensor that the runtime may hold between neighbouring stages: `routes.queue_depth`."""
+"""Micro-batches of a tensor that the runtime may buffer between neighbouring stages: `routes.queue_depth`."""
 
 
 def model_problem(
@@ -26,14 +26,14 @@ def model_problem(
 ) -> Problem:
     """The search problem of a profiled model.
 
-    ``memory_limits`` are those the user gave; elsewhere the limit is what was free on the machine.
+    ``memory_limits`` are the user's, in bytes; where one is None, the limit is the memory that was free on the machine.
 
     Raises:
         PlanError: a pin names a layer or machine that does not exist.
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
-    # A stage that hardly computes has hardly anything to lose from caches: no more than an even one computes.
+    # Limit the start delay to the seconds of an even stage: a stage that computes little loses little cache content.
     starts = {each.machine: min(each.streaming.start_seconds, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
@@ -68,11 +68,11 @@ def model_problem(
 
 
 def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
-    """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
+    """A link combined with the GPU buses at its ends, in series: a tensor is sent after it was copied from the device.
 
-    By a transport from GPU to GPU it passes neither: what leads from one GPU to the other is the link, as it was
-    measured. At the other end it is uploaded while the next one is received, so that a stream may be faster than this
-    says. What a single input waits for its stage's start is the link's that brings it.
+    A transport from GPU to GPU uses neither bus: its link was measured from GPU to GPU. The destination uploads a
+    tensor while it receives the next one, so a stream may be faster than this. The start delay of the destination's
+    stage is added to the latency of the link.
     """
     ends = () if memory_of(link.transport) == "device" else (link.source, link.destination)
     passed = [buses[end] for end in ends if end in buses]
@@ -85,7 +85,7 @@ def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, floa
 
 
 def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
-    """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it."""
+    """Streaming costs of the machines that share cores with the client; they approximate the client's own costs."""
     near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
@@ -100,10 +100,11 @@ def _machine(
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
-        # A stage has two ends at least, so half a start is in either; a core of its own nobody else has in between.
+        # A stage has at least one input and one output: each transfer gets half of the start delay. There is no delay
+        # on a core that no other program uses in between.
         transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if oversubscription > 1 else 0.0),
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
-        # What was measured of streams has contention in it, but that of a stage which lies in a core's cache.
+        # The ratio measured in streams includes contention, but only for a stage that fits into a core's cache.
         contention=max(slower * streaming.alone_ratio, streaming.ratio if oversubscription == 1 else 1.0),
         alone_transfer_seconds=streaming.alone_transfer_seconds,
         alone_contention=streaming.alone_ratio,
@@ -112,10 +113,10 @@ def _machine(
 
 
 def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequence[str]) -> None:
-    """Before anything is measured: pins name machines of the cluster, and layers of the model.
+    """Check, before anything is measured, that pins name machines of the cluster and layers of the model.
 
     Raises:
-        PlanError: one does not; names what is near it.
+        PlanError: a pin does not; the message names similar layers.
     """
     for wanted, what in ((request.pairs("pin"), "pinned to"), (request.pairs("keep_off"), "kept off")):
         for name, machine in wanted:
@@ -140,7 +141,7 @@ def _pins(profile: ClusterProfile, wanted: Iterable[tuple[str, str]], forbidden:
 
 
 def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """A solution's stages with layers in place of pieces, and those without inputs that stand around them."""
+    """A solution's stages with layers in place of pieces, including nearby layers that depend on no input."""
     layers_of = {piece.name: piece.layers for piece in profile.pieces}
     groups = [[layer for piece in stage.layers for layer in layers_of[piece]] for stage in stages]
     completed = with_independent_layers(graph, groups)
@@ -148,9 +149,9 @@ def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequenc
 
 
 def stages_of_pieces(profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
-    """A plan's stages as a solution has them; None if one ends inside of a piece, whose parts were not measured.
+    """A plan's stages as stages of pieces; None if a stage ends inside a piece, or if a stage is sharded.
 
-    None, too, if machines share one, whose parts of a piece were not measured either.
+    In both cases parts of a piece are computed, and these were not measured.
     """
     if any(stage.sharding for stage in stages):
         return None

@@ -1,4 +1,4 @@
-"""A plan from the user's own words: which layers go to which machine."""
+"""Stages from a split by hand: the user says which layers go to which machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tvm_split.units import short_list
 def stages_by_hand(
     graph: LayerGraph, split: Split, machine_names: Sequence[str], stages: int | None
 ) -> tuple[Stage, ...]:
-    """Stages that follow a split.
+    """Stages that follow a split by hand.
 
-    A name takes the layer of that name and all below it; where several names fit a layer, the longest counts. Layers
-    that no name fits go with the layers before them, those at the start with the first named layer. A machine gets one
-    stage, or as many as it takes so that none waits on itself.
+    A name stands for the layer of that name and all below it; if several names match a layer, the longest counts.
+    Layers that no name matches go with the layers before them, those at the start with the first named layer. A
+    machine gets one stage, or more if a single stage would depend on its own results.
 
     Raises:
         PlanError: an unknown machine or layer, a layer given to two machines, or more stages than ``stages``.
@@ -33,7 +33,7 @@ def stages_by_hand(
 
 
 def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str]) -> dict[str, str]:
-    """The machine of every layer."""
+    """The machine of every layer; errors as of `stages_by_hand`."""
     owner_of_name: dict[str, str] = {}
     for machine, layer_names in split.items():
         if machine not in machine_names:
@@ -61,9 +61,9 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
 def group_stages(graph: LayerGraph, machine_of: Mapping[str, str]) -> list[list[str]]:
     """Stages as lists of layers, in topological order, each convex and on one machine.
 
-    Every layer first gets a level, which rises by one where a value changes machines: layers of one level and machine
+    Every layer first gets a level, which rises by one where a value changes machines. Layers of one level and machine
     form a stage, since a path that leaves the machine and comes back ends on a higher level. Then stages of one machine
-    are joined wherever that makes no circle, so that a machine has as few as it can.
+    are merged wherever that makes no cycle, to have as few stages as possible.
     """
     level: dict[str, int] = {}
     groups: dict[tuple[int, str], list[str]] = {}
@@ -87,7 +87,7 @@ def _longest_match(layer: str, names: Mapping[str, str]) -> str | None:
 
 
 def covers(name: str, layer: str) -> bool:
-    """Whether ``name`` is the layer, or a prefix of it that ends where a part of its path ends."""
+    """Whether ``name`` is the layer, or a prefix of it that ends at a separator of its path."""
     return layer == name or (layer.startswith(name) and (layer[len(name)] in "./@" or name.endswith(("/", "."))))
 
 
@@ -100,7 +100,7 @@ def _require_known_layer(graph: LayerGraph, name: str, machine: str) -> None:
 
 
 def near_names(graph: LayerGraph, name: str) -> str:
-    """Words for the layers whose names are like one that there is not."""
+    """The part of an error message that lists layers with names similar to an unknown one."""
     close = difflib.get_close_matches(name, graph.layers, n=3, cutoff=0.4) or list(graph.layers[:3])
     return f"near it are {', '.join(map(repr, close))} (`tvm-split plan MODEL --layers` lists all {len(graph.layers)})"
 
@@ -116,7 +116,7 @@ def _machine_of_unit(unit: Sequence[str], machine_of: Mapping[str, str]) -> str:
 
 
 def _joined(graph: LayerGraph, groups: list[list[str]], machine_of: Mapping[str, str]) -> list[list[str]]:
-    """The groups in topological order, those of one machine joined wherever that makes no circle."""
+    """The groups in topological order, with groups of one machine merged wherever that makes no cycle."""
     first = 0
     while first < len(groups):
         for second in range(first + 1, len(groups)):
@@ -132,7 +132,7 @@ def _joined(graph: LayerGraph, groups: list[list[str]], machine_of: Mapping[str,
 
 
 def with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[list[str]]:
-    """Put each layer without inputs into the stage that stands around it in the order of execution."""
+    """Add each layer that depends on no input to the group with the nearest layer in the order of execution."""
     if not groups:
         return [list(graph.layers)]
     position = {layer: index for index, layer in enumerate(graph.layers)}

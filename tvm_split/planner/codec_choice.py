@@ -1,4 +1,4 @@
-"""Which codec a tensor gets on its way over a link: numbers in, the choice out."""
+"""Choose the codec of a tensor on a link from measured sizes, times and errors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rpc_runtime.program.codec import is_lossy, require_known
 from tvm_split.planner.prediction import Prediction
 
 LEAST_GAIN = 0.05
-"""What a codec has to save of a tensor's time: less, no measurement of either can be sure of."""
+"""Share of a tensor's transfer time that a codec must save; a smaller gain is below the noise of measurements."""
 
 
 @dataclass(frozen=True)
 class CodecTrial:
-    """What a codec did to one micro-batch of a tensor.
+    """The result of a codec on one micro-batch of a tensor.
 
-    ``output_error`` is the largest difference that it alone makes to an output of the model, as a share of that
-    output's largest magnitude; 0 for what loses nothing.
+    ``output_error`` is the largest difference that this codec alone makes to an output of the model, as a share of
+    that output's largest magnitude; 0 for a lossless codec.
     """
 
     tensor: str
@@ -30,20 +30,20 @@ class CodecTrial:
 
     @property
     def ratio(self) -> float:
-        """How many times as many bytes there would be without it."""
+        """Bytes without the codec, divided by bytes with it."""
         return self.size_bytes / self.encoded_bytes if self.encoded_bytes else 1.0
 
     def seconds(self, bytes_per_second: float) -> float:
-        """From one end to the other of a link of this speed, without its latency."""
+        """Seconds to encode, send and decode the tensor over a link of this bandwidth, without the link's latency."""
         return self.encode_seconds + self.encoded_bytes / bytes_per_second + self.decode_seconds
 
 
 @dataclass(frozen=True)
 class PlannedCodec:
-    """A tensor of this name that goes from one machine (or the client) to another, and how it is written there.
+    """The codec of the tensor of this name on the link from one machine (or the client) to another.
 
-    ``ratio`` and ``output_error`` are those of a `CodecTrial` on the model's example inputs; None where nothing could
-    be tried, but for the ratio of a lossy codec, which is the same for all values.
+    ``ratio`` and ``output_error`` are those of a `CodecTrial` on the model's example inputs; None where no trial was
+    possible, except for the ratio of a lossy codec, which is the same for all values.
     """
 
     tensor: str
@@ -60,9 +60,9 @@ class PlannedCodec:
 def fastest(
     plain: CodecTrial, trials: Iterable[CodecTrial], bytes_per_second: float, largest_error: float
 ) -> CodecTrial:
-    """What takes a tensor over a link soonest, among what changes outputs by ``largest_error`` at most.
+    """The trial that transfers a tensor fastest, among those that change outputs by at most ``largest_error``.
 
-    ``plain`` is the tensor without a codec, which it stays unless that takes longer by `LEAST_GAIN`.
+    ``plain`` is the tensor without a codec; it is returned unless a codec saves more than `LEAST_GAIN` of its time.
     """
     allowed = [trial for trial in trials if trial.output_error <= largest_error or not is_lossy(trial.codec)]
     best = min(allowed, key=lambda trial: trial.seconds(bytes_per_second), default=plain)
@@ -71,10 +71,10 @@ def fastest(
 
 
 def may_limit(prediction: Prediction | None, objective: str, source: str, destination: str) -> bool:
-    """Whether the plan would be better if this link took less time.
+    """Whether the plan might be better if this link took less time.
 
-    For latency it always is. For throughput, unless computing takes longest, than all that its source sends and than
-    all that its destination receives as well.
+    Always true for latency, or without a prediction. For throughput it is true if the source takes longer to send, or
+    the destination longer to receive, than the slowest machine takes to compute.
     """
     if prediction is None or objective == "latency":
         return True

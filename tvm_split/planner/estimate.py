@@ -1,4 +1,4 @@
-"""Times and profiles from the graph alone, for planning without machines at hand; every figure is an estimate."""
+"""Estimate times and profiles from the graph alone, to plan without access to the machines."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from tvm_split.planner.profile import (
 )
 
 OPERATIONS_PER_SECOND = 50e9
+"""Peak of one present-day CPU core."""
 BYTES_PER_SECOND = 10e9
-"""Of one present-day CPU core. Only the ratio of the two matters for balance: it says how many operations a byte is
-worth, and 5 lies between cores with and without wide vectors."""
+"""Memory bandwidth of the same core. Only the ratio of the two peaks matters for balance: operations per byte. 5 lies
+between cores with and without wide vectors."""
 LINK_BYTES_PER_SECOND = 125e6
+"""Bandwidth of a lab's gigabit Ethernet."""
 LINK_LATENCY_SECONDS = 0.5e-3
-"""A lab's gigabit Ethernet."""
+"""Latency of the same network."""
 BUS = Bus(12e9, 20e-6)
-"""PCI Express 3.0 with 16 lanes, and what it takes to begin a copy and to notice its end."""
+"""PCI Express 3.0 with 16 lanes; its latency is the time to begin a copy and to notice its end."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a processor does in a second at most, and what each operation takes besides."""
+    """The peaks of a processor, and the fixed overhead of each operation."""
 
     operations_per_second: float
     bytes_per_second: float
@@ -45,11 +47,11 @@ class Roofline:
 
 CORE = Roofline(OPERATIONS_PER_SECOND, BYTES_PER_SECOND)
 GPU = Roofline(10e12, 500e9, 5e-6)
-"""Some GPU of these years, in float32, and the launch of a kernel: so that plans without one at hand are of any use."""
+"""A typical present-day GPU in float32, with the time to launch a kernel; for plans made without access to one."""
 
 
 def estimated_seconds(model: ModelDescription, processor: Roofline = CORE) -> dict[str, float]:
-    """Seconds per layer, by default on one core: the longer of computing and of moving the operands once."""
+    """Seconds of each layer, by default on one core: the longer of computing and moving the operands once."""
     return {
         layer: math.fsum(
             max(call.operations / processor.operations_per_second, call.bytes / processor.bytes_per_second)
@@ -61,8 +63,10 @@ def estimated_seconds(model: ModelDescription, processor: Roofline = CORE) -> di
 
 
 def estimated_profile(model: ModelDescription, cluster: Cluster) -> ClusterProfile:
-    """Every unit of layers is a piece; a machine with twice the threads is taken to be twice as fast, and GPUs to be
-    all the same, on buses that are all the same."""
+    """The estimated profile of a model on a cluster, with one piece for each unit of layers.
+
+    A machine with twice the threads is assumed to be twice as fast. All GPUs, and their buses, are assumed equal.
+    """
     weights, units = model.weight_bytes, model.graph.units
     alone = {
         processor: {unit[0]: sum(seconds[layer] for layer in unit) for unit in units}
@@ -99,7 +103,7 @@ def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) ->
 
 
 def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
-    """What the user says of each link, else what a lab's network usually is; in one process nothing is sent at all."""
+    """The link speeds that the user gave, else those of a usual lab network; in one process sending takes no time."""
     for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
         given = cluster.link(source, destination)
         transport = cluster.transport_between_gpus(source, destination)

@@ -1,19 +1,18 @@
-"""What a plan does: period, latency and loads of any graph of steps. The model that every search here optimises.
+"""Evaluate a plan: period, latency and loads of any graph of steps. Every search here optimises this cost model.
 
 - The period is the largest over machines of compute, receive and send, each summed over all of a machine's steps: with
-  enough micro-batches under way, one is computed while another waits for an exchange. Compute is the steps' seconds,
-  times the contention where the plan uses several machines, and for each tensor that comes in or goes out
-  ``transfer_seconds + bytes × transfer_seconds_per_byte``. Of a tensor that several steps of a machine take, the first
-  has that cost. Receive is the sum over sources of bytes / bandwidth, send that over destinations; a link's latency
-  does not limit a stream.
-- Machines that share cores (`Problem.shared_cores`) compute together, each on its ``cores``, at most cores × period;
-  so does the client, if it is among them, with what sending and receiving take of it.
-- The latency is that of the `timetable`: a single micro-batch, each step in its ``contended_seconds``.
-- Replicas have the shares of their step, or without any share micro-batches in proportion to their speeds: with tₘ of
-  each alone, the set computes one every 1 / Σ(1/tₘ). A link to or from a set has the longest latency and the least
-  bandwidth of its members' links, and every member is charged all that the step receives and sends: replicas make
-  computing faster, never a link. The latency takes the slowest replica.
-- Memory, in every replica: the sum of weights, the largest activation, and ``buffers`` times what passes links.
+  enough micro-batches in flight, one is computed while another waits for an exchange. Compute is the steps' seconds
+  times the machine's contention, plus ``transfer_seconds + bytes × transfer_seconds_per_byte`` for each tensor that
+  is received or sent. If several steps of a machine take a tensor, the first of them has that cost. Receive is the sum
+  over sources of bytes / bandwidth, send the same over destinations; a link's latency does not limit a stream.
+- Machines that share cores (`Problem.shared_cores`) compute together at most cores × period, each on its ``cores``.
+  The client counts too if it shares them, with the time that its sending and receiving take.
+- The latency is that of the `timetable`: a single micro-batch, where each step takes its ``contended_seconds``.
+- Replicas have the shares of their step. Without shares they get micro-batches in proportion to their speeds: if
+  replica m alone takes tₘ, the set computes one every 1 / Σ(1/tₘ). A link to or from a set has the longest latency and
+  the least bandwidth of its members' links, and every member is charged all that the step receives and sends: replicas
+  make computing faster, never a link. The latency counts the slowest replica.
+- Memory of every replica: the sum of weights, the largest activation, and ``buffers`` times the bytes over links.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CLIENT_SET = (CLIENT_NUMBER,)
 
 
 class NumberedStep(NamedTuple):
-    """A `Step` with its machines by number; ``contended_seconds`` are those of the slowest replica."""
+    """A `Step` with its machines as numbers; ``contended_seconds`` are those of the slowest replica."""
 
     machines: MachineSet
     shares: Sequence[float]
@@ -46,24 +45,23 @@ class NumberedStep(NamedTuple):
 
 
 class Links(Protocol):
-    """The links of a problem, with machines by number."""
+    """The links of a problem, between machines given as numbers."""
 
     def between(self, sources: MachineSet, targets: MachineSet) -> tuple[float, float]:
-        """The longest latency in seconds and the most seconds per byte between any two.
+        """The longest latency in seconds and the most seconds per byte of any link from a source to a target.
 
         Raises:
-            PlanError: two of them have no link.
+            PlanError: a source and a target have no link.
         """
 
 
 def evaluate(problem: Problem, graph: StepGraph) -> Evaluation:
     """The period, latency and loads of a plan.
 
-    Pins, limits and memory are not checked (see `violations`): an evaluation says what a plan does, whether or not it
-    is wanted.
+    Pins, limits and memory are not checked; see `violations`.
 
     Raises:
-        PlanError: there is no such machine or link, or steps wait for each other in a circle.
+        PlanError: a machine or link does not exist, or steps wait for each other in a cycle.
     """
     return flow_of(problem, graph).evaluation
 
@@ -111,7 +109,7 @@ class _NamedLinks:
 
 
 def missing_link(source: str, target: str) -> PlanError:
-    """Of a plan that sends over a link which is not there."""
+    """The error of a plan that sends over a link that does not exist."""
     return PlanError(
         f"there is no link from {_end_name(source)} to {_end_name(target)}, over which this plan sends; add the link, "
         "or place the stages otherwise"
@@ -119,7 +117,7 @@ def missing_link(source: str, target: str) -> PlanError:
 
 
 class _Use:
-    """What a machine does for one micro-batch, while it is added up."""
+    """Seconds and bytes of a machine for one micro-batch, while they are summed."""
 
     __slots__ = ("compute", "receive", "received", "send", "sent", "share")
 
@@ -128,7 +126,7 @@ class _Use:
 
 
 class Flow:
-    """The figures of numbered steps in topological order; each is computed when it is asked for first.
+    """The evaluation of numbered steps in topological order; each value is computed on first access.
 
     Raises:
         PlanError: there is no link for a transfer.
@@ -143,7 +141,7 @@ class Flow:
         self._transfers = transfers
         self._placements = [*(step.machines for step in steps), CLIENT_SET]
         self.counts = [0] * len(self._placements)
-        """Of each step, and last of the client, the tensors that pass links."""
+        """Number of tensors that pass links, for each step and, last, for the client."""
         self.sizes = [0.0] * len(self._placements)
         """The bytes of these tensors."""
         self.crossing: dict[tuple[MachineSet, MachineSet], float] = {}
@@ -165,20 +163,20 @@ class Flow:
 
     @cached_property
     def shares(self) -> list[Sequence[float]]:
-        """Of each step those of its machines."""
+        """For each step, the shares of micro-batches of its machines."""
         return [
             step.shares or shares_by_speed(seconds) for step, seconds in zip(self.steps, self.full_seconds, strict=True)
         ]
 
     def transfer_seconds(self, step: int, machine: int) -> float:
-        """What one micro-batch's transfers to and from a step take of a machine."""
+        """Seconds of computing that the transfers of one micro-batch to and from a step take on a machine."""
         own = self.problem.machines[machine]
         each = own.transfer_seconds if len(self.machines) > 1 else own.transfer_seconds_alone
         return self.counts[step] * each + self.sizes[step] * own.transfer_seconds_per_byte
 
     @cached_property
     def full_seconds(self) -> list[list[float]]:
-        """Of each step what its machines would take for every micro-batch, transfers included."""
+        """For each step, the seconds of each machine if it computed every micro-batch, transfers included."""
         count = len(self.machines)
         machines = self.problem.machines
         return [
@@ -210,7 +208,7 @@ class Flow:
 
     @cached_property
     def shared_cores(self) -> tuple[CoresLoad, ...]:
-        """Of all cores that the machines of the plan share."""
+        """The load of each set of shared cores that the plan uses."""
         problem, machines = self.problem, self.problem.machines
         if not problem.shared_cores:
             return ()
@@ -227,13 +225,13 @@ class Flow:
 
     @cached_property
     def period_seconds(self) -> float:
-        """Between two results of a stream."""
+        """Seconds between two results of a stream."""
         longest = max(max(use.compute, use.receive, use.send) for use in self._uses.values())
         return max([longest, *(each.least_period_seconds for each in self.shared_cores)])
 
     @cached_property
     def timetable(self) -> Timetable:
-        """Of one input alone; raises a `PlanError` where steps wait for each other in a circle."""
+        """The timetable of one input alone; raises a `PlanError` if steps wait for each other in a cycle."""
         seconds = [step.contended_seconds for step in self.steps]
         found = timetable(self._placements[:-1], seconds, self._transfers, lambda *ends: self._speeds[ends])
         if None in found.starts:
@@ -243,12 +241,12 @@ class Flow:
 
     @property
     def latency_seconds(self) -> float:
-        """From one input to its result."""
+        """Seconds from one input to its result."""
         return self.timetable.latency_seconds
 
     @cached_property
     def loads(self) -> tuple[MachineLoad, ...]:
-        """Of each machine."""
+        """The load of each machine."""
         return tuple(self._load(machine) for machine in self.machines)
 
     def _load(self, machine: int) -> MachineLoad:
@@ -268,7 +266,7 @@ class Flow:
 
     @property
     def limiting(self) -> str:
-        """The machine, link or cores that set the period, and by what."""
+        """The text that names the machine, link or cores that set the period, and the activity that does."""
         least = self.period_seconds * (1 - TOLERANCE)
         return next(text for value, text in self._limits() if value >= least)
 
@@ -297,12 +295,12 @@ class Flow:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """All figures by names."""
+        """All values, with the names of machines."""
         return Evaluation(self.period_seconds, self.latency_seconds, self.loads, self.limiting, self.shared_cores)
 
 
 def shares_by_speed(seconds: Sequence[float]) -> tuple[float, ...]:
-    """The shares of replicas that take ``seconds`` each by themselves, so that all are done at the same time."""
+    """Shares with which replicas that take ``seconds`` each for a micro-batch finish at the same time."""
     idle = sum(each == 0 for each in seconds)
     if idle:
         return tuple((each == 0) / idle for each in seconds)
@@ -311,7 +309,7 @@ def shares_by_speed(seconds: Sequence[float]) -> tuple[float, ...]:
 
 
 def violations(problem: Problem, stages: Sequence[Stage], evaluation: Evaluation) -> tuple[str, ...]:
-    """What a plan, whose stages hold pieces, does against the problem's demands: memory, pins, counts and limits."""
+    """Messages for the problem's demands that a plan of pieces breaks: memory, pins, counts and limits."""
     return (
         *_memory_violations(problem, evaluation),
         *pin_violations(problem, stages),
@@ -320,7 +318,7 @@ def violations(problem: Problem, stages: Sequence[Stage], evaluation: Evaluation
 
 
 def keeps_demands(problem: Problem, stages: Sequence[Stage], evaluation: Timed) -> bool:
-    """Whether a plan keeps to pins, counts and limits; its memory does not count."""
+    """Whether a plan keeps to pins, counts and limits; memory is not checked."""
     return not any((*pin_violations(problem, stages), *limit_violations(problem, stages, evaluation)))
 
 
@@ -333,13 +331,13 @@ def _memory_violations(problem: Problem, evaluation: Evaluation) -> Iterator[str
 
 
 def memory_shortage(problem: Problem, evaluation: Evaluation) -> float:
-    """Bytes by which a plan is over the machines' memory, summed over them."""
+    """Bytes by which a plan exceeds the memory of its machines, summed over them."""
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
     return math.fsum(max(0.0, load.memory_bytes - limits[load.machine]) for load in evaluation.loads)
 
 
 def pin_violations(problem: Problem, stages: Sequence[Stage]) -> Iterator[str]:
-    """Pieces that are where a pin forbids them."""
+    """Messages for pieces that are on a machine that a pin forbids."""
     machines_of = {piece: stage.machines for stage in stages for piece in stage.layers}
     for pin in problem.pins:
         machines = machines_of[pin.piece]
@@ -350,7 +348,7 @@ def pin_violations(problem: Problem, stages: Sequence[Stage]) -> Iterator[str]:
 
 
 def limit_violations(problem: Problem, stages: Sequence[Stage], evaluation: Timed) -> Iterator[str]:
-    """Too many machines, another number of stages than was asked for, and times over a limit."""
+    """Messages for too many machines, a wrong number of stages, and times over a limit."""
     if problem.stages not in (None, len(stages)):
         yield f"it has {len(stages)} stages, and {problem.stages} were asked for"
     machines = len({machine for stage in stages for machine in stage.machines})

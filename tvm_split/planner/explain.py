@@ -1,4 +1,4 @@
-"""Whether one machine alone would do better than what was planned, with both numbers."""
+"""Tell the user, with both numbers, when no split is worth it compared with one machine alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm_split.planner.problem import objective_seconds
 
 
 def one_machine_advice(plan: Plan, machines: int) -> str | None:
-    """A sentence if no split of a cluster of so many machines is worth it beside one of them alone; else None."""
+    """A message if one machine of a cluster of ``machines`` is as good as any split; else None."""
     prediction = plan.prediction
     if prediction is None or machines < 2:
         return None
@@ -42,7 +42,7 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
         if not {name for name, _ in each.stages} <= single or len(each.stages) > 1
     ]
     if not splits or min(map(value, splits)) < value(prediction):
-        return None  # what was demanded keeps to one machine, not speed
+        return None  # a demand, not speed, is why the plan uses one machine
     return (
         f"no split is faster than one machine alone: {prediction.machines[0].machine} does {text(value(prediction))}, "
         f"the best split over several machines {text(min(map(value, splits)))}; the other machines stay idle"

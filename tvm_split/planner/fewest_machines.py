@@ -1,4 +1,4 @@
-"""Machines that a plan can do without: a gain that no measurement could show is no reason to use one more."""
+"""Prefer a plan with fewer machines if using more gains too little to be measured."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tvm_split.planner.step_graph import lower
 from tvm_split.units import seconds_text
 
 MORE_MACHINES = "the plan on more machines"
-"""The name of the alternative that was given up."""
+"""The name of the alternative that was rejected."""
 MARGIN = 0.02
-"""About what two measurements of the same thing differ by on a quiet machine."""
+"""Relative difference between two measurements of the same thing on a quiet machine, about."""
 MARGIN_PER_DOUBLING = 0.15
-"""What a throughput has to gain besides for each time that answers come twice as late,"""
+"""Additional gain in throughput that is required for each doubling of the latency."""
 LARGEST_MARGIN = 0.3
-"""up to this: such a gain is worth any latency to who asks for throughput."""
+"""Largest gain that is required: a user who asks for throughput accepts any latency for it."""
 
 
 def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
-    """The plan of fewest machines among those that lost by hardly anything; the solution itself if there is none.
+    """The alternative with the fewest machines among those that are almost as good; else the solution itself.
 
-    That is by `MARGIN`, and for throughput by `MARGIN_PER_DOUBLING` more for each time that the solution's latency is
-    twice the other's, as over a link of high latency, but by no more than `LARGEST_MARGIN`. Where so many stages were
-    asked for, nothing is spared.
+    Almost as good is within `MARGIN`. For throughput the limit grows by `MARGIN_PER_DOUBLING` for each doubling of the
+    latency that the solution costs (as over a link of high latency), up to `LARGEST_MARGIN`. If the user asked for a
+    number of stages, the solution stays.
     """
     if problem.stages is not None:
         return solution

@@ -1,4 +1,4 @@
-"""First fit: the fastest machine takes pieces until a period is full, then the next one. In milliseconds, unproven."""
+"""First fit: fill the fastest machine with pieces up to a period, then the next. Takes milliseconds; has no bound."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tvm_split.planner.problem import Piece, Pin, Problem, Solution, Stage, obje
 from tvm_split.planner.strategy import Strategy, solution_of
 
 HALVINGS = 40
-"""How often the period is halved upon: to a trillionth of the longest."""
+"""Steps of the bisection of the period: it ends at about a trillionth of the longest period."""
 
 
 class FirstFit(Strategy):
-    """Pieces in topological order on machines in the order of their speed, under the least period that fits.
+    """Place pieces in topological order on machines in the order of speed, under the least period that fits.
 
-    A tensor's time counts only when a plan is evaluated. Replicas and a number of stages are not considered.
+    Transfer times count only when a plan is evaluated. Replicas and a number of stages are not considered.
     """
 
     name: ClassVar[str] = "first-fit"
@@ -48,7 +48,7 @@ def _value(problem: Problem, solution: Solution) -> float:
 
 
 def _plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    """One machine, for each of them, and all of them under ever nearer periods."""
+    """The plans to evaluate: each machine alone, then all machines under the periods of a bisection."""
     pieces = _in_order(problem)
     allowed = {piece.name: _machines_of(problem.pins, piece) for piece in pieces}
     able = [each.name for each in problem.machines if all(each.name in allowed[piece.name] for piece in pieces)]
@@ -77,7 +77,7 @@ def _in_order(problem: Problem) -> list[Piece]:
 
 
 def _machines_of(pins: Sequence[Pin], piece: Piece) -> set[str]:
-    """The machines that may have a piece."""
+    """The machines on which a piece may be placed."""
     machines = set(piece.seconds)
     for pin in pins:
         if pin.piece == piece.name:
@@ -88,7 +88,7 @@ def _machines_of(pins: Sequence[Pin], piece: Piece) -> set[str]:
 def _filled(
     problem: Problem, pieces: Sequence[Piece], order: Sequence[str], allowed: dict[str, set[str]], period: float
 ) -> tuple[Stage, ...] | None:
-    """Each machine with as many of the next pieces as it computes in a period and holds; None if pieces are left."""
+    """Fill each machine with the next pieces that fit its memory and the period; None if pieces are left."""
     machines = {machine.name: machine for machine in problem.machines}
     stages: list[Stage] = []
     first = 0

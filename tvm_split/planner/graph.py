@@ -1,7 +1,7 @@
-"""The graph of a model's layers, as numbers and names: what depends on what, and where a model may be cut. Pure.
+"""The graph of a model's layers as names and numbers: dependencies, and where a model may be cut. Pure functions.
 
-A kernel that computes several layers would fall apart where they are cut, so its layers are one piece. The pieces, as
-nodes, must not need each other in a circle, and no layer may be torn (`LayerGraph.units`).
+A cut between layers that one kernel computes would split the kernel, so these layers are one piece. The graph of
+pieces must have no cycle, and layers that need each other's results stay together (`LayerGraph.units`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True)
 class Value:
-    """What a variable of ``size_bytes`` bytes holds, the layer that makes it and the layers that need it.
+    """A value of ``size_bytes`` bytes, the layer that produces it and the layers that consume it.
 
-    The producer of a model's input is ``"client"``. What is no tensor, but several, cannot leave its machine.
+    The producer of a model's input is ``"client"``. A tuple of tensors (not ``is_tensor``) cannot leave its machine.
     """
 
     size_bytes: int
@@ -47,8 +47,8 @@ class LayerGraph:
     """Layers in the order of execution, and for each the layers whose results it needs.
 
     ``independent`` are the layers that depend on no input of the model: tables and masks. They are computed where they
-    are needed and never make a stage of their own. ``values`` are what layers make for other layers or for the user,
-    ``inputs`` the model's own.
+    are needed and never form a stage of their own. ``values`` are the results that other layers or the user need,
+    ``inputs`` the inputs of the model.
     """
 
     layers: tuple[str, ...]
@@ -64,7 +64,7 @@ class LayerGraph:
 
     @cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
-        """The layers that depend on inputs, each unit after those it needs, else in the order of execution.
+        """The layers that depend on inputs, in units in topological order, else in the order of execution.
 
         A unit is one layer, or several that need each other's results and so can only run together.
         """
@@ -73,9 +73,9 @@ class LayerGraph:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What a planner needs to know of a model: its layers, and what each of them computes and holds.
+    """A model as the planner sees it: its layers, and the operations and weights of each.
 
-    ``weight_bytes`` are those of the constants that a layer takes, as the source stores them.
+    ``weight_bytes`` are the bytes of the constants that a layer reads, as the source stores them.
     """
 
     name: str
@@ -87,9 +87,9 @@ class ModelDescription:
 def grouped(
     predecessors: Mapping[Key, Collection[Key]], common: Iterable[Collection[Key]] = ()
 ) -> tuple[tuple[Key, ...], ...]:
-    """The keys of ``predecessors`` in groups, each group after those it needs, else in the order of the keys.
+    """The keys of ``predecessors`` in groups in topological order, else in the order of the keys.
 
-    Those of each collection in ``common`` share a group, and so do groups that need each other in a circle.
+    The keys of each collection in ``common`` share a group. Groups that depend on each other in a cycle are merged.
     """
     position = {key: place for place, key in enumerate(predecessors)}
     members = {place: [key] for key, place in position.items()}
@@ -127,11 +127,11 @@ def grouped(
 def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     """The layers that depend on inputs, in pieces in topological order, each in the order of execution.
 
-    ``kernels`` are the layers of every kernel, on every target that matters. A layer that has no kernel (it is folded
-    into another, or only looks at memory in another way) goes with a layer before it, else with one after it.
+    ``kernels`` are the layers of every kernel, on every target that matters. A layer without a kernel (it is folded
+    into another, or is only a view of memory) goes with a layer before it, else with one after it.
 
-    Layers that depend on no input (``graph.independent``) are in no piece: whoever needs them computes them himself, so
-    it does not matter where a plan puts them (`tvm_split.planner.by_hand.with_independent_layers`).
+    Layers that depend on no input (``graph.independent``) are in no piece: every stage that needs them computes them
+    itself, so any stage may list them (`tvm_split.planner.by_hand.with_independent_layers`).
     """
     common = [list(layers) for layers in kernels]
     with_kernel = {layer for layers in common for layer in layers}
@@ -143,9 +143,9 @@ def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tupl
 
 
 def piece_edges(graph: LayerGraph, pieces: Sequence[Sequence[str]]) -> tuple[Edge, ...]:
-    """What passes between pieces, by their names, and from and to ``"client"``.
+    """The transfers between pieces, by their names, and from and to ``"client"``.
 
-    Every edge names its tensor, which crosses once to each machine however many pieces need it there.
+    Every edge names its tensor, which is sent once to each machine, however many pieces need it there.
     """
     piece_of = {layer: piece[0] for piece in pieces for layer in piece}
     found: dict[tuple[str, str, str], Edge] = {}
@@ -163,11 +163,11 @@ def piece_edges(graph: LayerGraph, pieces: Sequence[Sequence[str]]) -> tuple[Edg
 def pieces_of_kernels(
     pieces: Sequence[Sequence[str]], kernels: Sequence[Sequence[str]], consumers: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """For every kernel, in the order of their calls, the position of the piece that pays for it.
+    """For every kernel, in the order of their calls, the position of the piece to which its time counts.
 
     ``kernels`` are their layers, ``consumers`` the positions of the kernels that read their results. A kernel without a
-    layer of a piece (a change of layout, a table) is paid for by the first kernel that needs its result, else, at the
-    end of the model, by the kernel before it.
+    layer of a piece (a change of layout, a table) counts to the piece of the first kernel that needs its result, or, at
+    the end of the model, to that of the kernel before it.
     """
     piece_of = {layer: index for index, piece in enumerate(pieces) for layer in piece}
     found: list[int | None] = [
@@ -183,7 +183,7 @@ def pieces_of_kernels(
 
 
 def _adopted(graph: LayerGraph, with_kernel: set[str]) -> Iterator[list[str]]:
-    """Each layer without a kernel, with the latest layer before it, or the first after it, that has one."""
+    """Pairs of a layer without a kernel and the latest layer before it, or the first after it, that has one."""
     successors: dict[str, list[str]] = {}
     for layer in graph.layers:
         for before in graph.predecessors[layer]:

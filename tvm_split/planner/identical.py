@@ -1,7 +1,7 @@
-"""Identical devices: machines and links that differ by no more than measurements do get the mean of their times.
+"""Identical devices: average the times of machines and links that differ by no more than the noise of measurements.
 
-Two measurements of one machine never give the same times. Taken as they are, sixteen workers of one host would be
-sixteen device classes, where they are one.
+Two measurements of one machine never give the same times. Without averaging, sixteen workers of one host would be
+sixteen device classes instead of one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from typing import TypeVar
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
 
 MOST_APART = 8
-"""So many machines are searched as they were measured, each for itself."""
+"""Up to this number of machines, each keeps its own measured times."""
 NOISE = 0.05
-"""By which the time of all pieces may differ; single pieces scatter more, together up to `SCATTER` of that time."""
+"""Relative difference allowed between the total times of identical machines over all pieces."""
 SCATTER = 0.15
+"""Allowed sum of the differences of single pieces, which scatter more, as a share of that total."""
 LINK_NOISE = 0.25
+"""Relative difference allowed between the bandwidths, or the latencies, of identical links."""
 LEAST_LATENCY = 2e-5
-"""Seconds by which latencies may differ besides: what waking a thread varies by."""
+"""Seconds by which the latencies of identical links may always differ: the variation of waking a thread."""
 
 Item = TypeVar("Item")
 
 
 def with_identical_averaged(profile: ClusterProfile) -> ClusterProfile:
-    """The profile with the means of identical machines and links, if many machines or too few cores make that useful.
+    """The profile with averaged times of identical machines and links, for many machines or oversubscribed cores.
 
-    That is, more than `MOST_APART` machines, or such as share too few cores: it then makes no difference which of the
-    identical ones compute, and a chain is planned exactly. Identical are machines of one target and as many threads,
-    whose free memory and times differ by noise, and links of one kind of transport.
+    It is unchanged for at most `MOST_APART` machines of which none is oversubscribed. With averaged times it makes no
+    difference which of the identical machines compute, and a chain is planned exactly. Identical machines have equal
+    targets, threads and cores, and free memory and times that differ only by noise; identical links have equal
+    transports. Machines get means, links medians.
     """
     oversubscribed = any(profile.oversubscription(each.machine) > 1 for each in profile.machines)
     if len(profile.machines) <= MOST_APART and not oversubscribed:
@@ -45,10 +48,10 @@ def with_identical_averaged(profile: ClusterProfile) -> ClusterProfile:
 
 
 def with_host_averaged(profile: ClusterProfile) -> ClusterProfile:
-    """The profile with the means of identical machines of one host, however few they are.
+    """The profile with the mean times of identical machines of one host, however few they are.
 
-    The shares of a stage that machines compute together follow their times. Without this, a moment's disturbance of
-    one of two equal machines, often a quarter of its time under contention, would give it less for good.
+    The shares of a sharded stage follow the times of its machines. Without this, a short disturbance of one of two
+    equal machines, often a quarter of its time under contention, would give it a smaller share permanently.
     """
     return _with_averaged_machines(
         profile, lambda one, other: one.hostname == other.hostname and _is_identical(one, other)
@@ -66,7 +69,7 @@ def _with_averaged_machines(
 def _groups(
     items: Iterable[Item], size: Callable[[Item], float], is_identical: Callable[[Item, Item], bool]
 ) -> list[list[Item]]:
-    """Groups of items that are identical to the smallest of them."""
+    """Groups of items in which every item is identical to the smallest one of its group."""
     groups: list[list[Item]] = []
     for item in sorted(items, key=size):
         group = next((group for group in groups if is_identical(group[0], item)), None)
@@ -107,7 +110,7 @@ def _near(one: float, other: float, share: float) -> bool:
 
 
 def _averaged(machines: Sequence[MachineProfile]) -> list[MachineProfile]:
-    """Each with the means of all, and the least memory."""
+    """The machines, each with the mean times of all and the least free memory of any."""
     pieces = {
         name: PieceTime(
             statistics.fmean(each.pieces[name].seconds for each in machines),

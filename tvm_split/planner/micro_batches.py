@@ -1,4 +1,4 @@
-"""Which size of micro-batch serves best: a plan for each size that is asked for, compared per sample."""
+"""Find the best micro-batch size: make a plan for each requested size and compare them per sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizedPlan:
-    """A model loaded for ``size`` samples a micro-batch, and its plan."""
+    """A model loaded for ``size`` samples in a micro-batch, and its plan."""
 
     size: int
     model: Model
@@ -37,8 +37,8 @@ def plan_sizes(
 ) -> tuple[SizedPlan, ...]:
     """Plans for micro-batches of several sizes, the best first.
 
-    For throughput that is the one with the most samples a second whose latency is within the limit, for latency the
-    one with the least; ``load`` loads the model for a size, ``make_plan`` plans it.
+    For throughput the best plan has the most samples a second with a latency within the limit, for latency it has the
+    least latency. ``load`` loads the model for a size, ``make_plan`` plans it.
 
     Raises:
         PlanError: a size is not positive or given twice, or no plan keeps to the limit.

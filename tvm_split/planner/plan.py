@@ -1,4 +1,4 @@
-"""A plan: stages, the machines that run them and the layers they hold. Also as a file that people read and edit."""
+"""A plan: stages, the machines that run them and the layers they hold. It can be saved as a file and edited."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tvm_split.values import Document, content_of, write
 FORMAT = "tvm-split plan"
 VERSION = 2
 OF_THE_PLAN = ("objective", "precision")
-"""Fields of the request that a plan file has as the plan's own."""
+"""Fields of the request that a plan file stores once, as fields of the plan."""
 
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """A machine as a stage is compiled for it: its name, TVM target (as a dictionary) and threads.
+    """The machine that a stage is compiled for: its name, TVM target (as a dictionary) and number of threads.
 
     ``address`` is where its worker listened when the plan was made; None for the workers of a local cluster.
     """
@@ -46,15 +46,15 @@ class PlannedMachine:
 class Plan(Shown):
     """Stages in topological order; every layer of the model is in exactly one.
 
-    ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
-    stages and codecs; it is None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that
-    have one on a link; ``remarks`` say which codecs were asked for and do nothing, and what stays in float32 although
-    convolutions and products take their operands in ``precision``. ``request`` is what was asked of the planner, and
-    ``inputs`` are the model's inputs then; none are known of a plan that was written by hand.
+    ``origin`` says in a few words how the plan was found. ``prediction`` is for exactly these stages and codecs; it is
+    None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that have one on a link.
+    ``remarks`` name requested codecs that have no effect, and what stays in float32 although convolutions and products
+    take their operands in ``precision``. ``request`` is the request to the planner, and ``inputs`` are the model's
+    inputs at that time; a plan that was written by hand has no inputs.
 
     Raises:
-        PlanError: the replicas of a stage, or those of all stages together, cannot take turns, or two replicas or
-            shards of a stage are on one machine; names the stage.
+        PlanError: there is no round-robin schedule for the replicas of a stage, or of all stages together, or two
+            replicas or shards of a stage are on one machine; names the stage.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -88,13 +88,13 @@ class Plan(Shown):
 
     @property
     def in_flight(self) -> int | None:
-        """How many micro-batches of a stream are under way at most, where the plan says: for latency, if measured."""
+        """The most micro-batches of a stream in flight; None unless the plan is for latency and from measurements."""
         if self.objective == "throughput" or self.prediction is None or self.prediction.profiled_at == 0:
             return None
         return self.prediction.in_flight
 
     def machines_by_target(self, stage: Stage) -> list[list[str]]:
-        """The machines of a stage, those of equal targets together: their replicas share a library."""
+        """The machines of a stage, grouped by equal targets: the replicas of a group share a library."""
         groups: list[list[str]] = []
         for machine in stage.machines:
             target = self.machine(machine).target
@@ -106,7 +106,7 @@ class Plan(Shown):
         return groups
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as its file has it; the prediction says by a digest of which stages and codecs it is."""
+        """The content of the plan's file; a digest in the prediction identifies its stages, codecs and precision."""
         content = {"format": FORMAT, "version": VERSION, **content_of(self)}
         if self.prediction is not None:
             content["prediction"] = {"for_stages": _digest(self), **content["prediction"]}
@@ -120,12 +120,12 @@ class Plan(Shown):
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan file; a `PlanError` says what does not fit where."""
+        """Read a plan file; raises a `PlanError` that says what is wrong and where."""
         return _plan_in(Document.read(path, PlanError))
 
     @classmethod
     def from_dict(cls, content: Any, source: str = "plan") -> Plan:
-        """A plan from what `to_dict` gave; errors as of `load`."""
+        """The plan in a result of `to_dict`; errors as of `load`."""
         return _plan_in(Document(source, content, PlanError))
 
 
@@ -156,7 +156,7 @@ def _plan_in(document: Document) -> Plan:
             plan.machine(machine)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
-    # Where someone has edited the stages, what was expected of the old ones says nothing.
+    # If the stages were edited, the prediction for the old ones is no longer valid.
     return plan if digest == _digest(plan) else replace(plan, prediction=None)
 
 
@@ -183,7 +183,7 @@ def _check_machines(stage: Stage) -> None:
 
 
 def _digest(plan: Plan) -> str:
-    """Of what a prediction is about: stages, codecs and precision."""
+    """The SHA-256 digest of the parts of a plan that a prediction depends on: stages, codecs and precision."""
     content = content_of(plan)
     about = [content.get(name) for name in ("stages", "codecs", "precision")]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a plan is expected to do, and how sure that is: prediction, certificate, and what it is compared with."""
+"""The prediction of a plan, with its lower bound and the plans that it is compared with."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ from tvm_split.planner.timetable import MachineSet
 from tvm_split.units import seconds_text
 
 SLOWEST_STREAM = 1.25
-"""What sharing cores with the client and other machines may add to a stream, beside results one by one."""
+"""Largest plausible period of a stream by the latency of one input; cores shared with others explain up to this."""
 CODECS_AFTERWARDS = "; codecs for its links were chosen afterwards"
 
 
 @dataclass(frozen=True)
 class MachinePrediction:
-    """One machine, per micro-batch, while the pipeline is full; on average, where replicas take turns.
+    """The prediction for one machine, per micro-batch, while the pipeline is full; with replicas, on average.
 
-    ``compute_seconds`` includes what sharing a host and serialising cost, the latter being ``transfer_seconds``;
-    ``alone_seconds`` is computing for one input alone. ``memory_limit_bytes`` is None where nothing limits it.
-    ``estimated_share`` is the share of the computing that was not measured. ``cores`` are those that it computes on.
+    ``compute_seconds`` includes contention on a shared host and the cost of serialising, which is
+    ``transfer_seconds``; ``alone_seconds`` is the computing for one input alone. ``memory_limit_bytes`` is None if
+    there is no limit. ``estimated_share`` is the share of the computing that was not measured. ``cores`` is the number
+    of cores that the machine computes on.
     """
 
     machine: str
@@ -68,10 +69,10 @@ class MachinePrediction:
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """What a step takes of each of its machines for one micro-batch.
+    """The seconds of a step on each of its machines for one micro-batch.
 
-    ``compute_seconds`` are those in a stream, where others compute and tensors are serialised, the latter being
-    ``transfer_seconds``; ``alone_seconds`` those of one input alone.
+    ``compute_seconds`` are those in a stream, with contention and with serialising, which is ``transfer_seconds``;
+    ``alone_seconds`` are those of one input alone.
     """
 
     name: str
@@ -85,10 +86,10 @@ class StepPrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """What crosses one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` when many follow.
+    """Transfers over one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` within a stream.
 
-    Where replicas take turns, ``bytes`` and ``stream_seconds`` are averages over the stream, and ``seconds`` those of a
-    micro-batch that goes this way. ``transport`` is what carried it when it was measured; empty where it was not.
+    With replicas, ``bytes`` and ``stream_seconds`` are averages over the stream, and ``seconds`` those of a micro-batch
+    that uses this link. ``transport`` is the one with which the link was measured; empty if it was not measured.
     """
 
     source: str
@@ -101,7 +102,7 @@ class LinkPrediction:
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """A baseline, or a plan that lost. ``stages`` as (machine, number of layers); ``why`` it is not chosen."""
+    """A baseline, or an alternative plan. ``stages`` are (machine, number of layers); ``why`` says why it lost."""
 
     name: str
     stages: tuple[tuple[str, int], ...]
@@ -112,26 +113,26 @@ class ComparedPlan:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of a plan, and its certificate.
+    """The predicted performance of a plan, with a lower bound and the plans that it was compared with.
 
     Attributes:
-        period_seconds: between two results when many follow each other; throughput is its inverse.
-        latency_seconds: of one micro-batch alone.
-        bubble: the share of the machines' time in which they wait, once the pipeline is full.
-        in_flight: micro-batches under way in a stream: latency / period, rounded up, are as many as the pipeline holds
-            when it is full, and one more waits at each machine, so that it need not wait for a late neighbour.
+        period_seconds: time between two results of a stream; throughput is its inverse.
+        latency_seconds: time of one micro-batch alone.
+        bubble: share of the machines' time in which they wait, once the pipeline is full.
+        in_flight: micro-batches in flight in a stream: latency / period, rounded up, fill the pipeline, and one more
+            waits at each machine, so that no machine waits for a late neighbour.
         lower_bound_seconds: no plan has a smaller period (latency, for that objective).
-        gap: (value - lower bound) / value; 0 is proven optimal.
-        limiting: the machine or link that sets the period.
-        method: how the plan was found and proven.
+        gap: optimality gap, (value - lower bound) / value; 0 is proven optimal.
+        limiting: the machine, link or cores that set the period.
+        method: how the plan and the lower bound were found.
         why_no_more_machines: why idle machines stay idle; empty if none is.
-        profiled_at: when the oldest measurement was made, in seconds since 1970.
-        baselines: what users would do without a planner, best first; alternatives: the best plans that lost.
-        corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
-        doubts: what of the measurements contradicts itself, in words.
-        shared_cores: those that several machines of the plan, or one and the client, compute on.
-        steps, transfers: what machines compute without waiting for each other, in topological order, and what passes
-            between these steps and the client, in bytes without codecs.
+        profiled_at: time of the oldest measurement, in seconds since 1970.
+        baselines: plans by simple rules, best first; alternatives: the best plans that were not chosen.
+        corrections: corrections of the profile, included in all these numbers; empty if no run has corrected it.
+        doubts: messages about measurements that contradict each other.
+        shared_cores: cores that several machines of the plan, or one and the client, compute on.
+        steps: what machines compute without waiting for each other, in topological order.
+        transfers: the tensors that pass between these steps and the client, in bytes without codecs.
     """
 
     period_seconds: Amount
@@ -169,7 +170,7 @@ class Prediction:
 
     @property
     def samples_per_second(self) -> float:
-        """Micro-batches a second."""
+        """Micro-batches per second."""
         return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
 
 
@@ -194,7 +195,7 @@ def _check_order(transfer: Transfer, place: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known of the best plan: a bound in seconds, by which method, and the plans that lost."""
+    """A lower bound in seconds for the best plan, the method that gave it, and the plans that were not chosen."""
 
     lower_bound_seconds: float = 0.0
     method: str = ""
@@ -203,7 +204,7 @@ class Certificate:
 
 
 def certificate_of(best: Solution, profile: ClusterProfile, stages: Sequence[Stage] | None = None) -> Certificate:
-    """What a solution says of itself; with other ``stages`` what it says of these."""
+    """The certificate of a solution, or of other ``stages`` compared with the solution's lower bound."""
     is_best = stages is None or tuple(stages) == best.stages
     return Certificate(
         best.lower_bound_seconds,
@@ -215,14 +216,14 @@ def certificate_of(best: Solution, profile: ClusterProfile, stages: Sequence[Sta
 
 @dataclass(frozen=True)
 class CodedLink:
-    """What codecs make of a link: its seconds and bytes for a micro-batch of a stream, as shares of those without."""
+    """Seconds and bytes of a link with codecs, for a micro-batch of a stream, as shares of those without codecs."""
 
     seconds: float
     bytes: float
 
 
 Coded = Mapping[tuple[str, str], CodedLink]
-"""By source and destination."""
+"""The links that have codecs, by source and destination."""
 
 
 def predict(
@@ -232,12 +233,12 @@ def predict(
     profile: ClusterProfile | None = None,
     coded: Coded | None = None,
 ) -> Prediction:
-    """The prediction of a plan that consists of these steps, with baselines where a profile says what a piece holds.
+    """The prediction of a plan that consists of these steps; it has baselines only if a profile is given.
 
-    With ``coded`` it is that of a plan whose links have codecs; bound and alternatives then are those of plans without.
+    With ``coded``, the plan's links have codecs; the bound and the alternatives are still those of plans without.
 
     Raises:
-        PlanError: a machine or a link is missing, or steps wait for each other in a circle.
+        PlanError: a machine or a link is missing, or steps wait for each other in a cycle.
     """
     coded = coded or {}
     used = _coded_problem(problem, coded) if coded else problem
@@ -277,13 +278,13 @@ def predict_solution(
     stages: Sequence[Stage] | None = None,
     coded: Coded | None = None,
 ) -> Prediction:
-    """The prediction of a solution, or of other ``stages`` beside its bound; errors as of `lower` and `predict`."""
+    """The prediction of a solution, or of other ``stages`` with its bound; errors as of `lower` and `predict`."""
     graph = lower(problem, best.stages if stages is None else stages, profile.estimated)
     return predict(problem, graph, certificate_of(best, profile, stages), profile, coded)
 
 
 def _coded_problem(problem: Problem, coded: Coded) -> Problem:
-    """The problem with links as fast as codecs make them."""
+    """The problem with the effective bandwidths of links that have codecs."""
     links = tuple(
         replace(link, bytes_per_second=link.bytes_per_second / coded[link.source, link.destination].seconds)
         if (link.source, link.destination) in coded
@@ -306,7 +307,7 @@ def _bubble(evaluation: Evaluation) -> float:
 
 
 def _contradictions(graph: StepGraph, period: float, latency: float) -> Iterator[str]:
-    """Without replicas, results that wait for each other come every ``latency`` seconds; in a stream not much later."""
+    """A message if a plan without replicas has a period far above its latency: its measurements contradict that."""
     if period > SLOWEST_STREAM * latency and all(len(step.machines) == 1 for step in graph.steps):
         yield (
             f"one result every {seconds_text(period)} in a stream, and {seconds_text(latency)} for one alone: "
@@ -315,7 +316,7 @@ def _contradictions(graph: StepGraph, period: float, latency: float) -> Iterator
 
 
 def _baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
-    """The baselines that pins, memory and links allow, best first; other demands may be what they are better by."""
+    """The baselines that pins, memory and links allow, best first. They may break other demands of the problem."""
     found = []
     for name, stages in baseline_stages(problem, layers_of).items():
         try:
@@ -337,7 +338,7 @@ def _why_not(problem: Problem, plan: Evaluation, other: Evaluation) -> str:
     ours, theirs = (objective_seconds(problem.objective, each) for each in (plan, other))
     if abs(theirs - ours) <= TOLERANCE * ours:
         return "as good as the plan"
-    # A latency without any time, where only sending and receiving take some.
+    # The plan's value may be 0, a latency for instance if only sending and receiving take time.
     compared = f"{theirs / ours:.2f} times the plan's" if ours > 0 else f"{seconds_text(theirs)}, the plan's none"
     if theirs < ours:
         return f"its {kind} is {compared}, which keeps to what was demanded"
@@ -361,7 +362,7 @@ def _step(step: Step, place: int, flow: Flow) -> StepPrediction:
 def _machine(
     problem: Problem, load: MachineLoad, graph: StepGraph, flow: Flow, links: Sequence[LinkPrediction]
 ) -> MachinePrediction:
-    """What a machine does on average. (An evaluation charges each replica with all that its stage receives.)"""
+    """The prediction for a machine, on average. (An evaluation charges each replica all that its stage receives.)"""
     number = next(place for place, each in enumerate(problem.machines) if each.name == load.machine)
     machine, computing, alone, estimated, transfer = problem.machines[number], 0.0, 0.0, 0.0, 0.0
     for place, step in enumerate(graph.steps):
@@ -389,7 +390,7 @@ def _machine(
 
 
 def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iterator[LinkPrediction]:
-    """One for every pair of machines of which one sends to the other; replicas by the turns that they get."""
+    """One prediction for each pair of machines that transfer; for replicas it follows their round-robin schedules."""
     carried = {(link.source, link.destination): link.transport for link in profile.links} if profile else {}
     shares = {step.machines: shares for step, shares in zip(flow.steps, flow.shares, strict=True)}
     for (sources, targets), size in flow.crossing.items():
@@ -407,7 +408,7 @@ def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iter
 
 
 def _turns(problem: Problem, machines: MachineSet, shares: Sequence[float]) -> list[tuple[str, Recurrence]]:
-    """Each machine of a set, or the client, and the micro-batches that it computes."""
+    """Each machine of a set (or the client) with the micro-batches that it computes."""
     if machines == CLIENT_SET:
         return [(CLIENT, EVERY)]
     turns = turns_by_share(shares)

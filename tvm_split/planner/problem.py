@@ -1,7 +1,7 @@
-"""What a plan is searched for: machines, links, the pieces of a model and what passes between them. Numbers only.
+"""A planning problem: machines, links, the pieces of a model and the transfers between them. Names and numbers only.
 
-A problem knows nothing of TVM or networks, so it can be replayed, varied and checked from outside, also as a file,
-where all has the same names. Seconds and bytes are those of one micro-batch.
+A problem does not depend on TVM or a network, so it can be replayed, varied and checked by other programs. In a problem
+file the fields have the same names. Seconds and bytes are those of one micro-batch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST, short_list
 
 Objective = Literal["throughput", "latency"]
 Precision = Literal["float32", "float16", "bfloat16"]
-"""What convolutions and products multiply in; they add in float32."""
+"""The dtype of the operands of convolutions and products; they accumulate in float32."""
 TOLERANCE = 1e-9
-"""Two sums of the same seconds in another order differ by less than this share; so do values that count as equal."""
+"""Relative difference below which two values count as equal; rounding of sums in another order is smaller."""
 Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
 """Seconds or bytes."""
 Share = Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]
-"""Of micro-batches, or of each one; those of a stage together are 1, or count in proportion."""
+"""Share of the micro-batches, or of each one. The shares of a stage add up to 1, or count in proportion."""
 Factor = Annotated[float, Field(ge=LEAST_AMOUNT, le=MOST_AMOUNT, allow_inf_nan=False)]
 BytesPerSecond = Annotated[float, Field(ge=SLOWEST, le=MOST_AMOUNT)]
 Count = Annotated[int, Field(ge=1)]
@@ -42,12 +42,13 @@ def _divisible(seconds: float) -> float:
 
 Seconds = Annotated[Amount, AfterValidator(_divisible)]
 From = Annotated[str, Field(alias="from")]
+"""A source, named ``from`` in files; Python reserves this word."""
 To = Annotated[str, Field(alias="to")]
-"""In files, where these may be names."""
+"""A destination, named ``to`` in files."""
 
 
 class Timed(Protocol):
-    """Whatever has a period and a latency: an evaluation, a prediction, a plan to compare with."""
+    """Any object with a period and a latency: an evaluation, a prediction, a plan to compare with."""
 
     @property
     def period_seconds(self) -> float: ...
@@ -57,12 +58,12 @@ class Timed(Protocol):
 
 
 def objective_seconds(objective: str, plan: Timed) -> float:
-    """What an objective minimises: the period for throughput, else the latency."""
+    """The seconds that an objective minimises: the period for throughput, else the latency."""
     return plan.period_seconds if objective == "throughput" else plan.latency_seconds
 
 
 def gap_of(value: float, lower_bound: float) -> float:
-    """(value - lower bound) / value: how far from the best a plan can be at most; 0 is proven optimal."""
+    """The optimality gap, (value - lower bound) / value: the share of ``value`` that a better plan may save at most."""
     return max(0.0, (value - lower_bound) / value) if value > 0 else 0.0
 
 
@@ -70,12 +71,13 @@ def gap_of(value: float, lower_bound: float) -> float:
 class ProblemMachine:
     """A machine that can hold one stage.
 
-    ``transfer_seconds`` and ``transfer_seconds_per_byte`` are what sending or receiving one tensor takes away from
-    computing: on a machine whose cores all compute, serialising is computing. ``contention`` is how many times longer
-    computing takes while other machines compute too, because they share a host. Both count in plans of several
-    machines; in a plan of this machine only, ``alone_contention`` and ``alone_transfer_seconds`` stand for them (by
-    default the same transfer, and no contention). All this is in the period only: the latency is that of a single
-    micro-batch. ``cores`` are those that it computes on, where they are shared (`SharedCores`); 0 for a GPU.
+    ``transfer_seconds`` and ``transfer_seconds_per_byte`` are the computing time that sending or receiving one tensor
+    costs: on a machine whose cores all compute, serialising delays computing. ``contention`` is the factor by which
+    computing slows down while other machines of the same host compute. Both count in plans of several machines; in a
+    plan of this machine only, ``alone_contention`` and ``alone_transfer_seconds`` replace ``contention`` and
+    ``transfer_seconds`` (default: no contention, and the same transfer). All of these affect the period only: the
+    latency is that of a single micro-batch. ``cores`` is the number of cores that it computes on, where they are shared
+    (`SharedCores`); 0 for a GPU.
     """
 
     name: str
@@ -88,12 +90,12 @@ class ProblemMachine:
     cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 1
 
     def contention_among(self, machines: int) -> float:
-        """In a plan of so many machines, this one counted."""
+        """The factor by which computing slows down in a plan of ``machines`` machines, including this one."""
         return self.contention if machines > 1 else self.alone_contention
 
     @property
     def transfer_seconds_alone(self) -> float:
-        """``alone_transfer_seconds``, or what stands for it."""
+        """``alone_transfer_seconds``, or ``transfer_seconds`` if that is None."""
         return self.transfer_seconds if self.alone_transfer_seconds is None else self.alone_transfer_seconds
 
 
@@ -109,9 +111,9 @@ class ProblemLink:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is not cut any further. ``seconds`` by machine; a machine that is missing there cannot run it.
+    """The smallest unit that is placed. ``seconds`` by machine; a machine that is missing there cannot run it.
 
-    The ``activation_bytes`` of a stage are those of its largest piece, the ``weight_bytes`` the sum.
+    The ``activation_bytes`` of a stage are those of its largest piece, the ``weight_bytes`` the sum over its pieces.
     """
 
     name: str
@@ -122,9 +124,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Edge:
-    """``bytes`` that go from one piece, or the client, to another piece, or the client.
+    """A transfer of ``bytes`` from one piece, or the client, to another piece, or the client.
 
-    Edges of one source that name the same ``tensor`` carry the same bytes: they cross once to each machine.
+    Edges of one source that name the same ``tensor`` carry the same bytes, which are sent once to each machine.
     """
 
     source: From
@@ -138,7 +140,7 @@ class Pin:
     """A piece that must be ``on`` a machine, or must be ``not_on`` it.
 
     Raises:
-        ValueError: it has both of them, or none.
+        ValueError: the pin has both, or neither.
     """
 
     piece: str
@@ -160,18 +162,18 @@ class Pin:
 
 @dataclass(frozen=True)
 class Problem:
-    """Which pieces to run on which machines.
+    """The problem of placing pieces on machines.
 
     Attributes:
         objective: the least period (``"throughput"``) or the least latency.
-        pieces: on a chain in its order, else in any order in which ``edges`` point forward.
-        replicas: whether a stage may be dealt out over several machines.
-        maximum_machines: use so many at most.
-        stages: exactly so many stages.
-        maximum_period_seconds, maximum_latency_seconds: what the other objective must keep to.
-        buffers: micro-batches of each tensor that a machine holds for every crossing, at either end.
-        shared_cores: machines, and the client, that compute on the same cores. The client's part is what sending and
-            receiving takes of it: ``client_transfer_seconds`` and ``client_transfer_seconds_per_byte`` of a tensor.
+        pieces: for a chain in its order, else in any order in which ``edges`` point forward.
+        replicas: whether a stage may have replicas on several machines.
+        maximum_machines: the most machines that a plan may use.
+        stages: the exact number of stages.
+        maximum_period_seconds, maximum_latency_seconds: upper limits, whatever the objective.
+        buffers: micro-batches of each tensor that a machine buffers for every transfer, at either end.
+        shared_cores: machines, and the client, that compute on the same cores. The client uses them to send and
+            receive: ``client_transfer_seconds`` and ``client_transfer_seconds_per_byte`` for each tensor.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -200,21 +202,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a problem, and where: a path in its file, such as ``("links", 2, "from")``."""
+    """An error in a problem, and its location: a path in its file, such as ``("links", 2, "from")``."""
 
     location: tuple[int | str, ...]
     text: str
 
 
 def require_sense(problem: Problem) -> None:
-    """Raise a `PlanError` that says the first that is wrong with a problem, if anything is."""
+    """Raise a `PlanError` for the first error in a problem, if there is one."""
     fault = next(faults(problem), None)
     if fault is not None:
         raise PlanError(fault.text)
 
 
 def faults(problem: Problem) -> Iterator[Fault]:
-    """Names that are unknown or there twice, and counts that cannot be; the ranges of numbers are in their types."""
+    """The errors in a problem: names that are unknown or repeated, and impossible counts. Types check the ranges."""
     machines = [machine.name for machine in problem.machines]
     pieces = [piece.name for piece in problem.pieces]
     for kind, names in (("machine", machines), ("piece", pieces)):
@@ -239,7 +241,7 @@ def faults(problem: Problem) -> Iterator[Fault]:
 
 def _link_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
     ends: set[tuple[str, str]] = set()
-    for index, link in enumerate(problem.links):  # there may be a million, of which hardly one is wrong
+    for index, link in enumerate(problem.links):  # there may be a million: one quick test for the usual case
         pair = link.source, link.destination
         if pair in ends or pair[0] == pair[1] or pair[0] not in known or pair[1] not in known:
             yield from _unknown("machine", link.source, known, ("links", index, "from"))
@@ -307,12 +309,12 @@ def _unknown(kind: str, name: str, known: Iterable[str], where: tuple[int | str,
 Axis = Literal["rows", "columns", "channels", "heads", "batch"]
 Exchange = Literal["fused", "each"]
 SHARES_TOLERANCE = 1e-3
-"""By which the shares of a sharding may miss 1 together: people write 0.333."""
+"""Largest difference between 1 and the sum of the shares of a sharding: people write 0.333."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the machines of a stage compute each micro-batch together: see `tvm_split.planner.shard.Shard`."""
+    """How a stage is sharded over its machines: see `tvm_split.planner.shard.Shard`."""
 
     axis: Axis
     exchange: Exchange = "fused"
@@ -320,11 +322,10 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers, in the order of execution, on one machine, or on several: these take turns as replicas, or, with a
-    ``sharding``, share each micro-batch.
+    """Layers, in the order of execution, on one machine, on several replicas, or sharded over several machines.
 
-    ``shares`` are those of the micro-batches for each machine, or of each micro-batch. In a solution, which knows only
-    pieces, ``layers`` are the names of these, in any order, and there is no ``name``.
+    ``shares`` has, for each machine, its share of the micro-batches, or with a ``sharding`` its share of each one. In a
+    solution, which knows only pieces, ``layers`` are the names of pieces, in any order, and ``name`` is empty.
     """
 
     machines: tuple[str, ...]
@@ -335,24 +336,24 @@ class Stage:
 
     @property
     def machine(self) -> str:
-        """The first, or only one."""
+        """The first or only machine."""
         return self.machines[0]
 
     @cached_property
     def turns(self) -> tuple[int, ...]:
-        """Micro-batch ``s`` is computed on ``machines[turns[s % len(turns)]]``.
+        """The round-robin schedule: ``machines[turns[s % len(turns)]]`` computes micro-batch ``s``.
 
         Raises:
-            ValueError: there are no turns with these shares.
+            ValueError: there is no round-robin schedule with these shares.
         """
         return (0,) if self.sharding else turns_by_share(self.shares)
 
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """What a machine does for one micro-batch, on average where a stage has replicas.
+    """The load of a machine for one micro-batch, on average where a stage has replicas.
 
-    ``compute_seconds`` has contention and the cost of transfers in it, ``share`` is that of the stage's micro-batches.
+    ``compute_seconds`` includes contention and the cost of transfers; ``share`` is that of the stage's micro-batches.
     """
 
     machine: str
@@ -373,10 +374,10 @@ class MachineLoad:
 
 @dataclass(frozen=True)
 class CoresLoad:
-    """What the machines of a plan, and the client, keep busy of ``cores`` that they share, for one micro-batch.
+    """The load of ``cores`` that machines of a plan, and perhaps the client, share, for one micro-batch.
 
-    ``busy_seconds`` are those of one core, so that a period cannot be shorter than ``least_period_seconds``. If all
-    computed at the same time they would want ``wanted_cores``.
+    ``busy_seconds`` are seconds of one core, so the period is at least ``least_period_seconds``. If all machines
+    computed at the same time, they would use ``wanted_cores``.
     """
 
     machines: tuple[str, ...]
@@ -386,7 +387,7 @@ class CoresLoad:
 
     @property
     def oversubscription(self) -> float:
-        """How many times longer than alone computing may take, where all compute at the same time."""
+        """The factor by which computing slows down if all machines compute at the same time; at least 1."""
         return max(1.0, self.wanted_cores / self.cores)
 
     @property
@@ -396,9 +397,9 @@ class CoresLoad:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a set of stages does. ``limiting`` names the machine, link or cores that set the period, and by what.
+    """The performance of a set of stages. ``limiting`` says what sets the period: a machine, link or cores.
 
-    ``shared_cores`` are those of the problem on which anything of the plan runs.
+    ``shared_cores`` are those of the problem that the plan uses.
     """
 
     period_seconds: float
@@ -410,7 +411,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan that lost, or one to compare with: what it is, what it would do, and why it is not the plan."""
+    """A plan that was not chosen, or a baseline: its stages, its period and latency, and ``why`` it was not chosen."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -421,16 +422,16 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Solution:
-    """A plan and its certificate.
+    """A plan, its lower bound and its alternatives.
 
     Attributes:
-        stages: in topological order, replicas with the shares that turns give them.
+        stages: in topological order, replicas with the shares of their round-robin schedules.
         lower_bound_seconds: no plan for this problem has a smaller period (or latency, for that objective), whatever
             shares its replicas have.
-        gap: (value - lower bound) / value; 0 is proven optimal.
-        method: how it was found and proven, in a few words.
-        why_no_more_machines: why the machines that are idle stay so; empty if none is.
-        alternatives: the best few others, best first.
+        gap: optimality gap, (value - lower bound) / value; 0 is proven optimal.
+        method: how the plan and the bound were found, in a few words.
+        why_no_more_machines: why idle machines stay idle; empty if none is.
+        alternatives: the best few other plans, best first.
     """
 
     stages: tuple[Stage, ...]

@@ -1,4 +1,4 @@
-"""A planning problem as a file, and its solution as an answer: JSON, for replaying profiles and for what-if questions.
+"""Planning problems and their solutions as JSON files, for replaying profiles and for what-if questions.
 
     {"objective": "throughput", "replicas": false,
      "machines": [{"name": "machine-0", "memory_bytes": 4e9}],
@@ -6,8 +6,8 @@
      "pieces":   [{"name": "layer-0", "seconds": {"machine-0": 0.01, "machine-1": 0.02}, "weight_bytes": 4000}],
      "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
 
-All else may be left out: what else a machine, piece, edge or the problem can say is in `tvm_split.planner.problem`
-under the same names, such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}]``.
+All other fields are optional. They are the fields of the classes in `tvm_split.planner.problem`, under the same names,
+such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}]``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from tvm_split.planner.problem import Problem, Share, Solution, Stage, faults
 from tvm_split.values import Document, content_of
 
 FASTEST = 1e18
-"""Bytes a second of a link without a limit, as files have them: JSON knows no infinity."""
+"""Bytes per second that a file gives for a link without a limit: JSON has no infinity."""
 
 
 def read_problem_file(path: Path) -> Problem:
-    """The problem in a JSON file; what is null there counts as left out.
+    """The problem in a JSON file; a null value counts as a missing field.
 
     Raises:
-        PlanError: it cannot be read, is no JSON, or says what cannot be: with the file, the line, and what is expected.
+        PlanError: the file cannot be read, is no JSON, or has an invalid value; names the file, the line, and the
+            expected value.
     """
     document = Document.read(path, PlanError, without_nulls=True)
     other = _other_file(document.content)
@@ -46,7 +47,7 @@ def read_problem_file(path: Path) -> Problem:
 
 
 def _other_file(content: Any) -> str:
-    """What a file is that is none of a problem, where it says so; empty where that is not known."""
+    """The kind of a file that holds no problem, if it can be recognised; else an empty text."""
     if not isinstance(content, dict) or "pieces" in content:
         return ""
     if content.get("format") == PLAN_FORMAT:
@@ -73,10 +74,10 @@ class _Answer:
 
 
 def read_solution_file(path: Path) -> tuple[Stage, ...]:
-    """The stages in a file that has what `solution_to_dict` gave.
+    """The stages in a file that holds a result of `solution_to_dict`.
 
     Raises:
-        PlanError: it cannot be read, or is no such answer.
+        PlanError: the file cannot be read, or holds no such result.
     """
     document = Document.read(path, PlanError)
     if isinstance(document.content, dict) and document.content.get("format") == PLAN_FORMAT:
@@ -89,7 +90,7 @@ def read_solution_file(path: Path) -> tuple[Stage, ...]:
 
 
 def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
-    """The answer: stages, prediction and certificate, as JSON can hold it."""
+    """Stages, prediction, lower bound and alternatives of a solution, as values for JSON."""
     evaluation = solution.evaluation
     return {
         "stages": [_stage(problem, stage) for stage in solution.stages],
@@ -120,7 +121,7 @@ def _stage(problem: Problem, stage: Stage) -> dict[str, Any]:
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """The content of a problem file, without what is as usual."""
+    """The content of a problem file, without fields that have their default values."""
     content = content_of(problem)
     for link in content["links"]:
         if math.isinf(link["bytes_per_second"]):

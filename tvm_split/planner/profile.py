@@ -1,4 +1,4 @@
-"""What was measured of a model on the machines of a cluster: what the planner has to know, and not how it is got."""
+"""The profile of a model on a cluster: the measurements that the planner needs, independent of how they are made."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Origin = Literal["measured", "given", "estimated"]
 _Ratio = Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]
 _Speed = Annotated[float, Field(ge=SLOWEST, le=MOST_AMOUNT, allow_inf_nan=False)]
 SHORTEST_SECONDS = 1e-9
-"""Of a piece that computes nothing: without it, one that sends nothing either would have an endless throughput."""
+"""Seconds of a piece that computes nothing; with 0, a piece that sends nothing would have infinite throughput."""
 
 
 @dataclass(frozen=True)
 class ModelPiece:
     """Layers that run in common kernels, so that a cut between them would cost more than a transfer.
 
-    ``name`` is that of its first layer. ``weight_bytes`` as they are prepacked; ``activation_bytes`` is the largest
-    sum of operands and results of one of its kernels.
+    ``name`` is that of its first layer. ``weight_bytes`` is the size of prepacked weights; ``activation_bytes`` is the
+    largest sum of operands and results of one of its kernels.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ModelPiece:
 
 @dataclass(frozen=True)
 class PieceTime:
-    """Seconds of one piece for one micro-batch: by itself, and while the other machines of the host compute as well."""
+    """Seconds of one piece for one micro-batch: alone, and under contention with the other machines of the host."""
 
     seconds: float
     contended_seconds: float
@@ -44,13 +44,13 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class StreamingCost:
-    """What a stream takes from computing, in seconds for every tensor that is sent or received, and as a ratio.
+    """The slowdown of computing in a stream: seconds for every tensor that is sent or received, and a ratio.
 
-    A stage that computes for ``c`` seconds by itself takes ``ratio * c`` while a stream is served, and
-    ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
-    others for plans in which the other machines of its host, and the client if it is there, are busy too: what each
-    end of a tensor takes of the host's cores, the client's included. Nothing, where cores are left over.
-    ``start_seconds`` is what a stage that computes takes longer there, since others had its core and caches before.
+    A stage that computes for ``c`` seconds alone takes ``ratio * c`` in a stream, plus ``transfer_seconds`` for each
+    tensor. The values with ``alone_`` are for a plan of this machine only. The others are for plans in which the other
+    machines of its host, and the client if it is there, are busy too: they include the time of the host's cores that
+    each end of a transfer takes, the client's included. The costs are 0 where there are spare cores.
+    ``start_seconds`` is the additional time of a stage whose core and caches were used by others before it starts.
     """
 
     transfer_seconds: float = 0.0
@@ -63,7 +63,7 @@ class StreamingCost:
 
 @dataclass(frozen=True)
 class Bus:
-    """Between a host's memory and its GPU's: ``latency_seconds + b / bytes_per_second`` for b bytes, either way."""
+    """The bus of a GPU: a copy of b bytes to or from it takes ``latency_seconds + b / bytes_per_second`` seconds."""
 
     bytes_per_second: float
     latency_seconds: float
@@ -71,11 +71,11 @@ class Bus:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """A machine: the model's pieces on it, its ceilings, and what transfers cost its cores.
+    """The profile of a machine: the seconds of the model's pieces, its peaks, and the cost of transfers.
 
-    ``operations_per_second`` (a multiplication and an addition are two) and ``bytes_per_second`` are what the machine
-    reaches at most, measured. ``measured_at`` is in seconds since 1970. ``cores`` are those that it keeps busy while it
-    computes; a GPU none. ``bus`` is what tensors pass besides their link, on the way to a GPU and from it.
+    ``operations_per_second`` (a multiplication and an addition are two) and ``bytes_per_second`` are measured peaks.
+    ``measured_at`` is in seconds since 1970. ``cores`` is the number of cores that are busy while it computes; 0 for a
+    GPU. ``bus`` is the bus that tensors pass, in addition to their link, to and from a GPU.
     """
 
     machine: str
@@ -94,10 +94,11 @@ class MachineProfile:
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """A one-way link between machines, or a machine and the client: ``latency_seconds + b / bytes_per_second``.
+    """A one-way link between machines, or a machine and the client.
 
-    ``transport`` is what carried it while it was measured: ``"grpc"``, ``"shm"``, ``"mpi"``, or ``"nccl"``, which
-    passes no bus of a GPU. Of a link that is given it is empty, but for ``"nccl"``, which then is expected.
+    A transfer of b bytes takes ``latency_seconds + b / bytes_per_second`` seconds. ``transport`` is the one with which
+    the link was measured: ``"grpc"``, ``"shm"``, ``"mpi"``, or ``"nccl"``, which passes no bus of a GPU. For a link
+    that was not measured it is empty, or ``"nccl"`` if that transport will be used.
     """
 
     source: str
@@ -111,10 +112,10 @@ class LinkProfile:
 
 @dataclass(frozen=True)
 class Corrections:
-    """What runs have said of a profile since it was measured.
+    """Corrections of a profile from measurements of runs.
 
-    ``compute_ratios`` as (machine, how many times as long as profiled it computes), ``link_speeds`` as (source,
-    destination, bytes a second).
+    ``compute_ratios`` are (machine, measured by profiled compute time), ``link_speeds`` are (source, destination,
+    bytes per second).
     """
 
     compute_ratios: tuple[tuple[str, _Ratio], ...] = ()
@@ -123,10 +124,10 @@ class Corrections:
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """A model on a cluster. ``model_digest`` says which model and micro-batch size this is for.
+    """The profile of a model on a cluster. ``model_digest`` identifies the model and its micro-batch size.
 
-    ``doubts`` says in words which measurements contradict themselves or each other, although they were repeated.
-    ``corrections`` are in the pieces' times and the links' speeds already. Of machines that are in one of
+    ``doubts`` are messages about measurements that contradict themselves or each other, although they were repeated.
+    ``corrections`` are already included in the pieces' times and the links' speeds. Of machines that are in one of
     ``shared_cores``, no two compute at the same time on the same core.
     """
 
@@ -147,12 +148,12 @@ class ClusterProfile:
 
     @property
     def layer_counts(self) -> dict[str, int]:
-        """Of each piece the number of its layers."""
+        """The number of layers of each piece."""
         return {piece.name: len(piece.layers) for piece in self.pieces}
 
     @property
     def estimated(self) -> frozenset[tuple[str, str]]:
-        """The pieces, and the machines, of which the times were not measured."""
+        """Pairs of a piece and a machine whose time was not measured."""
         return frozenset(
             (name, machine.machine)
             for machine in self.machines
@@ -161,16 +162,16 @@ class ClusterProfile:
         )
 
     def even_seconds(self, machine: MachineProfile) -> float:
-        """What a stage computes on a machine, if all take an even part."""
+        """Seconds of a stage on a machine if every machine gets an equal part of the pieces' time."""
         return math.fsum(each.seconds for each in machine.pieces.values()) / len(self.machines)
 
     @property
     def even_bytes(self) -> float:
-        """What a stage reads and writes then: its weights, and what one of its kernels takes and makes."""
+        """Bytes that such an even stage uses: its part of the weights, and the largest activations of a kernel."""
         weights = sum(each.weight_bytes for each in self.pieces) / len(self.machines)
         return weights + max((each.activation_bytes for each in self.pieces), default=0)
 
     def oversubscription(self, machine: str) -> float:
-        """How many times longer computing takes when all machines of a host do only because its cores are too few."""
+        """The factor by which oversubscribed cores slow down a machine while all machines of its host compute."""
         cores_of = {each.machine: each.cores for each in self.machines}
         return max([1.0, *(each.oversubscription(cores_of) for each in self.shared_cores if machine in each.machines)])

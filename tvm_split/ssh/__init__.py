@@ -1,1 +1,1 @@
-"""Workers that are brought to machines and started there over ssh, and ended again."""
+"""Copy workers to machines over ssh, start them there, and end them."""

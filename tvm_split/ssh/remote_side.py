@@ -1,9 +1,11 @@
-"""The machine's side of `tvm-split up` and `down`: sent there as ``python -c``, so Python's own library is all it has,
-and `rpc_runtime.private_folder`, which is sent along.
+"""The program that `tvm-split up` and `down` run on a machine, sent over ssh as ``python -c``.
 
-A line of JSON on standard input says what is wanted; if the source is, it follows. Standard output has lines of JSON
-behind `MARK`, since login shells write there as well. Whatever is under way ends when standard input does, with what it
-started, and what it had not finished is removed. A worker holds a lock on its folder for as long as it lives.
+So it imports only Python's standard library and `rpc_runtime.private_folder`, which is sent with it.
+
+The request is a line of JSON on standard input; the worker's source follows if this program asks for it. Answers are
+lines of JSON on standard output that begin with `MARK`, since login shells write there as well. When standard input
+ends, the program ends its child process, removes unfinished files, and exits. A worker holds a lock on its folder while
+it lives.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ READY_SECONDS = 60.0
 
 
 class Refusal(Exception):
-    """What keeps the machine from doing what is wanted, in words for its user."""
+    """The reason, for the user, why the machine cannot do what was requested."""
 
 
 def say(event: str, **about: Any) -> None:
     line = MARK + json.dumps({"event": event, **about}) + "\n"
-    with contextlib.suppress(OSError):  # who has gone is noticed at the other end
+    with contextlib.suppress(OSError):  # a caller that has gone is noticed by `_watch`
         os.write(1, line.encode())
 
 
 class Child:
-    """The one process that is under way here; `end` may be called from any thread."""
+    """The one child process that runs at a time; `end` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +62,7 @@ class Child:
             return self._process
 
     def let_go(self) -> None:
-        """It goes on without us."""
+        """Detach the process: it keeps running when this program ends."""
         with self._lock:
             self._process = None
 
@@ -72,7 +74,7 @@ class Child:
 
 
 def stop(process: int, poll: Any) -> None:
-    """Ends a process, gently at first, and its group."""
+    """End a process and its group: SIGTERM first, then SIGKILL after `STOP_SECONDS`."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if poll() is None:
             try:
@@ -94,7 +96,7 @@ class Machine:
         self.child = Child()
         self.unfinished: list[Path] = []
         self.last: deque[str] = deque(maxlen=5)
-        """Of what the worker logged."""
+        """The last lines that the worker logged."""
 
     def up(self, taken: Any) -> None:
         if sys.version_info < OLDEST_PYTHON or sys.platform != "linux":
@@ -103,7 +105,7 @@ class Machine:
                 f"is {sys.version.split()[0]} on {sys.platform}: name another one with python: in the cluster file"
             )
         try:
-            private_folder(self.folder)  # the worker's code is run from here
+            private_folder(self.folder)  # private, since the worker's code is run from here
         except PermissionError as error:
             raise Refusal(
                 f"cannot keep a worker in {self.folder} ({error.strerror}: {error.filename}): repair owner and mode "
@@ -121,7 +123,7 @@ class Machine:
         self._run(self._python(), lock)
 
     def down(self) -> None:
-        """Ends the worker that holds the lock, if there is one, and removes the folder, if that is wanted."""
+        """End this folder's worker, if it runs, and remove the folder, if that is requested."""
         found = self._running()
         if found:
             stop(found, lambda: None if self._running() == found else 0)
@@ -133,7 +135,7 @@ class Machine:
         say("stopped", process=found)
 
     def _running(self) -> int:
-        """The process that is this folder's worker; 0 for none. A number alone may have become another's."""
+        """Return this folder's worker process, or 0. Its command line is checked, since process numbers are reused."""
         try:
             process = int(self.process_file.read_text())
             words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
@@ -142,7 +144,7 @@ class Machine:
         return process if str(self.folder / "blobs").encode() in words else 0
 
     def _take_source(self, taken: Any) -> None:
-        """The worker's own code, by its digest; what an earlier one left goes."""
+        """Receive the worker's source, unless the folder has it by its digest, and remove older sources."""
         self.source = self.folder / f"source-{self.request['digest']}"
         if self.source.is_dir():
             say("known")
@@ -163,7 +165,7 @@ class Machine:
             shutil.rmtree(part, ignore_errors=True)
 
     def _python(self) -> str:
-        """One that has what a worker needs: this one, or one of the folder's own."""
+        """Return a Python with the packages that a worker needs: this one, or that of a virtual environment here."""
         needs = self.request["needs"]
         if all(installed(name) == version for name, version in needs.items()):
             return sys.executable
@@ -240,7 +242,7 @@ class Machine:
             say("line", text=self.last[-1])
 
     def _watch(self) -> None:
-        """Until the caller has gone; then everything ends."""
+        """Wait until the caller closes standard input, then end everything."""
         while os.read(0, 4096):
             pass
         self.leave()
@@ -279,7 +281,7 @@ def main() -> None:
 
 
 def read_line(taken: Any) -> bytes:
-    """Without reading on: what follows is for others."""
+    """Read one line byte by byte, since a buffered reader would take what follows as well."""
     line = b""
     while not line.endswith(b"\n"):
         part = taken.read(1)
@@ -290,7 +292,7 @@ def read_line(taken: Any) -> bytes:
 
 
 class Unbuffered:
-    """Reads what it is asked for, and no more."""
+    """A reader that reads no more bytes than requested."""
 
     def __init__(self, taken: Any) -> None:
         self._taken = taken

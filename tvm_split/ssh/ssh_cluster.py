@@ -1,4 +1,4 @@
-"""All machines of a cluster file that ssh reaches: brought up together, and ended together."""
+"""Start and end the workers of all machines of a cluster file that have ssh access."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ REACH_SECONDS = 10.0
 
 
 class SshCluster(Closing):
-    """The workers of a cluster's machines with ``ssh``, started; all of them answer. A context manager.
+    """The started and answering workers of a cluster's machines with ``ssh``. A context manager.
 
-    They end with it, with this process, or with the connection, unless ``detach``: then nothing keeps them but
-    themselves, and `stop_workers` ends them. ``on_line`` gets a machine's name and a line of what it says.
-    ``require_fit`` raises a `ClusterError` if what answers for a machine is not the worker that is meant.
+    They end with this object, with this process, or with the connection. With ``detach`` they keep running until
+    `stop_workers`. ``on_line`` gets a machine's name and a line of its output. ``require_fit`` raises a `ClusterError`
+    if the worker that answers is not the machine's.
 
     Raises:
-        ClusterError: no machine has ``ssh``, or one does not fit.
-        TvmSplitError: of the first machine that does not come up; those of the others that did have ended again.
+        ClusterError: no machine has ``ssh``, or a worker is not the machine's.
+        TvmSplitError: the error of the first machine that does not start; the workers of the others have been ended.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SshCluster(Closing):
         machines = reached_by_ssh(cluster)
         self._workers = [SshWorker(each, on_line) for each in machines]
         self._detached: list[Machine] = []
-        """Whose workers go on without us, while others are still starting."""
+        """Machines whose workers are detached already, while others are still starting."""
         before_end(self, self.close)
         source = worker_source()
 
@@ -63,11 +63,11 @@ class SshCluster(Closing):
             self.close()
 
     def wait(self) -> None:
-        """Until one of the workers ends, which is an error: always raises."""
+        """Wait until one of the workers ends, which is an error: always raises."""
         _all(self._workers, SshWorker.wait)
 
     def close(self) -> None:
-        """Ends all workers that are not detached; returns when they are gone. May be called again."""
+        """End all workers that are not detached, and return when they have ended. May be called again."""
         cleared(self)
         threads = [threading.Thread(target=each.close) for each in self._workers]
         for thread in threads:
@@ -75,21 +75,21 @@ class SshCluster(Closing):
         for thread in threads:
             thread.join()
         started, self._detached = self._detached, []
-        with contextlib.suppress(TvmSplitError):  # what failed before says why
+        with contextlib.suppress(TvmSplitError):  # the error that led here is the one to report
             _stop_all(started, remove=False)
 
 
 def stop_workers(cluster: Cluster, remove: bool) -> dict[str, int]:
-    """End the workers that `SshCluster` started, here or elsewhere: the process of each by its machine, 0 for none.
+    """End the workers that any process started with `SshCluster`; return their process numbers by machine, 0 for none.
 
     Raises:
-        TvmSplitError: a machine cannot be reached, or its worker does not end; those of the others have ended.
+        TvmSplitError: a machine cannot be reached, or its worker does not end; the workers of the others have ended.
     """
     return _stop_all(reached_by_ssh(cluster), remove)
 
 
 def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
-    """Raises the first error when all that can be ended have ended."""
+    """End the machines' workers; raise the first error after all others have ended."""
     found: dict[str, int] = {}
     errors: list[TvmSplitError] = []
 
@@ -107,7 +107,7 @@ def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
 
 
 def reached_by_ssh(cluster: Cluster) -> list[Machine]:
-    """Raises `ClusterError` if there is none."""
+    """Return the machines with ssh access. Raises `ClusterError` if there is none."""
     machines = [each for each in cluster.machines if each.ssh is not None]
     if not machines:
         raise ClusterError("no machine of the cluster file has ssh:, which says how to reach it")
@@ -125,7 +125,7 @@ def _answer(worker: SshWorker) -> WorkerDescription:
 
 
 def _all(workers: Iterable[SshWorker], act: Callable[[SshWorker], None]) -> None:
-    """One thread each; raises the first error as soon as it comes."""
+    """Call ``act`` for all workers in threads, at most `AT_ONCE`; raise the first error as soon as it occurs."""
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         started: list[Future[None]] = [pool.submit(act, each) for each in workers]

@@ -1,6 +1,6 @@
-"""One worker on a machine that ssh reaches: copied, installed, started, heard, ended.
+"""Install, start and end one worker on a machine over ssh.
 
-OpenSSH does the connecting, as its user has configured it: names, ports, keys, jump hosts. It may not ask anything.
+OpenSSH connects with its user's configuration: names, ports, keys, jump hosts. It runs without prompts.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tvm_split.ssh import remote_side
 from tvm_split.worker_kit.worker_source import WorkerSource
 
 SSH_VARIABLE = "TVM_SPLIT_SSH"
-"""What is called instead of ``ssh``, with options, as git has GIT_SSH_COMMAND."""
+"""The environment variable with the command, and its options, to run instead of ``ssh``, like GIT_SSH_COMMAND."""
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 30.0
-"""For the first word of the machine, and for one between which nothing takes long."""
+"""The time limit for the machine's first answer, and for every answer that needs no long work."""
 INSTALL_SECONDS = 1200.0
 SILENT_END_SECONDS = 1.0
-"""For ssh alone: where nobody has said a word, nothing runs that would have to end first."""
+"""The time limit for ssh to end if the machine has not answered yet, so that nothing runs there."""
 END_SECONDS = remote_side.STOP_SECONDS + 5.0
 MOST_LINES_KEPT = 5
 _END = None
 
 
 class SshWorker(Closing):
-    """A connection to one machine, and what runs there because of it. Thread-safe.
+    """A connection to one machine and the worker that it starts there. Thread-safe.
 
-    ``on_line`` gets what the machine says while it installs, and what its worker logs.
+    ``on_line`` gets the machine's name and each line of the installation's output and of the worker's log.
     """
 
     def __init__(self, machine: Machine, on_line: Callable[[str, str], None]) -> None:
@@ -64,12 +64,12 @@ class SshWorker(Closing):
         self._heard = False
 
     def start(self, source: WorkerSource, detach: bool) -> int:
-        """Returns the worker's process on its machine when it listens.
+        """Start the worker and return its process number on the machine once it listens.
 
         Raises:
-            WorkerUnavailableError: ssh does not get through.
-            WorkerError: the machine refuses, or installing or starting fails; says why.
-            DeadlineError: it says nothing for too long.
+            WorkerUnavailableError: ssh cannot connect.
+            WorkerError: the machine refuses, or installing or starting fails; the message says why.
+            DeadlineError: the machine does not answer in time.
         """
         self._connect()
         self._send({**self._request("up"), "detach": detach, "digest": source.digest, "needs": source.needs})
@@ -90,18 +90,19 @@ class SshWorker(Closing):
                 seconds = remote_side.READY_SECONDS + ANSWER_SECONDS
 
     def wait(self) -> None:
-        """Until the worker ends, which it is not meant to: always raises.
+        """Wait until the worker ends, which is an error: always raises.
 
         Raises:
-            WorkerError: it ended. WorkerUnavailableError: the connection did.
+            WorkerError: the worker ended.
+            WorkerUnavailableError: the connection ended.
         """
         while True:
             self._next(None)
 
     def stop(self, remove: bool) -> int:
-        """Ends the worker that was started in the machine's folder, with its folder if ``remove``.
+        """End the worker that was started in the machine's folder; with ``remove``, delete the folder too.
 
-        Returns its process; 0 if there was none.
+        Returns the worker's process number; 0 if none ran.
         """
         self._connect()
         self._send({**self._request("down"), "remove": remove})
@@ -111,7 +112,7 @@ class SshWorker(Closing):
                 return int(event["process"])
 
     def close(self) -> None:
-        """Ends the connection, and with it what runs there, unless it was detached. May be called again."""
+        """End the connection, and with it the worker unless it was detached. May be called again."""
         with self._lock:
             self._closed = True
             process, own = self._process, self._socket
@@ -145,12 +146,12 @@ class SshWorker(Closing):
             if self._closed:
                 raise WorkerUnavailableError("it is ended already")
             try:
-                self._process = subprocess.Popen(  # noqa: S603 (no shell here; there, what is quoted)
+                self._process = subprocess.Popen(  # noqa: S603 (no shell here; quoted for the shell there)
                     [*command, *options, "--", self._access.destination, remote],
                     stdin=other.fileno(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C is for this process, which then ends what runs there
+                    start_new_session=True,  # Ctrl-C goes to this process only, which then ends the worker
                 )
             except OSError as error:
                 raise WorkerUnavailableError(f"cannot run {command[0]}: {error.strerror}") from error
@@ -180,7 +181,7 @@ class SshWorker(Closing):
         self._said = [*self._said[1 - MOST_LINES_KEPT :], cleaned(text)]
 
     def _next(self, seconds: float | None) -> dict[str, Any]:
-        """The next event that is no line, which comes within ``seconds``; lines are handed on."""
+        """Return the next event other than a line, within ``seconds``; lines are passed to ``on_line``."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             try:
@@ -198,8 +199,8 @@ class SshWorker(Closing):
 
     def _ended(self) -> TvmSplitError:
         code = None if self._process is None else self._process.wait()
-        self._errors.join(SILENT_END_SECONDS)  # it has ended, and its last words may still be on their way
-        if code == 255:  # ssh's own
+        self._errors.join(SILENT_END_SECONDS)  # ssh has ended, but its last output may not be read yet
+        if code == 255:  # ssh's code for its own errors
             return WorkerUnavailableError(f"{self._where()} cannot be reached{self._quoted()}")
         return WorkerError(f"{self._where()}: {self._access.python} ended with {code}{self._quoted()}")
 
@@ -212,7 +213,7 @@ class SshWorker(Closing):
                 self._socket.settimeout(INSTALL_SECONDS)
                 self._socket.sendall(data)
         except OSError:
-            pass  # what became of the other side is read from it
+            pass  # the reading threads report why the other side ended
 
     def _where(self) -> str:
         return f"machine {self.machine.name!r} (ssh {self._access.destination})"
@@ -222,7 +223,7 @@ class SshWorker(Closing):
 
 
 def _script() -> str:
-    """`remote_side` as a program, with the one module of this project that it imports."""
+    """Return `remote_side` as a program, with the one module of this project that it imports."""
     module = private_folder.__name__
     sent, main = (Path(str(each.__file__)).read_text(encoding="utf-8") for each in (private_folder, remote_side))
     return (
@@ -232,7 +233,7 @@ def _script() -> str:
 
 
 def ssh_command() -> list[str]:
-    """What is called as ssh, with its own options. Raises ClusterError if the variable is no line of a shell."""
+    """Return the ssh command with its options. Raises ClusterError if `SSH_VARIABLE` is no valid shell line."""
     line = os.environ.get(SSH_VARIABLE, "")
     try:
         return shlex.split(line) or ["ssh"]
@@ -242,6 +243,6 @@ def ssh_command() -> list[str]:
 
 
 def _folder_name(machine: str) -> str:
-    """One that any file system takes, and that no other machine's name has."""
+    """Return a folder name that is valid on any file system and unique for the machine's name."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", machine)[:40]
     return f"{plain}-{hashlib.sha256(machine.encode()).hexdigest()[:8]}"

@@ -1,1 +1,1 @@
-"""What a worker runs from, to be brought to a machine: its own files over ssh, or a kit with all that it imports."""
+"""Pack a worker for another machine: its own source files for ssh, or a kit with all packages that it imports."""

@@ -1,4 +1,4 @@
-"""Packages with their files, as they are installed here, or as pip gets them for another Python or processor."""
+"""Find packages with their files: installed here, or downloaded by pip for another Python or processor."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from tvm_split.errors import KitError
 
 NEWEST_GLIBC_MINOR, OLDEST_GLIBC_MINOR = 28, 5
-"""Wheels for an older glibc run with a newer one. These are of 2018 and 2006."""
+"""Minor versions of glibc 2 for which wheels are accepted, from 2018 and 2006; older wheels run with a newer glibc."""
 DOWNLOAD_SECONDS = 1200.0
 
 
 @dataclass(frozen=True)
 class Platform:
-    """A Python, such as (3, 12), and a processor as ``platform.machine()`` names it, under Linux with glibc."""
+    """A Python version, such as (3, 12), and a processor as ``platform.machine()`` names it; Linux with glibc."""
 
     python: tuple[int, int]
     architecture: str
 
     @property
     def system_tags(self) -> list[str]:
-        """As wheels name what they run on."""
+        """The platform tags of wheels that run on this platform, the newest glibc first."""
         minors = range(NEWEST_GLIBC_MINOR, OLDEST_GLIBC_MINOR - 1, -1)
         names = [f"manylinux_2_{minor}" for minor in minors]
         return [f"{name}_{self.architecture}" for name in (*names, "manylinux2014", "manylinux2010", "manylinux1")]
 
     @property
     def tags(self) -> frozenset[Tag]:
-        """Of all wheels that run there."""
+        """The full tags of all wheels that run on this platform."""
         systems = [*self.system_tags, f"linux_{self.architecture}"]
         interpreter = f"cp{self.python[0]}{self.python[1]}"
         return frozenset(
@@ -48,7 +48,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A package: its files by their names in a wheel, and the minor number of the oldest glibc 2 that it runs with."""
+    """A package, with its files by their paths in a wheel and the minor version of the oldest glibc 2 it runs with."""
 
     name: str
     version: str
@@ -57,7 +57,7 @@ class Distribution:
 
 
 def installed_for(name: str, versions: str, platform: Platform) -> Distribution | None:
-    """A package as it is installed here, if in one of these versions (``==1.2.3``), and for the platform too."""
+    """Return a package installed here if its version fits ``versions`` (``==1.2.3``) and it runs on the platform."""
     try:
         found = metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -71,10 +71,10 @@ def installed_for(name: str, versions: str, platform: Platform) -> Distribution 
 
 
 def downloaded(wanted: Mapping[str, str], platform: Platform, folder: Path) -> Iterator[Distribution]:
-    """Packages by the versions that will do (``==1.2.3``), got by pip and unpacked in ``folder``.
+    """Download packages with pip and unpack them in ``folder``; ``wanted`` maps names to versions (``==1.2.3``).
 
     Raises:
-        KitError: pip does not get them; says why.
+        KitError: pip cannot download them; the message says why.
     """
     version = f"{platform.python[0]}.{platform.python[1]}"
     short = version.replace(".", "")
@@ -117,7 +117,7 @@ def _each(option: str, values: Iterable[str]) -> list[str]:
 
 
 def _glibc_minor(tags: Iterable[Tag]) -> int:
-    """Of the oldest glibc that a wheel says it runs with; 0 where it asks for none."""
+    """Return the minor version of the oldest glibc 2 that a wheel's tags allow; 0 if they require none."""
     older = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
     found = []
     for tag in tags:

@@ -1,10 +1,10 @@
-"""A kit: all that a worker runs from on a machine with a plain Python, as a folder or a tar file.
+"""Write a kit: a folder or tar file with everything that a worker needs on a machine with a plain Python.
 
-worker          starts it, with the Python that it finds
-__main__.py     the same for a Python that is named: ``python FOLDER``
-start.py        what that runs, in the right Python
-kit.json        which Python, processor and device it is for, and the versions of what is in it
-packages/       the worker's own files, and of every package that it imports those that it needs
+worker          starts the worker with a suitable Python that it finds
+__main__.py     starts it with a given Python: ``python FOLDER``
+start.py        is run by ``__main__.py`` if the Python version fits
+kit.json        the kit's Python, processor and device, and the versions of its packages
+packages/       the worker's own files, and the needed files of every package that it imports
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ REMOVALS = 50
 FORMAT = "tvm-split worker kit"
 OWN = "tvm-split"
 ALSO = ("typing_extensions",)
-"""What packages that a worker needs import themselves, beyond those."""
+"""Packages that a worker imports only indirectly, through its other packages."""
 CUDA_PACKAGE, CUDA_VERSIONS = "nvidia-cuda-runtime", "==13.0.*"
-"""Of the major version that TVM's library asks for by its name, the one that serves the oldest drivers."""
+"""The CUDA runtime: TVM's library requires its major version; this minor version supports the oldest drivers."""
 GZIP_LEVEL = 6
-"""As ``gzip`` has it by itself: 9, which is tarfile's, takes three times as long for files that are 0.7 % smaller."""
+"""The default of ``gzip``; 9, tarfile's default, takes three times as long for files that are 0.7 % smaller."""
 COMPRESSIONS = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.bz2": "bz2", ".tar.xz": "xz", ".txz": "xz"}
 _STARTER = """#!/bin/sh
 # Starts the worker with the Python in $PYTHON, else with the first of the version that it was packed for.
@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class KitPart:
-    """A package in a kit, with the bytes of its files there."""
+    """A package in a kit, with the size of its files there."""
 
     name: str
     version: str
@@ -87,7 +87,7 @@ class KitPart:
 
 @dataclass(frozen=True)
 class WorkerKit:
-    """A kit that was written to ``path``: a folder, or a tar file of ``packed_bytes`` that has it as ``folder``."""
+    """A kit at ``path``: a folder, or a tar file of ``packed_bytes`` that contains it as ``folder``."""
 
     path: Path
     folder: str
@@ -99,18 +99,18 @@ class WorkerKit:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files, as they lie on the machine's disk."""
+        """The size of all files, unpacked."""
         return sum(part.size_bytes for part in self.parts)
 
 
 def write_kit(output: Path, device: str, platform: Platform, on_progress: StepProgress | None = None) -> WorkerKit:
-    """Write a kit for a device (``"cpu"`` or ``"cuda"``) to a new folder, or tar file by the ending of ``output``.
+    """Write a kit for a device (``"cpu"`` or ``"cuda"``) to a new folder or, by the suffix of ``output``, tar file.
 
-    What is installed here goes into it; pip gets what another Python or processor has in another form. Nothing is left
-    behind where it fails.
+    Packages installed here are copied if they fit the platform; otherwise pip downloads them. If this fails, it leaves
+    no files behind.
 
     Raises:
-        KitError: the output exists or cannot be written, a package is not to be had, or lacks a library.
+        KitError: the output exists or cannot be written, a package cannot be downloaded, or it lacks a library.
     """
     report = on_progress or (lambda what, done, steps: None)
     name, compression = _form(output)
@@ -149,13 +149,13 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
 
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
-    """A folder on the same file system, which goes however this ends but by a kill."""
+    """Yield a temporary folder on the output's file system; it is removed at the end, except after SIGKILL."""
     folder = output.absolute().parent / f".tvm-split-kit-{secrets.token_hex(8)}"
-    before_end(folder, partial(_remove, folder))  # before it is there, so that there is no moment between
+    before_end(folder, partial(_remove, folder))  # before it exists, so that a signal never leaves it behind
     try:
         try:
             folder.mkdir(mode=0o700)
-        except OSError as error:  # a folder of the system's, such as /proc, where none is made
+        except OSError as error:  # for example below /proc, where no folder can be made
             raise KitError(f"{output} cannot be written: {output.absolute().parent}: {error.strerror}") from None
         yield folder
     finally:
@@ -164,7 +164,7 @@ def _beside(output: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Also while somebody writes there, who fails once it is gone."""
+    """Remove a folder, with retries, since another thread may still write there; it fails once the folder is gone."""
     for _ in range(REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -173,7 +173,7 @@ def _remove(folder: Path) -> None:
 
 
 def _form(output: Path) -> tuple[str, str | None]:
-    """The name of the folder, and how it is compressed in a tar file; None without one."""
+    """Return the folder's name and the tar file's compression; None for a plain folder."""
     for ending, compression in COMPRESSIONS.items():
         if output.name == ending:
             raise KitError(f"{output}: a kit has a name before {ending}")
@@ -261,7 +261,7 @@ def _require_libraries(folder: Path, device: str, platform: Platform) -> None:
 
 
 def _pack(folder: Path, packed: Path, compression: str) -> None:
-    """With equal bytes for equal contents, whoever packs them and when."""
+    """Write a tar file whose uncompressed bytes depend only on the contents, not on user or time."""
     level = {"compresslevel": GZIP_LEVEL} if compression == "gz" else {}
     with tarfile.open(packed, f"w:{compression}", **level) as written:  # type: ignore[call-overload]
         for path in sorted(folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""Of each package that a worker imports, the files that it needs there: pure rules on names of files."""
+"""Choose, by file names alone, the files that a worker needs of each package that it imports."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Sequence
 
 TVM_RUNTIME = "libtvm_runtime.so", "libtvm_runtime_extra.so"
-"""The second one serves tuning (`rpc_runtime.worker.tuning_process`)."""
+"""TVM's runtime libraries; the second one is for tuning (`rpc_runtime.worker.tuning_process`)."""
 TVM_CUDA_RUNTIME = "libtvm_runtime_cuda.so"
 CUDA_RUNTIME = "libcudart.so"
 
 _LICENCE = r"[^/]+\.dist-info/(METADATA|licenses/.*|LICEN[SC]E.*|NOTICE.*)"
 _NOBODYS = r"(^|/)(tests?|testing|include)/|\.(pyi|pxd|pyx|pxi|h|hpp|a|pyc|typed)$"
-"""What only those read who compile or test the package."""
+"""Files that are used only to compile or test a package."""
 
 _ONLY: dict[str, Sequence[str]] = {
-    # What `runtime_alone` imports, and the packages around it, which it enters without running them.
+    # The modules that `runtime_alone` imports, and their parent packages, whose code it does not run.
     "apache-tvm": (
         r"tvm/(__init__|_version|base|error|libinfo)\.py",
         r"tvm/(runtime|rpc)/.*\.py",
@@ -27,7 +27,7 @@ _ONLY: dict[str, Sequence[str]] = {
 _NOT: dict[str, Sequence[str]] = {
     "apache-tvm-ffi": (r"tvm_ffi/(3rdparty|cython|share|src|stub)/.*",),
     "numpy": (r"numpy/(doc|f2py|typing|_pyinstaller)/.*", r"numpy/_core/_(\w+_tests|simd)\..*"),
-    "zstandard": (r"zstandard/_cffi\..*",),  # it is used by interpreters other than CPython
+    "zstandard": (r"zstandard/_cffi\..*",),  # only for interpreters other than CPython
 }
 
 
@@ -51,7 +51,7 @@ def is_needed(package: str, name: str, device: str) -> bool:
 
 
 def place_of(package: str, name: str) -> str:
-    """Where a file lies in the kit's folder of packages: as in a wheel, and CUDA's library where TVM's finds it."""
+    """Return a file's path in the kit's ``packages``: as in a wheel, but CUDA's library where TVM's finds it."""
     if package == "nvidia-cuda-runtime" and name.startswith("nvidia/"):
         return f"tvm/lib/{name.rpartition('/')[2]}"
     return name

@@ -1,6 +1,6 @@
-"""Starts the worker of this folder: ``python FOLDER --listen HOST:PORT``, with a Python that has nothing installed.
+"""Start the worker of this kit: ``python FOLDER --listen HOST:PORT``, with a Python without installed packages.
 
-It is what the ``__main__`` of a kit runs, which has looked at the version of Python.
+A kit's ``__main__`` runs this module after it has checked the version of Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def problem_of(kit: dict[str, Any], architecture: str, system: str, glibc: str) -> str:
-    """Why a kit does not run here, and what to do; empty if it does. An unknown ``glibc`` is empty."""
+    """Return why a kit does not run here and what to do; empty if it runs. ``glibc`` is empty if unknown."""
     parts = glibc.split(".")
     if system != "linux":
         return f"a worker runs on Linux, and this is {system}"
@@ -25,14 +25,14 @@ def problem_of(kit: dict[str, Any], architecture: str, system: str, glibc: str) 
 
 
 def main() -> int:
-    """What the worker's process returns; 1 where it cannot run here."""
+    """Run the worker and return its exit code; 1 if the kit cannot run here."""
     here = Path(__file__).resolve().parent
     kit = json.loads((here / "kit.json").read_text(encoding="utf-8"))
     problem = problem_of(kit, platform.machine(), sys.platform, platform.libc_ver()[1])
     if problem:
         sys.stderr.write(f"error: {problem}\n")
         return 1
-    # Nothing of what is installed beside this Python: other versions would be found in the places of ours.
+    # Hide the packages installed for this Python: other versions could be imported instead of the kit's.
     others = [each for each in sys.path[1:] if not each.endswith(("site-packages", "dist-packages"))]
     sys.path[:] = [str(here / "packages"), *others]
     from rpc_runtime.result_stream import take_stdout

@@ -1,4 +1,4 @@
-"""The worker as it is sent to a machine: the files it runs from, and the versions of what it imports."""
+"""The worker's source for another machine, and the versions of the packages that it imports."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NEEDED = (
     "protobuf",
 )
 IF_HERE = ("lz4", "zstandard")
-"""For links with codecs."""
+"""Packages for the codecs of links, included if they are installed here."""
 
 
 @dataclass(frozen=True)
 class WorkerSource:
-    """A tar file, gzipped, its ``digest``, and the packages with their versions, as they are installed here."""
+    """The worker's files as a gzipped tar file, its ``digest``, and the versions of the packages it needs."""
 
     packed: bytes
     digest: str
@@ -35,7 +35,7 @@ class WorkerSource:
 
 
 def worker_source() -> WorkerSource:
-    """Of this very installation: what is deployed to it has to fit."""
+    """Return the source of this installation, since a worker must fit the client that deploys to it."""
     contents = {name: path.read_bytes() for name, path in sorted(own_files().items())}
     digest = hashlib.sha256()
     written = io.BytesIO()
@@ -49,7 +49,7 @@ def worker_source() -> WorkerSource:
 
 
 def needed_versions() -> dict[str, str]:
-    """The packages that a worker imports, in the versions that are installed here."""
+    """Return the packages that a worker imports, with the versions installed here."""
     needs = {name: metadata.version(name) for name in NEEDED}
     for name in IF_HERE:
         try:
@@ -60,6 +60,6 @@ def needed_versions() -> dict[str, str]:
 
 
 def own_files() -> dict[str, Path]:
-    """The worker's own files, by where they lie in the folder that it is imported from."""
+    """Return the worker's own files by their paths relative to the folder that it is imported from."""
     root = Path(rpc_runtime.__file__).parent.parent
     return {str(path.relative_to(root)): path for path in (root / "rpc_runtime").rglob("*.py")}

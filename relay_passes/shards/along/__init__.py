@@ -1,1 +1,1 @@
-"""Operators along an axis on which their tensors are split: what a part of a result needs, and how it is computed."""
+"""Rules for operators whose tensors are split along an axis: what a part of a result reads, and how it is computed."""

@@ -1,7 +1,7 @@
-"""Operators that compute each index of the split axis by itself, and those that reduce it.
+"""Operators that compute each index of the split axis independently, and operators that reduce it.
 
-Elementwise operators broadcast: of an operand without the axis, or of length 1 there, each machine needs the whole.
-Softmax, norms and cumulated sums do so along other axes. What is reduced over the axis is a `Total`.
+Elementwise operators broadcast: each machine needs the whole of an operand that lacks the axis or has length 1 there.
+Softmax, norms and cumulative sums must compute over other axes. A reduction over the split axis is a `Total`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEVERAL = (
 )
 ELEMENTWISE = frozenset(f"relax.{name}" for names in (_UNARY, _SEVERAL) for name in names.split())
 
-# The attribute with the axes that an operator computes over; the result has the operand's shape.
+# Operator → the attributes with the axes it computes over. The result has the operand's shape.
 NORMALISED_AXES = {
     "relax.nn.softmax": ("axis",),
     "relax.nn.log_softmax": ("axis",),
@@ -53,7 +53,7 @@ def elementwise(operation: Operation) -> Along:
     (axis,) = axes
     length = operation.shape[axis]
     places = [axis - rank + len(each.shape) for each in operation.operands]
-    # Of an operand that is split but has one index, all machines need that one.
+    # If a split operand has one index, all machines need that index.
     single = [place >= 0 and each.shape[place] < length for place, each in zip(places, operation.operands, strict=True)]
     operand_axes = tuple(
         None if place < 0 or (one and each.axis is None) else place
@@ -87,7 +87,7 @@ def normalised(operation: Operation) -> Along:
 
 
 def tuple_field(operation: Operation) -> Along:
-    """Of a batch norm or dropout only the first field is the split result; all of a split's are."""
+    """Return the rule of a tuple's field; a batch norm's statistics are refused."""
     axis = operation.only_first()
     if len(operation.shape) != len(operation.operands[0].shape):
         raise operation.refused("it is no image of the tuple but statistics")
@@ -122,7 +122,10 @@ def reduced(operation: Operation) -> Along | Total:
 
 
 def adaptive_pool(operation: Operation) -> Along | Total:
-    """An average of all pixels is a sum in parts; others have windows of several lengths."""
+    """Return the rule of an adaptive average pool.
+
+    A mean of all pixels is a sum of parts. Other sizes have windows of several lengths, and are refused.
+    """
     axis, layout = operation.only_first(), str(operation.expression.attrs.layout)
     if layout[axis] in "NC":
         return same_range(operation, axis, (axis,))
@@ -140,7 +143,7 @@ def adaptive_pool(operation: Operation) -> Along | Total:
 
 
 def attention(operation: Operation) -> Along:
-    """``relax.nn.attention`` of [batch, tokens, heads, width] operands: each item of a batch by itself."""
+    """Return the rule of ``relax.nn.attention`` on [batch, tokens, heads, width] operands; only a batch is split."""
     axes = tuple(each.axis for each in operation.operands)
     if any(each not in (0, None) for each in axes[:3]) or 0 not in axes[:3]:
         raise operation.refused("only a batch is split")

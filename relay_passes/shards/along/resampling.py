@@ -1,8 +1,8 @@
-"""Operators that take the indices of the split axis from a table: images that are scaled, or padded by reflection.
+"""Operators that read the indices of the split axis from a table: image scaling, and padding by reflection.
 
-The frontends write most of them as ``take`` with constant indices, or as a product with a constant matrix that has the
-weights of an interpolation; a part then has a part of the table. A ``resize2d`` finds its coordinates from the lengths
-of what it reads, so it would find others on a part: it is written in that same way, with the coordinates of the whole.
+The frontends write most of them as ``take`` with constant indices, or as a product with a constant matrix of
+interpolation weights. A part then has a part of the table. A ``resize2d`` computes its coordinates from the length of
+its operand, which would be wrong on a part. So it is rewritten with such a table, from the whole image's coordinates.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def take(operation: Operation) -> Along:
 
 
 def interpolation(operation: Operation) -> Along:
-    """A product whose contracted axis is split: of a constant matrix only the weights that are not 0 need anything."""
+    """Return the rule of a product with a constant matrix whose contracted axis is split.
+
+    Only the indices whose weights are not 0 are read.
+    """
     left, right = operation.operands
     rank = len(operation.shape)
     weights, data = (left, right) if left.axis is None else (right, left)
@@ -119,19 +122,19 @@ def _by_weights(operation: Operation, axis: int, matrices: Sequence[Table]) -> A
 
 
 def _places(table: Table, wanted: Range) -> Range:
-    """Between which indices those lie that a table has at ``wanted``."""
+    """Return the range that covers the table's entries at ``wanted``."""
     places = table[slice(*wanted)]
     return int(places.min()), int(places.max()) + 1
 
 
 def _span(matrix: Table, wanted: Range) -> Range:
-    """The columns between which the rows ``wanted`` of a matrix are not 0."""
+    """Return the range of columns outside which the rows ``wanted`` of a matrix are 0."""
     used = np.flatnonzero(np.any(matrix[slice(*wanted)] != 0, axis=0))
     return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
 
 
 def _coordinates(operation: Operation, length: int, target: int) -> Table:
-    """Where each index of the result lies in the operand, in float32 as TVM's kernel computes it."""
+    """Return the operand's coordinate for each index of the result, in float32 as TVM's kernel computes it."""
     mode = str(operation.expression.attrs.coordinate_transformation_mode)
     places, half = np.arange(target, dtype=np.float32), np.float32(0.5)
     scale = np.float32(length) / np.float32(target)
@@ -169,7 +172,7 @@ def _nearest(operation: Operation, coordinates: Table) -> Table:
 
 
 def _linear(coordinates: Table, length: int) -> Table:
-    """Row by row the weights of a linear interpolation, of indices that are limited to those there are."""
+    """Return the weights of a linear interpolation, one row per index of the result; indices are clipped."""
     lower = np.floor(coordinates)
     weight = coordinates - lower
     matrix = np.zeros((len(coordinates), length), np.float32)

@@ -1,7 +1,7 @@
-"""What a rule says about an operator whose operands are split along an axis.
+"""Results of the rules for an operator whose operands are split along an axis.
 
-*Along*: each range of the result's indices is computed from a range of each operand's. *Total*: the axis is reduced, so
-every part of the operand gives a summand (or a maximum), and the whole result is made of all of them.
+*Along*: each range of the result's indices is computed from a range of each operand's indices. *Total*: the operator
+reduces the axis. Each part of the operand gives a partial result (sum or maximum); all of them give the whole result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from relay_passes.rewrite import operator_name
 from relay_passes.shards.region import ShardError
 
 Range = tuple[int, int]
-"""Indices of an axis from the first up to, and without, the second."""
+"""A half-open range of an axis's indices: (first, end)."""
 
 Emit = Callable[[relax.Expr], relax.Var]
-"""Binds what a rule computes on its way."""
+"""Binds an intermediate expression of a rule to a variable and returns the variable."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an operation reads; ``axis`` is the one it is split along, None if every machine has it whole."""
+    """A tensor that an operation reads; ``axis`` is the axis it is split along, None if every machine has it whole."""
 
     expression: relax.Expr
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a variable is bound to, with its tensor operands in order; ``shape`` is that of its first result."""
+    """The operation that a variable is bound to, with its tensor operands; ``shape`` is that of its first result."""
 
     name: str
     expression: relax.Expr
@@ -50,7 +50,7 @@ class Operation:
         return ShardError(f"{self.name!r} ({self.operator}) cannot be split along {self.axis_name}: {reason}; {hint}")
 
     def only_first(self) -> int:
-        """The axis of the first operand, where no other may be split."""
+        """Return the axis of the first operand; raise `ShardError` unless it alone is split."""
         first, *others = self.operands
         if first.axis is None or any(each.axis is not None for each in others):
             raise self.refused("it reads a split tensor in another place than the first")
@@ -59,11 +59,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Along:
-    """A result that is split along ``axis``.
+    """The rule of a result that is split along ``axis``.
 
-    ``operand_axes`` has the axis of each operand of which ``needs`` gives a range for a range of the result (None if
-    nothing), None for one that is read whole. ``write`` computes a range of the result from exactly these. A result
-    is ``local`` if each of its ranges needs the same range of its operands.
+    ``operand_axes`` has each operand's axis, None for an operand that is read whole. ``needs`` maps a range of the
+    result to the range of each operand, None if nothing is read. ``write`` computes a range of the result from exactly
+    these. A result is ``local`` if each of its ranges needs the same range of its operands.
     """
 
     axis: int
@@ -75,10 +75,10 @@ class Along:
 
 @dataclass(frozen=True)
 class Total:
-    """A result that is reduced over the axis of the first operand, the only one.
+    """The rule of a result that is reduced over the split axis of its only operand.
 
-    ``write`` computes what a range of the operand gives, ``combine`` puts two such together, and ``finish`` makes the
-    result of them all.
+    ``write`` computes the partial result of a range of the operand, ``combine`` combines two partial results, and
+    ``finish`` computes the result from the combination of all.
     """
 
     write: Callable[[relax.Expr, Emit], relax.Expr]
@@ -87,7 +87,7 @@ class Total:
 
 
 def same_range(operation: Operation, axis: int, operand_axes: tuple[int | None, ...]) -> Along:
-    """The rule of an operation that is written on parts as it is on the whole."""
+    """Return the rule of an operation that is written for parts as for whole values."""
     expression = operation.expression
 
     def needs(wanted: Range) -> tuple[Range | None, ...]:
@@ -100,7 +100,7 @@ def same_range(operation: Operation, axis: int, operand_axes: tuple[int | None, 
 
 
 def sliced(tensor: relax.Expr, axis: int, taken: Range) -> relax.Expr:
-    """A range of a tensor's indices along an axis."""
+    """Return a slice of a tensor along an axis."""
     return relax.op.strided_slice(tensor, [axis], [taken[0]], [taken[1]], assume_inbound=True)
 
 

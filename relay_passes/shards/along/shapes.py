@@ -1,8 +1,8 @@
-"""Operators that move indices: the split axis has another place in their result, or another unit.
+"""Operators that move indices: the split axis has another position or another unit in their result.
 
-A reshape keeps an axis that its result has with the same length, and the same number of elements before it. It may
-also join the axis with those behind it (a batch of sequences as one list of tokens: so many for each), or take it
-apart again.
+A reshape keeps an axis if its result has an axis of the same length with the same number of elements before it. It may
+also merge the axis with those behind it (a batch of sequences becomes one list of tokens, a fixed number for each), or
+divide it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def reshape(operation: Operation) -> Along:
     source, target = operation.operands[0].shape, operation.shape
     length, before = source[axis], prod(source[:axis])
     places = [place for place in range(len(target)) if prod(target[:place]) == before]
-    # Of axes of length 1 in the same place, the one whose length fits is meant.
+    # Several axes can fit if some have length 1; prefer the one with the same length.
     same = [place for place in places if target[place] == length]
     joined = [place for place in places if target[place] > length and target[place] % length == 0]
     apart = [place for place in places if 1 < target[place] < length and length % target[place] == 0]
@@ -99,7 +99,7 @@ def split(operation: Operation) -> Along:
 
 
 def strided_slice(operation: Operation) -> Along:
-    """Slices along other axes, and those of every n-th index along this one."""
+    """Return the rule of a slice along other axes, or along the split axis with a positive stride."""
     axis, (_, *arguments) = operation.only_first(), operation.expression.args
     length = operation.operands[0].shape[axis]
     axes, begins, _, *strides = [[int(each) for each in argument.fields] for argument in arguments]
@@ -129,7 +129,10 @@ def strided_slice(operation: Operation) -> Along:
 
 
 def matmul(operation: Operation) -> Along:
-    """Rows of the left operand, columns of the right one, and the axes of a batch; not the axis that is summed over."""
+    """Return the rule of a product that is split by the left operand's rows, the right one's columns, or a batch axis.
+
+    The contracted axis is refused.
+    """
     left, right = operation.operands
     rank = len(operation.shape)
     if min(len(left.shape), len(right.shape)) < 2:

@@ -1,4 +1,4 @@
-"""The rule of each operator that can be split along an axis."""
+"""Lookup table from operator to its rule for splitting along an axis."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Rule = Callable[[Operation], Along | Total]
 
 
 def rule_of(operation: Operation) -> Along | Total:
-    """What the operator's rule says of an operation of which an operand is split.
+    """Return the rule of an operation that has a split operand.
 
     Raises:
-        ShardError: no rule is known, or the operation reads the axis as a whole.
+        ShardError: no rule is known for the operator, or the operation cannot be split along this axis.
     """
     if isinstance(operation.expression, relax.TupleGetItem):
         return elementwise.tuple_field(operation)

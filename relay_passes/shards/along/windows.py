@@ -1,8 +1,8 @@
 """Operators that read a window of indices for each index of the result: convolutions, pools, pads.
 
 With a stride s, a padding p before and a dilated kernel of k indices, the results b … e - 1 read the indices
-b·s - p … (e - 1)·s - p + k - 1 of the operand. What of these lies outside it is padding: a part at the border of the
-image keeps the layer's own, clipped, and a part inside has none. (The arithmetic of Dumoulin and Visin, 2016.)
+b·s - p … (e - 1)·s - p + k - 1 of the operand. Indices outside the operand are padding: a part at the image's border
+keeps the layer's padding, clipped, and an inner part has none. (Arithmetic: Dumoulin and Visin, 2016.)
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total,
 
 
 def window_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:
-    """The indices, also outside the operand, that the windows of ``wanted`` cover."""
+    """Return the operand indices that the windows of ``wanted`` cover, including indices outside the operand."""
     return wanted[0] * stride - before, (wanted[1] - 1) * stride - before + kernel
 
 
 def transposed_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:
-    """The indices, also outside the operand, whose windows in a transposed convolution's result reach ``wanted``."""
+    """Return the operand indices whose windows in a transposed convolution's result reach ``wanted``.
+
+    The range may lie partly outside the operand.
+    """
     return -((kernel - 1 - before - wanted[0]) // stride), (wanted[1] - 1 + before) // stride + 1
 
 
@@ -56,7 +59,7 @@ def transposed_convolution(operation: Operation) -> Along:
 
     def taken(wanted: Range) -> Range:
         first, end = transposed_range(wanted, stride, before, reach)
-        # A result between two windows (a kernel shorter than the stride) is 0, and counted from the window before it.
+        # If the kernel is shorter than the stride, results between two windows are 0 and belong to the window before.
         first = min(first, (wanted[0] + before) // stride)
         return _inside(operation, (first, max(end, first + 1)), length)
 
@@ -105,7 +108,7 @@ def pool(operation: Operation) -> Along | Total:
     first, end = window_range((0, 1), stride, before, reach)
     covers_all = operation.shape[axis] == 1 and first <= 0 and end >= length and reach == kernel[place]
     if covers_all and operation.operator.startswith("relax.nn.avg"):
-        # A mean over the whole axis: that of each part counts as much as it has indices.
+        # A mean over the whole axis: each part's mean is weighted by its number of indices.
         counted = min(end, length + after) - first if attributes.count_include_pad else length
         dtype = str(operation.expression.ty.dtype.dtype)
 
@@ -121,7 +124,7 @@ def pool(operation: Operation) -> Along | Total:
 
     def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
         first, end = window_range(wanted, stride, before, reach)
-        # With ``ceil_mode`` a window may end behind the padding, and what is there does not count in an average.
+        # With ``ceil_mode`` a window may end behind the padding; an average does not count the indices there.
         return written(parts[0], kernel, _one_sided(padding, place, max(0, -first), max(0, min(end - length, after))))
 
     return Along(axis, (axis,), needs, write, local=(reach, stride, before, after) == (1, 1, 0, 0))
@@ -147,8 +150,11 @@ def pad(operation: Operation) -> Along:
 
 
 def _windows(operation: Operation, axis: int) -> tuple[int, int, list[int], int]:
-    """Of a convolution: which of its spatial axes the split one is, the stride there, the padding of all, and how many
-    indices along it a window covers."""
+    """Return a convolution's geometry along the split axis.
+
+    These are the axis's position among the spatial axes, its stride, the padding of all axes, and the number of indices
+    that a window covers.
+    """
     attributes = operation.expression.attrs
     layout = str(attributes.data_layout)
     place = _spatial(operation, layout, axis)
@@ -158,7 +164,7 @@ def _windows(operation: Operation, axis: int) -> tuple[int, int, list[int], int]
 
 
 def _spatial(operation: Operation, layout: str, axis: int) -> int:
-    """Which of the spatial axes the split one is."""
+    """Return the position of the split axis among the spatial axes."""
     if str(operation.expression.attrs.out_layout) != layout:
         raise operation.refused(f"it changes the layout {layout}")
     if layout[axis] not in "DHW" or not layout.isalpha():

@@ -1,4 +1,4 @@
-"""The search for the best plan of a `tvm_split.planner.problem.Problem`, and what proves it: numbers only, no TVM."""
+"""Search for the best plan of a `tvm_split.planner.problem.Problem`, with a lower bound; uses numbers only, no TVM."""
 
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.solve import DEFAULT_TIME_LIMIT_SECONDS, solve

@@ -1,4 +1,4 @@
-"""The search as a strategy."""
+"""The planner strategy that runs the full search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm_split.planner.strategy import Strategy
 
 
 class Best(Strategy):
-    """The best plan that can be found in the time, and how far from the best it can be at most."""
+    """Strategy that returns the best plan found within the time limit, with its optimality gap."""
 
     name: ClassVar[str] = "best"
 

@@ -1,8 +1,8 @@
-"""Values that no plan can be below: by machines' prices, by the client's links, by the longest path, by divided pieces.
+"""Lower bounds on a plan's value: from machine prices, client links, the longest path and freely divided pieces.
 
-Prices are the dual of dividing every piece over the machines at will (`mixed_integer.period_bound`). For prices y of
-the machines' time that add up to 1, no plan of several machines has a period below Σ over pieces of the least of
-y · seconds.
+Prices are the dual of the linear relaxation that divides every piece freely over the machines
+(`mixed_integer.period_bound`). Let y be prices of the machines' time that add up to 1. Then no plan of several machines
+has a period below Σ over pieces of min over machines of y · seconds.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from tvm_split.planner.search.instance import Flags, Floats, Instance, instance_
 from tvm_split.planner.search.mixed_integer import period_bound
 
 STEPS = 60
-"""Of the search for prices."""
+"""Number of iterations of the search for prices."""
 SHARPNESS = (8.0, 400.0)
-"""How strictly a piece goes where it is cheapest, in the first step and in the last."""
+"""Exponent that concentrates a piece on its cheapest machines, in the first and in the last iteration."""
 SHORTEST = 1e-100
-"""Seconds, for pieces that take none."""
+"""Seconds assumed for a piece that takes no time."""
 MOST_TABLES = 256
 MOST_ENTRIES = 200_000
-"""Of all tables of what is ahead; with more, what is left no longer counts."""
+"""Most entries in all tables of `SecondsAhead`; beyond that, the table for all machine classes is used."""
 LEAST = 1e-9
-"""Share of the highest price that no price is below."""
+"""Lower limit of a price, as a share of the highest price."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of a second of one machine of each class, and of each piece; ``bound`` is the sum over pieces, in seconds."""
+    """Prices of one second of a machine of each class, and of each piece.
+
+    ``bound`` is the sum over pieces in seconds: a lower bound on the period.
+    """
 
     classes: Floats
     pieces: Floats
@@ -42,14 +45,14 @@ class Prices:
 
 
 def fair_prices(seconds: Floats, counts: Floats, budget: Budget) -> Prices:
-    """The prices of the greatest bound found.
+    """Search for the prices that give the greatest lower bound on the period.
 
-    Where each piece takes all machines in the same proportion, prices by speed give the relaxation's own value at once;
-    elsewhere they move towards the machines that most pieces choose.
+    If the machines' speed ratios are the same for all pieces, prices by speed give the value of the relaxation at once.
+    Otherwise the iterations raise the prices of the machines that most pieces choose.
 
     Args:
-        seconds: (n, K) of each piece on a machine of each class, contention included; infinite where it cannot run.
-        counts: (K,) machines of each class.
+        seconds: (n, K) seconds of each piece on each class, under contention; infinite where it cannot run.
+        counts: (K,) number of machines of each class.
     """
     usable = np.isfinite(seconds)
     seconds = np.where(usable, np.maximum(seconds, SHORTEST), np.inf)
@@ -91,9 +94,10 @@ def _prices(seconds: Floats, prices: Floats) -> Prices:
 
 
 def client_bound(instance: Instance) -> float:
-    """A lower bound on the period of every plan: each piece's tensors from the client, and to it, over the best link.
+    """Return a lower bound on the period, in seconds, from each piece's tensors from and to the client.
 
-    A stage gets all that the client sends to any of its pieces, and replicas are charged all of it, too.
+    Each piece uses its best client link. A stage receives everything that the client sends to any of its pieces, and
+    each replica is charged for all of it.
     """
     client = instance.client
     received, sent = np.zeros(len(instance.pieces)), np.zeros(len(instance.pieces))
@@ -111,16 +115,16 @@ def client_bound(instance: Instance) -> float:
 
 
 class SecondsAhead:
-    """How long one micro-batch takes at least from a piece on, by the longest path of the pieces that are left.
+    """Lower bounds on the time of one micro-batch from a piece to the end: the longest path over the remaining pieces.
 
-    Each piece of a path is on the best machine for that path.
+    Each piece of a path is placed on the best machine for that path.
 
     Args:
-        classes: identical machines, of those that count.
+        classes: classes of identical machines that may be used.
 
     Attributes:
-        lag, slow: (K + 1, K + 1) latency and seconds per byte between different machines of two classes; infinite
-            latency where there is no link. The last is the client.
+        lag, slow: (K + 1, K + 1) latency in seconds and seconds per byte between different machines of two classes;
+            infinite latency where there is no link. The last row and column are the client's.
     """
 
     def __init__(self, instance: Instance, classes: Sequence[tuple[int, ...]]) -> None:
@@ -142,7 +146,7 @@ class SecondsAhead:
         self._loose, self._staying = self._of(everything)
 
     def whole(self) -> float:
-        """Seconds that every plan takes at least; exact on chains without limits."""
+        """Return a lower bound on the latency of every plan in seconds; exact for chains without limits."""
         rest = self._seconds + self._staying
         for piece in range(len(rest)):
             if (self._client, piece) in self._size:
@@ -150,9 +154,10 @@ class SecondsAhead:
         return float(rest.min(axis=1).max())
 
     def table(self, left: Flags) -> Floats:
-        """(n, K) seconds from the end of a stage with a piece on a machine of a class to the end of everything.
+        """Return (n, K) least seconds from the end of a stage to the end of the micro-batch.
 
-        What follows is on machines of the classes in ``left``, (K,), and not on the machine of the stage.
+        Row: a piece of that stage. Column: the class of its machine. The later pieces run on other machines, of the
+        classes that ``left``, (K,), allows.
         """
         key = left.tobytes()
         if key not in self._tables:
@@ -162,7 +167,7 @@ class SecondsAhead:
         return self._tables[key]
 
     def _of(self, left: Flags) -> tuple[Floats, Floats]:
-        """The table; and the same, for the classes that are left, where what follows may stay on the machine."""
+        """Return the table, and the same for the classes that are left if later pieces may stay on the same machine."""
         at = np.flatnonzero(left)
         leaving, staying = np.zeros_like(self._seconds), np.zeros((len(self._seconds), len(at)))
         same = np.eye(len(at), dtype=bool)
@@ -180,12 +185,12 @@ class SecondsAhead:
 
 
 def division_bound(problem: Problem, time_limit_seconds: float = 1.0) -> float:
-    """Seconds, by the problem's objective, that no plan is below in which machines share a stage.
+    """Return a lower bound, in seconds of the objective, for plans in which machines share a stage by sharding.
 
-    Every piece is divided at will, and nothing is sent for it. A part of a piece is taken to need at least its share of
-    the piece's time; one that fits into a cache where the whole does not could be below. One input alone crosses at
-    least one link between machines, to become whole again, and waits for the quickest link from and to the client; it
-    waits for no core, as in every latency.
+    Every piece is divided freely, without transfers. A part is assumed to take at least its share of the piece's time;
+    a part that fits into a cache, where the whole piece does not, may be faster. For the latency, the input crosses at
+    least one link between machines (to gather the shards) and the fastest links from and to the client. Like every
+    latency, it includes no contention for cores.
     """
     if problem.objective == "throughput":
         return period_bound(instance_of(problem), Budget(time_limit_seconds))

@@ -1,4 +1,4 @@
-"""How long a search may go on: by the clock, by a count of its work, or by both."""
+"""Limits of a search: wall-clock time, counted work, or both."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import time
 from dataclasses import dataclass
 
 WORK_PER_SECOND = 2.0e8
-"""Units of work that take about a second. One unit is an element of a matrix that numpy reads and writes."""
+"""Units of work per second, about. One unit is one matrix element that numpy reads and writes."""
 EVALUATION_WORK = 4.0e4
-"""Of evaluating one plan, for each of its stages."""
+"""Units of work to evaluate one plan, per stage."""
 
 
 class OutOfBudgetError(Exception):
-    """A computation was not finished when its budget was used up."""
+    """Raised when the budget is used up before a computation is finished."""
 
 
 @dataclass
 class _Meter:
-    """Work done since the first budget was made."""
+    """Units of work done since the first budget was created; derived budgets share it."""
 
     work: float = 0.0
 
 
 class Budget:
-    """A limit in seconds of the clock and a limit in units of work; the first one that is reached ends the search.
+    """A limit in wall-clock seconds and a limit in units of work; the search ends when it reaches either of them.
 
-    The search counts its work itself. So a limit to the work alone gives the same plan on every machine, however busy
-    it is.
+    The search counts its work itself. Therefore a limit on work alone gives the same plan on every machine, under any
+    load.
 
     Args:
-        seconds: from now on.
-        work: units, of which `WORK_PER_SECOND` take about a second.
+        seconds: wall-clock seconds from now on.
+        work: units of work; `WORK_PER_SECOND` units take about a second.
     """
 
     def __init__(self, seconds: float = math.inf, work: float = math.inf, _meter: _Meter | None = None) -> None:
@@ -40,7 +40,7 @@ class Budget:
         self._start, self._work_before = time.monotonic(), self._meter.work
 
     def spend(self, work: float) -> None:
-        """Count work that was done."""
+        """Add units of work that were done."""
         self._meter.work += work
 
     @property
@@ -49,7 +49,7 @@ class Budget:
 
     @property
     def used_share(self) -> float:
-        """How much of the budget is used; 1 or more if nothing is left."""
+        """Share of the budget that is used; 1 or more if nothing is left."""
         seconds, work = time.monotonic() - self._start, self._meter.work - self._work_before
         if (math.isfinite(self._seconds) and seconds >= self._seconds) or work >= self._work:
             return 1.0
@@ -57,32 +57,32 @@ class Budget:
 
     @property
     def seconds_left(self) -> float:
-        """Infinite if only the work is limited."""
+        """Wall-clock seconds left; infinite if only the work is limited."""
         return max(0.0, self._seconds - (time.monotonic() - self._start))
 
     @property
     def work_left(self) -> float:
-        """Units of work that the limits allow together, about."""
+        """Approximate units of work that both limits still allow."""
         work = self._work - (self._meter.work - self._work_before)
         return max(0.0, min(work, self.seconds_left * WORK_PER_SECOND))
 
     @property
     def whole_work(self) -> float:
-        """Units of work that the limits allowed at the start, about."""
+        """Approximate units of work that both limits allowed at the start."""
         return min(self._work, self._seconds * WORK_PER_SECOND)
 
     def until(self, share: float) -> Budget:
-        """A budget that ends when so large a share of this one is used."""
+        """Return a budget that ends when ``share`` of this budget is used."""
         part = Budget(self._seconds * share, self._work * share, self._meter)
         part._start, part._work_before = self._start, self._work_before
         return part
 
     def rest(self, share: float = 1.0) -> Budget:
-        """A share of what is left now."""
+        """Return a budget of ``share`` of what is left now."""
         work = self._work - (self._meter.work - self._work_before)
         return Budget(self.seconds_left * share, max(0.0, work) * share, self._meter)
 
     def require(self) -> None:
-        """Raises `OutOfBudgetError` if nothing is left."""
+        """Raise `OutOfBudgetError` if nothing is left."""
         if self.is_used_up:
             raise OutOfBudgetError

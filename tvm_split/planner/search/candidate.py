@@ -1,4 +1,4 @@
-"""A plan with what it does, and how plans are compared."""
+"""Candidate plans with their evaluation, and how candidates are compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_split.planner.search.placement import Placement, flow_of_stages
 
 @dataclass(frozen=True)
 class Candidate:
-    """Stages by numbers, in the order in which values flow, and what they do."""
+    """A plan: stages by numbers, in topological order, and their evaluated flow."""
 
     stages: tuple[Placement, ...]
     flow: Flow
@@ -31,20 +31,20 @@ class Candidate:
         return tuple(machine for stage in self.stages for machine in stage.machines)
 
     def value(self, problem: Problem) -> float:
-        """What the objective minimises, in seconds."""
+        """Return the objective's value in seconds: the period or the latency."""
         return objective_seconds(problem.objective, self.flow)
 
     def other_value(self, problem: Problem) -> float:
-        """What breaks ties, in seconds."""
+        """Return the value that breaks ties, in seconds: the latency or the period."""
         throughput = problem.objective == "throughput"
         return self.flow.latency_seconds if throughput else self.flow.period_seconds
 
     def rank(self, problem: Problem) -> tuple[float, float, int]:
-        """The smaller, the better."""
+        """Return the sort key of a plan; smaller is better."""
         return self.value(problem), self.other_value(problem), len(self.machines)
 
     def named(self, instance: Instance) -> tuple[Stage, ...]:
-        """The stages by names, with the shares of replicas."""
+        """Return the stages by names, with the shares of their replicas."""
         share = {load.machine: load.share for load in self.flow.loads}
         found = []
         for stage in self.stages:
@@ -55,7 +55,7 @@ class Candidate:
 
 
 def candidate(instance: Instance, stages: Sequence[Placement]) -> Candidate:
-    """Measured, with shares of any size; raises as `flow_of_stages` does."""
+    """Evaluate stages, with replica shares of any size; raises as `flow_of_stages` does."""
     return Candidate(*flow_of_stages(instance, stages))
 
 
@@ -64,9 +64,10 @@ def has_replicas(plan: Candidate) -> bool:
 
 
 def delivered(instance: Instance, plan: Candidate) -> Candidate:
-    """The plan as it runs: replicas have the shares of their round-robin schedule, or are left out.
+    """Return the plan as it runs: each replica gets the share that its round-robin schedule gives it.
 
-    No plan is better than with shares of any size. A plan without replicas is given back as it is.
+    A replica without a share is removed. The result is never better than with shares of any size. A plan without
+    replicas is returned unchanged.
     """
     if not has_replicas(plan):
         return plan
@@ -92,7 +93,7 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
 
 
 def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
-    """The best plan as it runs, of those that keep to the limits then; None if there is none."""
+    """Return the best plan after `delivered` that keeps to the problem's limits; None if there is none."""
     problem = instance.problem
     kept: list[Candidate] = []
     least = math.inf
@@ -107,7 +108,7 @@ def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate 
 
 
 def fits(instance: Instance, found: Candidate) -> bool:
-    """Whether pins, memory and the numbers of stages and machines allow a plan; its period and latency aside."""
+    """Whether a plan keeps to pins, memory and the numbers of stages and machines; ignores period and latency."""
     return _keeps_numbers(instance, found) and _keeps_pins(instance, found) and lack_of(instance, found) == 0
 
 
@@ -120,7 +121,7 @@ def _keeps_pins(instance: Instance, found: Candidate) -> bool:
 
 
 def lack_of(instance: Instance, found: Candidate) -> float:
-    """Bytes by which a plan is over the memory, summed over machines."""
+    """Return the bytes by which a plan exceeds the memory, summed over machines."""
     return math.fsum(
         max(0.0, load.memory_bytes - float(instance.memory[instance.machine_number[load.machine]]))
         for load in found.flow.loads
@@ -128,8 +129,8 @@ def lack_of(instance: Instance, found: Candidate) -> float:
 
 
 def within_limits(problem: Problem, plan: Timed) -> bool:
-    """Whether the period and the latency keep to the problem's limits."""
-    # An infinite limit asks for no latency, which takes time to compute.
+    """Whether the plan's period and latency keep to the problem's limits."""
+    # Do not read the latency if its limit is infinite: it takes time to compute.
     return all(
         math.isinf(limit) or getattr(plan, name) <= limit * (1 + TOLERANCE)
         for name, limit in (
@@ -140,7 +141,7 @@ def within_limits(problem: Problem, plan: Timed) -> bool:
 
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
-    """The one of the least value; of equal ones that of the least other value, then the one of fewest machines."""
+    """Return the candidate of the least value; ties go to the least other value, then to the fewest machines."""
     left = list(candidates)
     for value_of in (Candidate.value, Candidate.other_value):
         least = min((value_of(each, problem) for each in left), default=math.inf)
@@ -149,7 +150,7 @@ def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | No
 
 
 def one_machine_candidates(instance: Instance) -> list[Candidate]:
-    """All pieces on one machine, for every machine that fits them."""
+    """Return one plan per machine that can hold all pieces: everything on that machine."""
     everything = tuple(range(len(instance.pieces)))
     possible = [machine for machine in range(len(instance.machines)) if np.isfinite(instance.seconds[:, machine]).all()]
     found = [candidate(instance, [Placement((machine,), everything)]) for machine in possible]

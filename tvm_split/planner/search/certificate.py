@@ -1,4 +1,4 @@
-"""Why a plan is the plan: what lost against it, and why machines stay idle, in words with numbers."""
+"""Explains the chosen plan: the best alternatives, and why machines stay idle, in words with numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from tvm_split.units import names_of, seconds_text
 
 MOST_ALTERNATIVES = 4
 MOST_IDLE = 12
-"""Machines of which it is said one by one why they are idle."""
+"""Most idle machines that get a reason each; the others are only counted."""
 
 
 def alternatives(
     instance: Instance, chosen: Candidate, others: Iterable[Candidate], deliver: Callable[[Candidate], Candidate]
 ) -> tuple[Alternative, ...]:
-    """The best few others on other machines, best first; one for each number of machines, then single machines.
+    """Return the best few plans on other sets of machines, best first.
 
-    Each as ``deliver`` makes it, which makes none better.
+    The best plan for each number of machines comes before the other single machines. ``deliver`` turns each plan into
+    the plan as it runs, which is never better.
     """
     problem = instance.problem
     taken = {frozenset(chosen.machines)}
@@ -59,7 +60,7 @@ def why_no_more_machines(
     deliver: Callable[[Candidate], Candidate],
     exact: bool,
 ) -> str:
-    """One sentence for every idle machine; ``exact`` if ``others`` has the best plan that uses it."""
+    """Return one sentence for every idle machine; ``exact`` if ``others`` has the best plan that uses each machine."""
     problem = instance.problem
     sentences = []
     used = set(chosen.machines)
@@ -67,7 +68,7 @@ def why_no_more_machines(
     machines_of = [(each, set(each.machines)) for each in others]
     for machine in idle[:MOST_IDLE]:
         name = instance.machines[machine]
-        # Beside machines of this plan, so that an equal machine is not compared with its twin.
+        # Prefer plans that also use machines of this plan, so that a machine is not compared with its identical twin.
         using = [each for each, machines in machines_of if machine in machines and machines & used]
         using = using or [each for each, machines in machines_of if machine in machines]
         kept = [each for each in using if within_limits(problem, each.flow)] or using

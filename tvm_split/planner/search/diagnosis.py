@@ -1,4 +1,4 @@
-"""Why no plan fits a problem, and by how much: found by leaving out one demand after the other."""
+"""Explains why no plan fits a problem, and by how much: it drops one demand after the other and searches again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.units import names_of, precise_bytes_text, seconds_text
 
 Find = Callable[[Problem], Candidate | None]
-"""The best plan of a problem, as far as it is found."""
+"""Function that returns the best plan found for a problem, or None."""
 
 
 def require_places(instance: Instance) -> None:
-    """Every piece may run somewhere.
+    """Check that every piece can run on at least one machine.
 
     Raises:
-        PlanError: pins, missing times or missing links to the client leave no machine for a piece; says which and why.
+        PlanError: pins, missing times or missing client links leave no machine for a piece; names the piece and why.
     """
     for piece, name in enumerate(instance.pieces):
         if all(math.isinf(value) for value in instance.seconds[piece]):
@@ -32,11 +32,11 @@ def require_places(instance: Instance) -> None:
 
 
 def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], Candidate | None]) -> str:
-    """Which demand no plan meets.
+    """Return a message that names the demand that no plan meets.
 
     Args:
-        find: tries a problem with a demand left out.
-        nearest: a plan that comes near to the memory there is.
+        find: searches a problem in which a demand is left out.
+        nearest: finds the plan that exceeds the memory by the fewest bytes.
     """
     able = int(np.isfinite(instance_of(problem).times).any(axis=0).sum())
     if problem.stages and able < problem.stages:
@@ -78,7 +78,7 @@ def _why_not_so_many(problem: Problem, found: Candidate) -> str:
 
 
 def why_too_large(instance: Instance, nearest: Callable[[Instance], Candidate | None]) -> str:
-    """What the pieces need, what the machines have, and by how much the nearest plan misses."""
+    """Return a message with the memory needed, the memory available, and what the nearest plan lacks."""
     weights, memory = math.fsum(instance.weights), math.fsum(instance.memory)
     text = (
         f"no plan fits the memory: the weights are {precise_bytes_text(weights)}, "

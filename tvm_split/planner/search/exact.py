@@ -1,4 +1,4 @@
-"""Chains, exactly: the least period, the least latency, and either one under a limit to the other."""
+"""Exact search of chains: least period, least latency, and either one under a limit on the other."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from tvm_split.planner.search.stage_table import (
 )
 
 MOST_STAGES = 16
-"""On shared cores, best plans are given for each number of stages up to this, besides the best of all."""
+"""On shared cores, the search also returns the best plan for each number of stages up to this."""
 MOST_OVERSUBSCRIBED = 2**24
-"""Machines times pairs of cuts: some seconds."""
+"""Limit of machines times pairs of cuts for `solve_oversubscribed`; at this size it takes some seconds."""
 MOST_STEPS = 2.0e9
-"""Matrix elements that one table may touch: some seconds."""
+"""Limit of matrix elements that one table may touch; at this size it takes some seconds."""
 
 
 class ChainSearch:
-    """All questions to one chain; the costs of its stages are computed once.
+    """Answers several questions about one chain; computes the costs of its stages once.
 
-    One machine by itself has no contention, so such plans are measured apart from the tables.
-    What has no answer within the budget raises an `OutOfBudgetError`.
+    A single machine has no contention, so plans on one machine are evaluated outside the tables.
+    Methods raise `OutOfBudgetError` if the budget does not suffice.
     """
 
     def __init__(self, instance: Instance, budget: Budget | None = None) -> None:
@@ -61,12 +61,12 @@ class ChainSearch:
         return StageTable(self.costs, value, machines, problem.stages, period_limit, value_limit, self.budget)
 
     def least_period(self) -> float:
-        """Of any plan, whatever its latency; infinite if there is none."""
+        """Return the least period of any plan in seconds, at any latency; infinite if there is no plan."""
         alone = [each.flow.period_seconds for each in self._alone]
         return min([*alone, *self.table("period").best().values()], default=math.inf)
 
     def fastest(self, period_limit: float = math.inf, latency_limit: float = math.inf) -> Candidate | None:
-        """The plan of the least latency that keeps to both limits; of equal ones the one of fewest machines."""
+        """Return the plan of least latency within both limits, or None; ties go to the fewest machines."""
         limit = period_limit * (1 + TOLERANCE)
         candidates = [each for each in self._alone if each.flow.period_seconds <= limit]
         table = self.table("latency", period_limit, latency_limit)
@@ -81,9 +81,10 @@ class ChainSearch:
         return min(equal, key=lambda each: len(each.machines), default=None)
 
     def least_period_within(self, latency_limit: float, known: float) -> float:
-        """The least period of a plan that keeps to a latency, given one that does so with the period ``known``.
+        """Return the least period of a plan within a latency limit, by binary search.
 
-        A period is that of one of the stages or links, so the least is among finitely many, and found by halving.
+        A plan with the period ``known`` keeps to the limit. The period of a plan is that of a stage or a link, so there
+        are finitely many values to search.
         """
 
         def reached(period: float) -> float | None:
@@ -107,9 +108,10 @@ class ChainSearch:
         )
 
     def others(self, chosen: Candidate) -> list[Candidate]:
-        """The best plans of every number of machines, and those that use what ``chosen`` leaves idle.
+        """Return the best plan of every number of machines, and the best that use what ``chosen`` leaves idle.
 
-        With replicas of all sets of machines: any of them may be the one whose round-robin schedule loses least.
+        With replicas, return the best plan of every set of machines: for any of them, the round-robin schedule may lose
+        least.
         """
         value: Value = "period" if self.instance.problem.objective == "throughput" else "latency"
         limit = math.inf if value == "period" else self.instance.problem.maximum_period_seconds
@@ -130,7 +132,7 @@ class ChainSearch:
         return found
 
     def nearest_to_memory(self) -> Candidate | None:
-        """The plan that lacks the fewest bytes of memory, summed over machines; None if none fits links and pins."""
+        """Return the plan that lacks the fewest bytes of memory in total; None if no plan fits links and pins."""
         unlimited = dataclasses.replace(self.instance, memory=np.full(len(self.instance.machines), math.inf))
         table = lack_table(self.instance, stage_costs(unlimited, self.costs.groups, ideals_of(unlimited)))
         best = table.best()
@@ -140,7 +142,7 @@ class ChainSearch:
         return min(found, key=lambda each: (lack_of(self.instance, each), len(each.machines)), default=None)
 
     def _possible_periods(self, lowest: float, highest: float) -> Floats:
-        """All periods of stages and links between two, ascending; equal ones once."""
+        """Return all distinct periods of stages and links between two values, ascending."""
         groups, costs = self.costs.groups, self.costs
         links = np.unique(groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing_bytes
         alone = np.array([each.flow.period_seconds for each in self._alone])
@@ -152,7 +154,7 @@ class ChainSearch:
 
 
 def solve_chain(search: ChainSearch) -> Candidate | None:
-    """The best plan of a chain; None if none fits the memory, links, pins, or keeps to the limits of the problem."""
+    """Return the best plan of a chain; None if none fits memory, links, pins and the problem's limits."""
     problem = search.instance.problem
     if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
         fastest = search.fastest(problem.maximum_period_seconds)
@@ -171,8 +173,11 @@ def solve_chain(search: ChainSearch) -> Candidate | None:
 
 
 def is_oversubscribed(instance: Instance) -> bool:
-    """Whether a chain is for `solve_oversubscribed`: identical machines that all share the same cores, and a throughput
-    without replicas and limits to the latency."""
+    """Whether `solve_oversubscribed` can solve a problem.
+
+    It needs a chain, identical machines that all share the same cores, and throughput as the objective, without
+    replicas and without a latency limit.
+    """
     problem = instance.problem
     if problem.objective != "throughput" or problem.replicas or problem.maximum_latency_seconds < math.inf:
         return False
@@ -184,10 +189,10 @@ def is_oversubscribed(instance: Instance) -> bool:
 
 
 def solve_oversubscribed(instance: Instance) -> tuple[Candidate | None, list[Candidate]]:
-    """The best plan on shared cores, and the best of each number of stages; None if none keeps to the limits.
+    """Return the best plan on shared cores, and the best of each number of stages; None if none keeps to the limits.
 
-    What the machines keep busy of the cores adds up over stages. So of the plans whose stages keep to a period, one
-    table gives the least sum; the longer the period, the less it is. The least period is where the two meet.
+    The core time of the stages adds up. For a given period limit, one table gives the least sum over all plans; the
+    sum falls as the limit grows. The least period is where the two are equal.
     """
     search = _OversubscribedSearch(instance)
     numbers = range(2, min(instance.machine_limit, MOST_STAGES) + 1)
@@ -221,8 +226,8 @@ class _OversubscribedSearch:
         return StageTable(self._costs, "load", self._search.instance.machine_limit, period_limit=period)
 
     def best(self, stages: int | None) -> Candidate | None:
-        """The plan of the least period, of so many stages or any number of at least two."""
-        low, high = 0, len(self._periods)  # the first period that the cores allow, too
+        """Return the plan of least period with ``stages`` stages; None means any number from two."""
+        low, high = 0, len(self._periods)  # search the first period that the cores also allow
         while low < high:
             middle = (low + high) // 2
             if self._least(middle, stages)[0] <= self._periods[middle]:
@@ -238,7 +243,7 @@ class _OversubscribedSearch:
         return self._search.candidate(table.sequence(self._least(at, stages)[1]))
 
     def _least(self, at: int, stages: int | None) -> tuple[float, Counts]:
-        """The least period that the cores allow plans that keep to a period, and how many machines such a plan has."""
+        """Return the least core-limited period of plans within period number ``at``, and that plan's machine count."""
         loads = self._table(float(self._periods[at])).best()
         loads = {used: load for used, load in loads.items() if stages in (None, used[0])}
         used = min(loads, key=lambda each: loads[each], default=(0,))
@@ -246,7 +251,7 @@ class _OversubscribedSearch:
 
 
 def is_small_enough(instance: Instance, work: float = math.inf) -> bool:
-    """Whether the tables of this chain take some seconds, and so much work at most; else it is searched as a graph."""
+    """Whether the tables of a chain fit the limits of work and memory; if not, it is searched as a graph."""
     most = min(MOST_STEPS, work)
     cost = table_cost(machine_classes(instance), len(instance.pieces) + 1, replicas=instance.problem.replicas)
     return cost.steps <= most and cost.bytes <= MOST_MATRIX_BYTES
@@ -258,11 +263,11 @@ def _keep_best(wanted: dict[Counts, None], values: dict[Counts, float]) -> None:
 
 
 def _least(values: Floats, reached: Callable[[float], float | None], known: float) -> float:
-    """The first of ascending values under which something is ``reached``, or ``known``, which is above all of them.
+    """Return the least reachable value by binary search over ascending values; ``known`` if none can be reached.
 
-    What is reached under a value is not above it, and shortens the way down.
+    ``known`` is above all values. ``reached`` returns a value not above its argument, which narrows the interval.
     """
-    # The last first: most often the known plan is the best, and one question shows it.
+    # Probe the last value first: most often the known plan is the best, and one probe shows it.
     low, high, probe = 0, len(values), len(values) - 1
     best = known
     while low < high:

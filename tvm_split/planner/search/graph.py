@@ -1,4 +1,4 @@
-"""Graphs with branches and skips, and chains whose tables would be too large: the best plan found, and a bound."""
+"""Search of graphs with branches and skips, and of chains whose tables are too large; returns a plan and a bound."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from tvm_split.planner.search.stage_costs import StageCosts, stage_costs
 from tvm_split.planner.search.stage_table import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
 
 CLOSED = 2 * SOLVER_TOLERANCE
-"""A gap below this counts as closed, since no solver of linear programs proves more."""
+"""Relative gap below which a plan counts as optimal: the solver of linear programs cannot prove a smaller one."""
 
 ROUNDING = 1e-8
-"""A bound by dynamic programming that is this near is the value itself, summed in another order."""
+"""Relative difference of a bound and a value that is only rounding, because the sums have another order."""
 
 LARGE_PIECES = 40
 LARGE_GAP = 1e-3
-"""Above so many pieces the mixed-integer program stops at this gap; below, only where nothing is left to prove."""
+"""Relative gap at which the mixed-integer program stops for more than `LARGE_PIECES` pieces; else it stops at 1e-7."""
 
 MOST_PROGRAM_COLUMNS = 40_000
 MOST_PROGRAM_MACHINES = 16
 COLUMN_WORK = 5.0e4
-"""Of a column of the program: with less for each it would be put together longer than it is solved."""
+"""Work budget needed per column of the program; with less, building it takes longer than solving it."""
 TABLES_SHARE = 0.6
-"""Of the budget that one table, and what it is made of, may take."""
+"""Share of the budget that one table, with its stage costs, may take."""
 
 COSTS_AT_ONCE = 2
-"""Views of what transfers cost that are in memory together."""
+"""Number of `StageCosts` in memory together: one for the best links and one for the worst."""
 
 MOST_RELAXED = 20_000
-"""Pieces times machines, of which the linear relaxation takes about a second."""
+"""Most pieces times machines for the linear relaxation, which then takes about a second."""
 
 BEAM_WIDTHS = (2, 8)
 MOST_SEQUENCES = 24
 MOST_STARTS = 6
-"""Plans from which a local search begins."""
+"""Most plans from which a local search starts."""
 
 REACHED = "exact: a plan reaches the lower bound"
 PROGRAM = "exact to 1e-6: mixed-integer program (HiGHS)"
@@ -69,9 +69,10 @@ BEST_FOUND = "the best plan found"
 
 @dataclass(frozen=True)
 class Found:
-    """The best plan, by shares of any size, None if none was found; all that keep to the limits; and what is proven.
+    """Result of a search: the best plan with replica shares of any size, the other plans, and the lower bound.
 
-    ``exact`` if there is no better plan, and surely none at all where none was found.
+    ``chosen`` is None if no plan was found. ``others`` are all plans found within the limits. ``exact`` if it is proven
+    that no better plan exists, or none at all if ``chosen`` is None.
     """
 
     chosen: Candidate | None
@@ -82,22 +83,24 @@ class Found:
 
 
 def nearest_to_memory(instance: Instance, budget: Budget) -> Candidate | None:
-    """The plan found that lacks the fewest bytes of memory, summed over machines."""
+    """Return the plan found that lacks the fewest bytes of memory, summed over machines."""
     unlimited = dataclasses.replace(instance, memory=np.full(len(instance.machines), math.inf))
     return GraphSearch(unlimited, budget).nearest_to(instance)
 
 
 class GraphSearch:
-    """One instance within a budget; ``known`` are plans to begin with.
+    """Search of one instance within a budget.
 
-    No plan is better than ``loose_bound`` seconds: what is best where shared cores do not count.
+    Args:
+        known: plans to start with.
+        loose_bound: a lower bound in seconds: the value of the best plan without shared cores.
     """
 
     def __init__(
         self, instance: Instance, budget: Budget, *, known: Iterable[Candidate] = (), loose_bound: float = 0.0
     ) -> None:
         problem = instance.problem
-        # A micro-batch takes one replica, the slowest at worst: a stage is at least as fast without the others.
+        # One replica computes a micro-batch, at worst the slowest. So for latency, one machine per stage is as good.
         only_latency = problem.objective == "latency" and math.isinf(problem.maximum_period_seconds)
         self._single_suffice = not problem.replicas or only_latency
         if problem.replicas and only_latency:
@@ -106,7 +109,7 @@ class GraphSearch:
         self._budget = budget
         self._alone = one_machine_candidates(instance)
         self._local_search = LocalSearch(instance)
-        self._found: list[Candidate] = []  # that keep to all demands
+        self._found: list[Candidate] = []  # plans that keep to all limits
         self._keep([*self._alone, *known])
         self._spread_bound = 0.0
         self._sources: list[str] = []
@@ -127,7 +130,7 @@ class GraphSearch:
         return self._result(REACHED if self._is_proven() else BEST_FOUND)
 
     def nearest_to(self, limited: Instance) -> Candidate | None:
-        """The plan found that lacks the fewest bytes of the memory of ``limited``."""
+        """Return the plan found that lacks the fewest bytes of the memory of ``limited``."""
         ideals = ideals_of(self._instance)
         groups, _ = self._groups(len(ideals.members))
         costs = stage_costs(self._instance, groups, ideals, optimistic=False)
@@ -142,7 +145,7 @@ class GraphSearch:
         self._found += (each for each in plans if fits(instance, each) and within_limits(instance.problem, each.flow))
 
     def _bound(self) -> float:
-        """In seconds, of plans of one machine, which are all known, and of several."""
+        """Return the lower bound in seconds over plans on one machine, which are all known, and on several."""
         problem = self._instance.problem
         alone = [each.value(problem) for each in self._alone if within_limits(problem, each.flow)]
         return min([self._spread_bound, *alone])
@@ -168,7 +171,7 @@ class GraphSearch:
         self._raise_bound(client_bound(instance) * (1 - 1e-9), "the client's links")
 
     def _search_orders(self) -> None:
-        """Plans whose stages follow each other: by tables where these have all machines, else one stage at a time."""
+        """Search plans whose stages follow each other: by tables if they can hold all machines, else stage by stage."""
         instance = self._instance
         ideals = ideals_of(instance)
         groups, all_groups = self._groups(len(ideals.members))
@@ -193,7 +196,7 @@ class GraphSearch:
             self._search_ideals(ideals, groups, all_groups)
 
     def _search_latencies(self, budget: Budget) -> None:
-        """Plans whose stages run side by side where the graph has branches, on any of the machines."""
+        """Search plans for latency, on any of the machines; stages of parallel branches run at the same time."""
         beams = [
             LatencyBeam(self._instance, LatencyOrder(self._instance, order))
             for order in dict.fromkeys(map(tuple, topological_orders(self._instance)))
@@ -205,7 +208,7 @@ class GraphSearch:
                 self._measure(stages)
 
     def _search_ideals(self, ideals: Ideals, groups: Groups, all_groups: bool) -> None:
-        """Plans that are sequences of ideals, by the best links and by the worst; the first gives the bound."""
+        """Search plans that are sequences of ideals, with the best links (which give the bound) and with the worst."""
         problem, instance = self._instance.problem, self._instance
         is_throughput = problem.objective == "throughput"
         best, worst = (stage_costs(instance, groups, ideals, optimistic=each) for each in (True, False))
@@ -230,9 +233,9 @@ class GraphSearch:
         return StageTable(costs, value, self._instance.machine_limit, problem.stages, limit, budget=budget)
 
     def _groups(self, positions: int) -> tuple[Groups, bool]:
-        """What may hold a stage, and whether that is all there is.
+        """Return the groups that may hold a stage, and whether these are all groups.
 
-        Where the tables would be too large, single machines only; if these still are too many, the fastest of them.
+        If the tables would be too large, return single machines only; if these are still too many, the fastest ones.
         """
         classes = machine_classes(self._instance)
         replicas = self._instance.problem.replicas
@@ -270,15 +273,15 @@ class GraphSearch:
             )
 
     def _measure(self, stages: list[Placement]) -> None:
-        """Keep a plan if it is allowed."""
+        """Evaluate a plan, and keep it if it keeps to all limits."""
         self._budget.spend(EVALUATION_WORK * len(stages))
         try:
             self._keep([candidate(self._instance, stages)])
-        except PlanError:  # a link is missing between stages that are no neighbours
+        except PlanError:  # a link is missing between stages that are not adjacent
             return
 
     def _improve(self, budget: Budget) -> None:
-        """Change the best few plans, each of other machines; half of the budget is for the best of what comes of it."""
+        """Run local searches from the best few plans on different machines, then half the budget on the best."""
         problem = self._instance.problem
         ranked = sorted(self._found, key=lambda each: each.rank(problem))
         different = {frozenset(each.machines): each for each in reversed(ranked)}

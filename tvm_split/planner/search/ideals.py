@@ -1,8 +1,8 @@
-"""Where a graph can be cut: ideals, the sets of pieces that have all their predecessors in them.
+"""Ideals of a graph: the sets of pieces that contain all their predecessors. A graph can be cut at each of them.
 
-Stages without cycles, in topological order, end at a growing sequence of ideals, and every such sequence is a plan. So
-a graph is planned like a chain whose positions are ideals (Tarnawski et al., Efficient Algorithms for Device Placement
-of DNN Graph Operators, 2020).
+Stages without cycles, in topological order, end at a growing sequence of ideals. Every such sequence is a plan.
+Therefore a graph is planned like a chain whose positions are ideals (Tarnawski et al., Efficient Algorithms for Device
+Placement of DNN Graph Operators, 2020).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from tvm_split.planner.search.instance import Flags, Instance
 
 MOST_IDEALS = 1200
-"""A graph with more has only those on a few topological orders searched; then nothing is proven by it."""
+"""Most ideals that are listed; beyond that, only those on a few topological orders are, and they prove no bound."""
 
 
 @dataclass(frozen=True)
 class Ideals:
-    """(P, n) whether an ideal has a piece, the smallest first; ``complete`` if there are no others."""
+    """Ideals as a (P, n) table: whether ideal P has piece n, smallest first; ``complete`` if there are no others."""
 
     members: Flags
     complete: bool
 
 
 def ideals_of(instance: Instance) -> Ideals:
-    """All ideals, or those that are on a few different topological orders."""
+    """Return all ideals, or, if they are too many, those on a few different topological orders."""
     before = predecessors(instance)
     length = len(instance.pieces)
     if instance.is_chain:
@@ -52,7 +52,7 @@ def ideals_of(instance: Instance) -> Ideals:
 
 
 def predecessors(instance: Instance) -> list[set[int]]:
-    """The pieces that each piece needs directly."""
+    """Return the direct predecessors of each piece."""
     found: list[set[int]] = [set() for _ in instance.pieces]
     for tensor in instance.tensors:
         if tensor.source != instance.client:
@@ -63,7 +63,7 @@ def predecessors(instance: Instance) -> list[set[int]]:
 
 
 def successors(before: list[set[int]]) -> list[list[int]]:
-    """The pieces that need each piece directly, in their order."""
+    """Return the direct successors of each piece, in their order."""
     found: list[list[int]] = [[] for _ in before]
     for piece, each in enumerate(before):
         for other in each:
@@ -72,7 +72,7 @@ def successors(before: list[set[int]]) -> list[list[int]]:
 
 
 def dividing_pieces(instance: Instance) -> list[int]:
-    """Pieces that are before or behind every other one."""
+    """Return the pieces that are a predecessor or a successor (direct or not) of every other piece."""
     before = predecessors(instance)
     length = len(before)
     above = [0] * length
@@ -88,7 +88,7 @@ def dividing_pieces(instance: Instance) -> list[int]:
 
 
 def topological_orders(instance: Instance) -> list[list[int]]:
-    """A few different ones: as given, branch after branch, and level by level, forwards and backwards."""
+    """Return five topological orders: as given, by level from the inputs and from the outputs, two depth-first."""
     before = predecessors(instance)
     length = len(before)
     behind = successors(before)

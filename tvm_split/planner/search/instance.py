@@ -1,4 +1,4 @@
-"""A problem as arrays: pieces in topological order, machines and links by number, edges as tensors."""
+"""Planning problems as arrays: pieces in topological order, machines and links by number, edges as tensors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Bytes that go from ``source`` once to every other machine that holds one of ``destinations``.
+    """A tensor that ``source`` sends once to every other machine that holds one of ``destinations``.
 
-    Pieces by their number in topological order; the client is `Instance.client` at either end.
+    Pieces are numbers in topological order; the client is `Instance.client` at either end.
     """
 
     source: int
@@ -34,17 +34,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Instance:
-    """A problem of n pieces and M machines; the client has the number ``client``, behind the last machine and piece.
+    """A problem of n pieces and M machines as arrays; the client has the number ``client``, -1, the last index.
 
     Attributes:
         pieces: names in a topological order; the problem's own where its edges point forward.
-        times: (n, M), infinite where a machine has no time for a piece.
-        seconds: (n, M), those of ``times`` that may be used: infinite as well where a pin or a link to or from the
-            client that is not there forbids it.
+        times: (n, M) seconds of each piece on each machine; infinite if the problem has no time for it.
+        seconds: (n, M) like ``times``, but also infinite where a pin or a missing client link forbids the piece.
         weights, activations: (n,) bytes. memory: (M,) bytes.
         linked, seconds_per_byte, latency: (M + 1, M + 1), row the source; 0 where not linked. The last is the client.
         transfer_seconds, transfer_seconds_per_byte, contention: (M,); with ``alone_`` for a machine by itself.
-        core_sets: machines that share cores, by number, and how many; `client` among them if it is.
+        core_sets: for each set of shared cores, the numbers of its machines (with `client` if it shares them), and the
+            number of cores.
     """
 
     problem: Problem
@@ -78,7 +78,7 @@ class Instance:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Edges link successive pieces, all of them, and the client only with the first and the last."""
+        """Whether edges link each piece to the next one only, and the client only to the first and last piece."""
         last = len(self.pieces) - 1
         successors: set[int] = set()
         for tensor in self.tensors:
@@ -96,7 +96,7 @@ class Instance:
         return len(successors) == last
 
     def between(self, sources: Sequence[int], targets: Sequence[int]) -> tuple[float, float]:
-        """As `tvm_split.planner.evaluate.Links` says."""
+        """Return latency (seconds) and seconds per byte of the slowest link, as `planner.evaluate.Links` does."""
         pairs = np.ix_(sources, targets)
         missing = np.argwhere(~self.linked[pairs])
         if len(missing):
@@ -106,16 +106,16 @@ class Instance:
 
     @property
     def machine_limit(self) -> int:
-        """So many machines at most."""
+        """Most machines that a plan may use."""
         limit = self.problem.maximum_machines
         return len(self.machines) if limit is None else min(limit, len(self.machines))
 
 
 def instance_of(problem: Problem) -> Instance:
-    """A problem, checked and as arrays.
+    """Validate a problem and return it as arrays.
 
     Raises:
-        PlanError: unknown or doubled names, numbers that cannot be, or a circle.
+        PlanError: names are unknown or duplicate, numbers are invalid, or the edges form a cycle.
     """
     require_sense(problem)
     order = topological_order(problem)
@@ -149,10 +149,10 @@ def instance_of(problem: Problem) -> Instance:
 
 
 def topological_order(problem: Problem) -> list[int]:
-    """Indices of pieces so that every edge points forward; of several that could be next, the first one named.
+    """Return a topological order of piece indices; among ready pieces, the first in the problem comes next.
 
     Raises:
-        PlanError: the pieces depend on each other in a circle.
+        PlanError: the pieces depend on each other in a cycle.
     """
     index = {piece.name: place for place, piece in enumerate(problem.pieces)}
     successors: list[list[int]] = [[] for _ in problem.pieces]
@@ -205,7 +205,7 @@ def _core_sets(problem: Problem, machines: Sequence[str]) -> tuple[tuple[tuple[i
 
 
 def _forbid(instance: Instance) -> None:
-    """Make the seconds infinite where a pin or a missing link to or from the client forbids a piece."""
+    """Set ``seconds`` to infinity where a pin or a missing link from or to the client forbids a piece."""
     for tensor in instance.tensors:
         for destination in tensor.destinations:
             if tensor.source == instance.client:

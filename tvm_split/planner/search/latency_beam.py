@@ -1,10 +1,10 @@
-"""The least latency on any number of machines: stages along an order of the pieces, cut by cut.
+"""Beam search for the least latency on any number of machines: stages along an order of the pieces, cut by cut.
 
-Of all ways to compute the pieces up to a cut, those are kept that can end first, by when what is still to be read is
-there and by what the rest takes at least (beam search, with the estimate of A*: Hart, Nilsson, Raphael 1968); from
-each, every next stretch may go to every machine that is left and can hold it. A stage starts when all that it reads has
-come, wherever that was made, so stages of parallel branches run at the same time. Any number of machines can take part,
-as it must be where a few do not have the memory, and each where it is best.
+For each cut, the search keeps the partial plans with the least estimated end. The estimate adds a lower bound on the
+remaining time to the time when the tensors still to be read are ready (as in A*: Hart, Nilsson, Raphael 1968). From
+each partial plan, every next run of pieces may go to every unused machine that can hold it. A stage starts when all its
+inputs have arrived, so stages of parallel branches run at the same time. Plans may use many machines, as is needed when
+a few do not have enough memory.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
 NEXT_KINDS = 3
-"""Machines that are tried for each stretch: those by which all can be done first."""
+"""Machine classes tried for each run of pieces: those with the least estimate."""
 MOST_KINDS = 96
-"""The fastest, where machines are of more kinds."""
+"""Most machine classes that are used; the fastest ones."""
 MOST_MEASURED = 8
-"""Of the ways to the end, the best."""
+"""Most complete plans that `LatencyBeam.plans` returns; the best ones."""
 TIE = 1e-6
-"""Weight of what else is still to be read, where what comes last is the same."""
+"""Weight of the other tensors still to be read; it breaks ties between equal estimates."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """The pieces before a cut have a place. ``kind`` did the last ones by ``done``, the client's number did none.
+    """A partial plan: the pieces before ``cut`` are placed.
 
-    All can be done after ``estimate`` seconds at least; ``delivered`` is when the client had its last result so far.
+    The last stage is on machine class ``kind`` (the client's number if there is no stage) and ends at ``done`` seconds.
+    ``estimate`` is the estimated end of the whole plan; ``delivered`` is when the client has its last result so far.
     """
 
     estimate: float
@@ -54,7 +55,7 @@ class _Way:
 
 @dataclass(frozen=True)
 class _Open:
-    """Tensors that are made before a cut and read behind it: places of makers and of first and last readers, bytes."""
+    """Tensors that cross a cut: positions of their sources, of their first and last readers, and bytes."""
 
     sources: Counts
     first: Counts
@@ -63,10 +64,11 @@ class _Open:
 
 
 class LatencyOrder:
-    """An order of the pieces, for any machines.
+    """One order of the pieces, independent of the machines.
 
     Attributes:
-        crossing: of each cut. last_reader: where each piece has it; the piece itself, if the client alone reads it.
+        crossing: the tensors that cross each cut.
+        last_reader: position of each piece's last reader; the piece's own position if only the client reads it.
     """
 
     def __init__(self, instance: Instance, order: Sequence[int]) -> None:
@@ -89,7 +91,7 @@ class LatencyOrder:
 
 
 class LatencyBeam:
-    """One order of an instance."""
+    """Beam search along one order of an instance's pieces."""
 
     def __init__(self, instance: Instance, order: LatencyOrder) -> None:
         self._instance = instance
@@ -107,9 +109,9 @@ class LatencyBeam:
         self._lag, self._slow = self._ahead.lag, self._ahead.slow
 
     def plans(self, width: int, budget: Budget) -> Iterator[list[Placement]]:
-        """The best ways to the end, of which so many are kept at each cut; none if the budget does not suffice.
+        """Yield the best complete plans, keeping ``width`` partial plans at each cut; none if the budget runs out.
 
-        They are to be measured: a link between stages that are no neighbours may be missing.
+        The caller must evaluate them: a link between stages that are not adjacent may be missing.
         """
         yield from map(self._placed, self._ways(width, budget)[:MOST_MEASURED])
 
@@ -136,9 +138,10 @@ class LatencyBeam:
         return _best(reached[length], width)
 
     def _tails(self, way: _Way, kinds: Counts, known: dict[int, Floats]) -> Floats:
-        """(K, W) what is ahead of a stage from a cut to each later one, behind those of its pieces that are read there.
+        """Return (K, W) least seconds from the end of a stage to the end of the plan, over its pieces read later.
 
-        −∞ where none is read but by the client. By the table it rests on, what is ``known`` of this cut.
+        The stage starts at the partial plan's cut and ends at each of the W later cuts. −∞ if only the client reads its
+        pieces. ``known`` caches results of this cut by the id of the table used.
         """
         length, cut = len(self._costs.order), way.cut
         tails = []
@@ -156,7 +159,7 @@ class LatencyBeam:
         return np.stack(tails)
 
     def _grown(self, way: _Way, known: dict[int, Floats], worst: Floats) -> Iterator[_Way]:
-        """All that one stage more may be, and that is not worse than as many others at its end."""
+        """Yield the partial plans with one more stage whose estimate is better than the ``worst`` kept at their cut."""
         problem, costs, cut = self._instance.problem, self._costs, way.cut
         if way.stages >= self._instance.machine_limit or way.stages >= (problem.stages or math.inf):
             return
@@ -175,7 +178,7 @@ class LatencyBeam:
         done = begins + took
         delivered = done + self._carried(costs.to_client[cut, columns], kinds, -1)
         delivered = np.where(costs.to_client[cut, columns] > 0, np.maximum(delivered, way.delivered), way.delivered)
-        possible &= np.isfinite(done)  # a link is missing
+        possible &= np.isfinite(done)  # infinite if a link is missing
         own = np.where(possible, done, 0.0) + self._tails(way, kinds, known)
         estimate = np.maximum(np.maximum(own, others), np.maximum(delivered, done))
         estimate = np.where(possible, estimate + TIE * (np.maximum(own, done) + all_others), math.inf)
@@ -197,10 +200,10 @@ class LatencyBeam:
             )
 
     def _arriving(self, way: _Way, kinds: Counts, begins: Floats) -> tuple[Floats, Floats, Floats]:
-        """What earlier stages mean for stages of each kind to each later cut.
+        """Return what earlier stages mean for a stage of each kind up to each later cut.
 
-        (W,) when all can be done that later ones still read of them, at least, the latest and the sum; and (K, W) when
-        all has come that is read here.
+        The first two, (W,), are the latest and the sum of the least end times over tensors that are still read after
+        that cut. The third, (K, W), is when all inputs of the stage have arrived.
         """
         crossing, table = self._order.crossing[way.cut], self._ahead.table(way.left > 0)
         length = begins.shape[1]
@@ -222,7 +225,7 @@ class LatencyBeam:
         return latest, total, begins
 
     def _carried(self, sizes: Floats, source: int | Counts, end: int | Counts) -> Floats:
-        """(K, W) seconds until so many bytes have come; none for no bytes, whether or not there is a link."""
+        """Return (K, W) seconds to transfer so many bytes; 0 for no bytes, even without a link."""
         lag, slow = (np.atleast_1d(table[source, end])[:, None] for table in (self._lag, self._slow))
         with np.errstate(invalid="ignore"):
             return np.where(sizes > 0, lag + sizes * slow, 0.0)
@@ -246,7 +249,7 @@ def _crossing(tensors: Sequence[tuple[int, int, int, float]]) -> _Open:
 
 
 def _best(ways: Sequence[_Way], width: int) -> list[_Way]:
-    """Those that can end first, of equal ends and machines left only one."""
+    """Return the ``width`` partial plans of least estimate; only one per last class and machines left."""
     found: dict[tuple[int, bytes], _Way] = {}
     for way in sorted(ways, key=lambda each: each.estimate):
         found.setdefault((way.kind, way.left.tobytes()), way)

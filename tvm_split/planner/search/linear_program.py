@@ -1,4 +1,4 @@
-"""A mixed-integer linear program, put together row by row and solved with HiGHS."""
+"""Mixed-integer linear programs, built row by row and solved with HiGHS."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from tvm_split.planner.search.budget import Budget
 
 NODE_WORK = 4000
-"""Of one node of the branch-and-bound tree, for each row."""
+"""Units of work of one node of the branch-and-bound tree, per row."""
 MOST_NODES = 2**31 - 1
 FEASIBILITY = 1e-7
-"""How far HiGHS may be off in a row, with the numbers scaled to about 1."""
+"""Largest violation of a row that HiGHS accepts, for numbers scaled to about 1."""
 
 
 @dataclass
 class LinearProgram:
-    """Minimises the sum of costs; columns are numbered in the order in which they are added."""
+    """A linear program that minimises the sum of costs; columns are numbered in the order they are added."""
 
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
@@ -45,10 +45,12 @@ class LinearProgram:
         self.rows.append((_summed(terms), value, value))
 
     def solve(self, budget: Budget, relative_gap: float, start: Mapping[int, float]) -> LinearSolution:
-        """The best solution that HiGHS finds on one thread within a budget.
+        """Return the best solution that HiGHS finds on one thread within a budget.
 
-        It begins with the values of ``start`` for all integer columns, if there are any. A limit to the work limits the
-        nodes of the tree.
+        Args:
+            budget: a limit of work alone limits the nodes of the tree.
+            relative_gap: HiGHS stops at this relative optimality gap.
+            start: values of all integer columns of a known solution, or empty.
         """
         nodes = budget.work_left / (NODE_WORK * max(1, len(self.rows)))
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -100,7 +102,7 @@ class LinearProgram:
 
 @dataclass(frozen=True)
 class LinearSolution:
-    """``values`` of the best found, None if nothing was; ``bound`` below which no solution is."""
+    """A solution: ``values`` of its columns, None if none was found, and ``bound``, a lower bound on the cost."""
 
     values: np.ndarray[tuple[int], np.dtype[np.float64]] | None
     bound: float

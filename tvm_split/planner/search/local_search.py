@@ -1,7 +1,7 @@
-"""A plan made better by small random changes, each of them evaluated exactly.
+"""Local search: improves a plan by small random changes (simulated annealing), each evaluated exactly.
 
-A plan is held as a topological order of the pieces, cut into segments, each with its machines. Whatever a change does
-to the order, the cuts or the machines, the stages that follow never wait for each other in a cycle.
+A plan is a topological order of the pieces, cut into segments, each with its machines. No change of the order, the cuts
+or the machines can make stages wait for each other in a cycle.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.placement import Placement
 
 TEMPERATURES = (0.05, 1e-5)
-"""By how large a share a change may make the plan worse, about: at first and at the end (simulated annealing)."""
+"""Relative increase of the value that a change may cause, about: at the start and at the end of annealing."""
 ROUND = 100
-"""Changes of one round of annealing, for each piece and each machine."""
+"""Changes in one round of annealing, per piece and per machine."""
 ROUNDS_WITHOUT_GAIN = 3
-"""After so many in a row the search ends."""
+"""The search ends after so many rounds in a row without an improvement."""
 GAIN = 1e-4
-"""Share of the value that counts as better."""
+"""Relative decrease of the value that counts as an improvement."""
 RUN = 0.5
-"""One over the mean number of further pieces that move with a piece."""
+"""Rate of the exponential distribution of further pieces that move with a piece: one over their mean number."""
 FURTHEST = 0.25
-"""The largest part of all pieces by which one change moves a cut."""
+"""Largest share of all pieces by which one change moves a cut."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """Segment ``i`` is ``order[ends[i - 1] : ends[i]]`` on ``machines[i]``."""
+    """A plan as segments: segment ``i`` is ``order[ends[i - 1] : ends[i]]`` on ``machines[i]``."""
 
     order: tuple[int, ...]
     ends: tuple[int, ...]
@@ -52,7 +52,7 @@ class _State:
 
 
 class LocalSearch:
-    """Changes plans of one instance; the same seed and budget of work give the same plans."""
+    """Local search of one instance; the same seed and the same budget of work give the same plans."""
 
     def __init__(self, instance: Instance, seed: int = 0) -> None:
         self._instance = instance
@@ -75,7 +75,7 @@ class LocalSearch:
             self._changes += [self._add_replica, self._take_replica]
 
     def improved(self, plan: Candidate, budget: Budget) -> Candidate:
-        """A plan at least as good as ``plan``; changes it at random until a few rounds find nothing better."""
+        """Return a plan at least as good as ``plan``; stops after a few rounds without an improvement."""
         problem, best, without_gain = self._instance.problem, plan, 0
         while without_gain < ROUNDS_WITHOUT_GAIN and not budget.is_used_up:
             better = self._annealed(best, budget)
@@ -107,7 +107,7 @@ class LocalSearch:
         return best
 
     def _evaluated(self, state: _State) -> Candidate | None:
-        """The plan; None if it is not allowed."""
+        """Evaluate a state; None if the plan violates a limit."""
         instance, stages = self._instance, state.stages()
         if not all(self._able[np.ix_(stage.pieces, stage.machines)].all() for stage in stages):
             return None
@@ -144,7 +144,7 @@ class LocalSearch:
         return _State(state.order, state.ends, tuple(machines))
 
     def _idle(self, state: _State) -> int | None:
-        """One of the machines without a stage, of any class with the same chance."""
+        """Return a machine without a stage, or None; each machine class is equally likely."""
         used = {machine for group in state.machines for machine in group}
         idle = [left for members in self._classes if (left := [each for each in members if each not in used])]
         return self._random.choice(idle)[0] if idle else None
@@ -186,9 +186,9 @@ class LocalSearch:
         return _State(state.order, ends, (*state.machines[:at], *parts, *state.machines[at + 1 :]))
 
     def _move_run(self, state: _State) -> _State | None:
-        """A run of pieces goes to another segment, or to one of its own on an idle machine.
+        """Move a run of pieces to another segment, or to a new segment on an idle machine.
 
-        As far as the pieces that it needs, and those that need it, allow.
+        The target lies between the segments of its predecessors and of its successors.
         """
         own = self._random.randrange(len(state.ends))
         held = state.pieces(own)
@@ -229,7 +229,7 @@ class LocalSearch:
         return None if machine is None else self._with_machines(state, {at: (*state.machines[at], machine)})
 
     def _take_replica(self, state: _State) -> _State | None:
-        """A replica leaves its stage, for another one or for none."""
+        """Move a replica from its stage to another stage, or leave it idle."""
         several = [number for number, group in enumerate(state.machines) if len(group) > 1]
         if not several:
             return None

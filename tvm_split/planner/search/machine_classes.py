@@ -1,7 +1,7 @@
-"""Identical machines, and the groups of machines that can hold one stage.
+"""Classes of identical machines, and the groups of machines that can hold one stage.
 
-A search over sets of machines grows as 2 to the number of machines; over numbers of machines of each class it grows
-with the product of (size of the class + 1), so that eight equal machines cost nine states instead of 256.
+A search over sets of machines has 2 ** machines states. A search over the number of machines of each class has the
+product of (class size + 1) states: nine instead of 256 for eight identical machines.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 
 Counts = tuple[int, ...]
-"""How many machines of each class."""
+"""Number of machines of each class."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of machines that can hold a stage: one machine, or, with replicas, any.
+    """Groups of machines that can hold a stage: one machine, or with replicas any set of machines.
 
     Attributes:
-        classes: the machines of each class. counts: of each group, how many of each class.
-        seconds_per_byte, latency: (G + 1, G + 1) of the link from a group to another, that of its slowest pair;
-            infinite latency where a pair is not linked. The last is the client.
+        classes: the machines of each class. counts: for each group, the number of machines of each class.
+        seconds_per_byte, latency: (G + 1, G + 1) of the slowest link from a group to another; infinite latency if a
+            pair of machines is not linked. The last row and column are the client's.
     """
 
     classes: tuple[tuple[int, ...], ...]
@@ -35,7 +35,7 @@ class Groups:
     latency: Floats
 
     def machines(self, sequence: list[int]) -> list[tuple[int, ...]]:
-        """Different machines for a sequence of groups."""
+        """Return the machines of each group of a sequence; no machine occurs twice."""
         left = [list(members) for members in self.classes]
         return [
             tuple(left[kind].pop(0) for kind, count in enumerate(self.counts[group]) for _ in range(count))
@@ -44,7 +44,7 @@ class Groups:
 
 
 def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
-    """Machines that can be exchanged without changing any plan's value, in the order of their first."""
+    """Return classes of machines that can be exchanged without changing a plan's value, ordered by first machine."""
     likely: dict[Hashable, list[list[int]]] = {}
     for machine in range(len(instance.machines)):
         sets = tuple(place for place, (members, _) in enumerate(instance.core_sets) if machine in members)
@@ -59,7 +59,7 @@ def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_of(instance: Instance, classes: tuple[tuple[int, ...], ...], *, replicas: bool) -> Groups:
-    """The groups that a stage may be on: single machines, and with ``replicas`` all others too."""
+    """Return the groups that may hold a stage: single machines, and with ``replicas`` also all larger sets."""
     counts = tuple(_group_counts(classes, replicas, instance.machine_limit))
     kinds = [*([kind for kind, count in enumerate(each) if count] for each in counts), [len(classes)]]
     slow, lag = _class_links(instance, (*classes, (instance.client,)))

@@ -1,10 +1,10 @@
-"""Plans of several machines as a mixed-integer linear program.
+"""Plans on several machines as a mixed-integer linear program.
 
-x[p, m] places piece p on machine m; z[e, a, b] is 1 where tensor e goes from a to b, tied to both ends as a flow, which
-keeps the relaxation tight; u[a, b] puts machines into an order that every tensor follows, so that stages have no
-cycle. The period is at least every machine's compute, receive and send. The latency has a start for every machine,
-with a large constant where nothing passes, and besides the longest path over pieces, which is weaker but has no such
-constant. Times are in units of the best known value.
+x[p, m] places piece p on machine m. z[e, a, b] is 1 if tensor e goes from machine a to b; flow constraints tie it to
+both ends, which keeps the relaxation tight. u[a, b] orders the machines; every tensor follows that order, so stages
+have no cycle. The period is at least the compute, receive and send time of every machine. The latency uses a start time
+per machine, with a big-M constant where no tensor passes, and the longest path over pieces, which is weaker but needs
+no such constant. Times are in units of the best known value.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tvm_split.planner.search.linear_program import LinearProgram
 from tvm_split.planner.search.placement import Placement
 
 SOLVER_TOLERANCE = 1e-6
-"""What HiGHS proves holds up to this share: bounds are taken so much lower."""
+"""Relative tolerance of what HiGHS proves; bounds are lowered by it."""
 
 
 class PlacementProgram:
-    """The program for one instance.
+    """The mixed-integer program of one instance.
 
     Args:
-        known: a plan to start from, if there is one; only better ones are looked for.
-        lower_bound: of the value, in seconds, proven otherwise.
+        known: a plan to start from, or None; only better plans are searched.
+        lower_bound: a proven lower bound on the objective, in seconds.
     """
 
     def __init__(self, instance: Instance, known: Candidate | None, lower_bound: float) -> None:
@@ -67,7 +67,7 @@ class PlacementProgram:
             self._limit_latency(float(not throughput))
 
     def solve(self, budget: Budget, relative_gap: float) -> tuple[float, Candidate | None]:
-        """A lower bound in seconds on all plans of several machines, and the best plan found."""
+        """Return a lower bound in seconds on all plans of several machines, and the best plan found or None."""
         instance = self._instance
         found = self._program.solve(budget, relative_gap, self._start())
         if found.infeasible:
@@ -81,7 +81,7 @@ class PlacementProgram:
             held.setdefault(max(columns, key=lambda m: float(values[columns[m]])), []).append(piece)
         try:
             plan = candidate(instance, [Placement((machine,), tuple(pieces)) for machine, pieces in held.items()])
-        except PlanError:  # a value that HiGHS took for whole was not
+        except PlanError:  # HiGHS accepted a value as an integer that is not one
             return bound, None
         return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None
 
@@ -122,7 +122,7 @@ class PlacementProgram:
             program.at_most(every, self._instance.machine_limit)
 
     def _order(self) -> dict[tuple[int, int], tuple[int, float]]:
-        """For two machines the column and its sign: before[a, b] is the column, or 1 − the column."""
+        """Return the order column of each pair of machines, and a sign: +1 for the column, -1 for 1 − the column."""
         before: dict[tuple[int, int], tuple[int, float]] = {}
         for one, other in itertools.combinations(self._machines, 2):
             column = self._program.binary()
@@ -134,7 +134,7 @@ class PlacementProgram:
         return before
 
     def _arrivals(self, tensor: Tensor) -> dict[int, int]:
-        """By machine: the column that is 1 where any destination of a tensor is there."""
+        """Return, by machine, the column that is 1 if the machine holds any destination of a tensor."""
         ends = [piece for piece in tensor.destinations if piece != self._instance.client]
         if len(ends) == 1:
             return self._place[ends[0]]
@@ -148,7 +148,7 @@ class PlacementProgram:
         return columns
 
     def _transfers(self, index: int, tensor: Tensor) -> dict[tuple[int, int], int]:
-        """By pair of machines: the column that is 1 where a tensor goes from one to the other."""
+        """Return, by pair of machines, the column that is 1 if a tensor goes from the first to the second."""
         instance, program = self._instance, self._program
         if tensor.source == instance.client:
             return {}
@@ -202,7 +202,7 @@ class PlacementProgram:
             program.at_most([*busy, (self._period, -float(cores))], 0.0)
 
     def _transfers_of_client(self) -> list[tuple[int, float]]:
-        """What sending and receiving takes of the client's computing."""
+        """Return the terms for the client's computing time of sends and receives."""
         instance, problem = self._instance, self._instance.problem
         found = []
         for index, tensor in enumerate(instance.tensors):
@@ -253,7 +253,7 @@ class PlacementProgram:
         self._limit_paths(latency, large)
 
     def _latency_of_client(self, m: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-        """Terms for what the client sends to a machine before it starts, and for what it gets at the end."""
+        """Return the terms for transfers from the client before a machine starts, and to the client at its end."""
         instance, program, client = self._instance, self._program, self._instance.client
         sides: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
         for index, tensor in enumerate(instance.tensors):
@@ -270,7 +270,7 @@ class PlacementProgram:
         return sides
 
     def _limit_paths(self, latency: int, large: float) -> None:
-        """The longest path over pieces: each is done after those before it, and what passes between them."""
+        """Bound the latency by the longest path: a piece ends after its predecessors and the transfers between them."""
         instance, program = self._instance, self._program
         done = [program.column(large) for _ in instance.pieces]
         for piece, column in enumerate(done):
@@ -307,7 +307,7 @@ class PlacementProgram:
 
 
 def longest_latency(instance: Instance) -> float:
-    """No plan's latency is above this: every piece on its slowest machine, every tensor over every link, in turn."""
+    """Return an upper bound on latency in seconds: pieces on slowest machines, tensors on slowest links, in turn."""
     seconds = math.fsum(max(value for value in row if math.isfinite(value)) for row in instance.seconds)
     slowest = float(instance.seconds_per_byte.max())
     sizes = math.fsum(tensor.bytes * len(tensor.destinations) for tensor in instance.tensors)
@@ -316,10 +316,11 @@ def longest_latency(instance: Instance) -> float:
 
 
 def period_bound(instance: Instance, budget: Budget) -> float:
-    """Of plans of several machines: every piece divided over machines at will, nothing sent, memory and cores kept to.
+    """Return a lower bound in seconds on the period of plans of several machines; 0 if the budget does not suffice.
 
-    The linear relaxation of scheduling on unrelated machines (Lenstra, Shmoys and Tardos 1990). Replicas hold all the
-    weights, but share the time, so with them memory is left out. 0 where the budget does not suffice.
+    Pieces are divided freely over machines, without transfers, within memory and cores: the linear relaxation of
+    scheduling on unrelated machines (Lenstra, Shmoys and Tardos 1990). Replicas share the time, but each holds all
+    weights, so with replicas memory is not limited.
     """
     unit = float(np.where(np.isfinite(instance.seconds), instance.seconds, 0.0).sum(axis=0).max()) or 1.0
     program = LinearProgram()

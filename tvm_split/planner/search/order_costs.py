@@ -1,7 +1,7 @@
-"""What stages take that are stretches of one topological order: between any two cuts, for units of machines.
+"""Costs of stages that are runs of one topological order, between any two cuts, for units of machines.
 
-A unit is what holds a stage: a machine, or with replicas several that share its micro-batches. Units that can be
-exchanged are one kind, and counted.
+A unit holds one stage: a machine, or with replicas several machines that share its micro-batches. Interchangeable units
+are of one kind, and only their number counts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Units:
 
     Attributes:
         members: the units of each kind, all of one size.
-        counts: (K,) how many there are of each.
-        seconds: (n, K) of each piece, contention included; infinite where a member cannot run it. Exact for single
-            machines, and for replicas that are slower than each other by the same ratio for every piece.
-        transfer_seconds, transfer_seconds_per_byte: (K,). memory: (K,) of the smallest member.
-        seconds_per_byte: (K + 1, K + 1) from a unit to another, of the slowest pair; infinite where a pair is not
-            linked. The last is the client.
+        counts: (K,) number of units of each kind.
+        seconds: (n, K) seconds of each piece under contention; infinite if a member cannot run it. Exact for single
+            machines, and for replicas whose speed ratio is the same for every piece.
+        transfer_seconds, transfer_seconds_per_byte: (K,). memory: (K,) bytes of the smallest member.
+        seconds_per_byte: (K + 1, K + 1) of the slowest pair from a unit to another; infinite if a pair is not linked.
+            The last row and column are the client's.
     """
 
     members: tuple[tuple[Unit, ...], ...]
@@ -42,7 +42,7 @@ class Units:
 
 
 def units_of(instance: Instance, classes: Sequence[Sequence[int]], sets: Sequence[Unit]) -> Units:
-    """The units that ``sets`` of machines are; those whose members are of the same classes are of one kind."""
+    """Return ``sets`` of machines as units; units whose members have the same classes are of one kind."""
     class_of = {machine: number for number, members in enumerate(classes) for machine in members}
     kinds: dict[tuple[int, ...], list[Unit]] = {}
     for each in sets:
@@ -86,14 +86,14 @@ def _links(instance: Instance, members: Sequence[Sequence[Unit]]) -> Floats:
 
 
 class OrderCosts:
-    """Stages of an instance along one topological order; row where a stage begins, column where it ends.
+    """Transfers and sizes of stages along one topological order; row: first cut of a stage, column: its last cut.
 
-    What a stage sends counts once for each of its readers that are outside, as if all were in different stages, or, if
-    they are ``together``, once.
+    A sent tensor counts once per reader outside the stage, as if all readers were in different stages. With
+    ``together``, it counts once.
 
     Attributes:
-        received, sent: (P, P) bytes to and from other stages. from_client, to_client: the client's.
-        tensors: (P, P) tensors that come in and go out.
+        received, sent: (P, P) bytes from and to other stages. from_client, to_client: bytes from and to the client.
+        tensors: (P, P) number of tensors that the stage receives and sends.
     """
 
     def __init__(self, instance: Instance, order: Sequence[int], *, together: bool = False) -> None:
@@ -108,7 +108,7 @@ class OrderCosts:
             ends = sorted(int(place[piece]) for piece in tensor.destinations if piece != instance.client)
             source = -1 if tensor.source == instance.client else int(place[tensor.source])
             into = self.from_client if source < 0 else self.received
-            # From behind the source to a reader, for stages that begin there and have not ended before it.
+            # Stages that begin after the source and after the previous reader, and that contain this reader.
             for before, end in zip([source, *ends], ends, strict=False):
                 for table, value in ((into, tensor.bytes), (self.tensors, 1.0)):
                     _rectangle(table, before + 1, end + 1, end + 1, length + 1, value)
@@ -122,14 +122,14 @@ class OrderCosts:
                     _rectangle(table, 0, source + 1, source + 1, length + 1, value)
         for table in (self.received, self.sent, self.from_client, self.to_client, self.tensors):
             np.cumsum(np.cumsum(table, axis=0, out=table), axis=1, out=table)
-            table[table < 1e-9 * table.max(initial=0.0)] = 0.0  # what differences leave of sums
+            table[table < 1e-9 * table.max(initial=0.0)] = 0.0  # rounding errors of the differences
         self.bytes = self.received + self.sent + self.from_client + self.to_client
         self.weights = np.concatenate([[0.0], np.cumsum(instance.weights[self.order])])
         self.activations = instance.activations[self.order]
 
 
 def _rectangle(table: Floats, top: int, bottom: int, left: int, right: int, value: float) -> None:
-    """Adds a value to rows ``top`` to ``bottom`` − 1 and columns ``left`` to ``right`` − 1 of what is summed later."""
+    """Add a value to rows top … bottom − 1 and columns left … right − 1, as differences for later cumulative sums."""
     size = len(table)
     table[top, left] += value
     if bottom < size:
@@ -141,9 +141,9 @@ def _rectangle(table: Floats, top: int, bottom: int, left: int, right: int, valu
 
 
 def costs_possible(costs: OrderCosts, units: Units, prefix: Floats, start: int, reach: int, period: float) -> Flags:
-    """(K, reach − start): whether a unit of each kind can hold the stage from ``start`` to start + 1 … reach.
+    """Return (K, reach − start): whether a unit of each kind can hold the stage from ``start`` to start + 1 … reach.
 
-    Links are those that are best for each kind; others are looked at when the neighbours are known.
+    Checks compute time and memory only; links are checked by the caller.
     """
     problem = costs.instance.problem
     columns = slice(start + 1, reach + 1)
@@ -161,10 +161,13 @@ def costs_possible(costs: OrderCosts, units: Units, prefix: Floats, start: int, 
 
 
 class Stretches:
-    """Pieces in an order, of P − 1; ``seconds`` (P − 1, K) of each on every kind of machine, infinite where it cannot.
+    """Compute times of runs of pieces in one order of P − 1 pieces.
+
+    Args:
+        seconds: (P − 1, K) seconds of each piece on every kind of unit; infinite where it cannot run.
 
     Attributes:
-        prefix: (K, P) seconds of all pieces before a cut, as far as the kind can run them.
+        prefix: (K, P) seconds of all pieces before a cut that the kind can run.
     """
 
     def __init__(self, seconds: Floats) -> None:
@@ -172,12 +175,12 @@ class Stretches:
         kinds, length = blocked.shape
         start = np.zeros((kinds, 1))
         self.prefix: Floats = np.concatenate([start, np.cumsum(np.where(blocked, 0.0, seconds.T), axis=1)], axis=1)
-        # At or behind each cut, the first one whose next piece is blocked, or the last of all.
+        # The first cut, at or after each cut, whose next piece cannot run; the last cut if there is none.
         ends = np.concatenate([np.where(blocked, np.arange(length), length), np.full((kinds, 1), length)], axis=1)
         self._ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
 
     def reach(self, period: float) -> npt.NDArray[np.intp]:
-        """(K, P): the last cut before which everything from a cut on is computed within the period."""
+        """Return (K, P): for each cut, the last cut up to which all pieces between them compute within the period."""
         limit = period * (1 + 1e-12)
         longest = np.stack([np.searchsorted(each, each + limit, side="right") - 1 for each in self.prefix])
         return np.asarray(np.minimum(longest, self._ends), dtype=np.intp)

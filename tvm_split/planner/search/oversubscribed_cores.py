@@ -1,8 +1,8 @@
-"""Machines that share too few cores, for the search that fills stages one after the other, each by itself.
+"""Machines on oversubscribed cores, for a search that fills one stage after the other.
 
-Such a search is shown them in two ways. Either only as many of them as have cores of their own: nothing is lost by it
-where pieces are small, and fewer tensors cross. Or all of them, each slowed to its part of the cores: what fits them
-all fits the cores.
+The search tries two views of them. In the first it uses only as many machines as have cores of their own; this loses
+nothing if pieces are small, and needs fewer transfers. In the second it uses all machines, each slowed down by the
+oversubscription; then a plan that fits the machines also fits the cores.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Counts = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class OversubscribedCores:
-    """So many ``cores``, fewer than what the machines in ``wanted`` would keep busy, each as many as it says."""
+    """A set of ``cores`` shared by machines that want more of them; ``wanted`` is the number of cores per machine."""
 
     wanted: dict[int, int]
     cores: int
 
     @property
     def oversubscription(self) -> float:
-        """How many times longer all of them compute together than each alone."""
+        """Cores wanted divided by cores available: the slowdown when all machines compute at the same time."""
         return sum(self.wanted.values()) / self.cores
 
 
 def oversubscribed_cores(instance: Instance) -> tuple[OversubscribedCores, ...]:
-    """The sets of cores that are too few for their machines; what the client takes of them is not counted."""
+    """Return the oversubscribed sets of cores of an instance; the client's use of cores is not counted."""
     own = [machine.cores for machine in instance.problem.machines]
     sets = (
         OversubscribedCores({each: own[each] for each in members if each != instance.client and own[each]}, cores)
@@ -45,10 +45,10 @@ def oversubscribed_cores(instance: Instance) -> tuple[OversubscribedCores, ...]:
 def ways_to_count(
     units: Units, oversubscribed: Sequence[OversubscribedCores], worth: Floats
 ) -> Iterator[tuple[Units, Counts]]:
-    """Units, and how many of each kind may be used, so that their cores suffice; just these, where all cores do.
+    """Yield units, and the number of each kind to use, such that their cores suffice; unchanged if all cores do.
 
     Args:
-        worth: (K,) of a unit's time; where some are left out, those of the least worth by the cores that they take.
+        worth: (K,) price of a unit's time; units with the least price per core are left out first.
     """
     needed = [_needed(units, each) for each in oversubscribed]
     if not any(each.any() for each in needed):
@@ -68,10 +68,10 @@ def ways_to_count(
 
 
 def pooled(units: Units, counts: Floats, oversubscribed: Sequence[OversubscribedCores]) -> tuple[Floats, Floats]:
-    """Seconds and counts as of kinds of machines, in which cores that are too few stand for the machines on them.
+    """Return seconds (n, K') and counts (K',) in which each oversubscribed core set replaces the machines on it.
 
-    Whatever plan there is, what these machines compute, each on its cores, is at most cores × period; so a bound of the
-    period for these kinds is one for the machines. Of several sets of a machine, the most oversubscribed counts.
+    In every plan, the core time of these machines is at most cores × period. So a lower bound on the period for these
+    kinds also holds for the machines. If a machine is in several sets, the most oversubscribed set counts.
     """
     seconds, found = units.seconds.copy(), counts.astype(np.float64)
     columns, cores = [], []
@@ -87,7 +87,7 @@ def pooled(units: Units, counts: Floats, oversubscribed: Sequence[Oversubscribed
 
 
 def _needed(units: Units, cores: OversubscribedCores) -> Floats:
-    """(K,) how many of the cores a unit of each kind keeps busy."""
+    """Return (K,) the number of these cores that a unit of each kind keeps busy."""
     return np.array([sum(cores.wanted.get(machine, 0) for machine in each[0]) for each in units.members], dtype=float)
 
 

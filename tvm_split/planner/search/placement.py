@@ -1,4 +1,4 @@
-"""Stages by numbers, and their flow: how a search evaluates what it considers."""
+"""Stages by numbers and their flow, which a search evaluates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Placement:
 
 
 def placed(instance: Instance, stages: Sequence[Stage]) -> list[Placement]:
-    """Stages by numbers, of names that are right (see `tvm_split.planner.step_graph.lower`)."""
+    """Return stages by numbers; their names must be valid (see `tvm_split.planner.step_graph.lower`)."""
     return [
         Placement(
             tuple(instance.machine_number[machine] for machine in stage.machines),
@@ -37,12 +37,12 @@ def placed(instance: Instance, stages: Sequence[Stage]) -> list[Placement]:
 def flow_of_stages(
     instance: Instance, stages: Sequence[Placement], share_of: Mapping[int, float] | None = None
 ) -> tuple[tuple[Placement, ...], Flow]:
-    """The stages in topological order, and what they do.
+    """Return the stages in topological order, and their evaluated flow.
 
-    Replicas have shares in proportion to their speeds, or those in ``share_of``, by machine.
+    Replicas get shares in proportion to their speeds, or the shares in ``share_of``, by machine.
 
     Raises:
-        PlanError: stages wait for each other in a circle, or a link is missing.
+        PlanError: stages wait for each other in a cycle, or a link is missing.
     """
     stage_of = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
     stage_of[instance.client] = instance.client

@@ -1,6 +1,7 @@
-"""The least period on more machines than tables can list: stages along orders of the pieces, under halved periods.
+"""Search for the least period on more machines than tables can hold: beam searches inside a binary search of periods.
 
-With replicas, all of the network on all machines is among what is tried, and machines of one site as one.
+Stages follow an order of the pieces. With replicas, the search also tries the whole network on all machines, and the
+machines of one site as one unit.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 
 WIDTH = 4
-"""Partial plans that are kept side by side."""
+"""Number of partial plans that the beam search keeps."""
 MOST_TRIES = 100
-"""Further searches, by disturbed prices."""
+"""Most further searches with perturbed prices."""
 DISTURBANCE = 0.05
-"""Share by which prices differ from the fair ones then, about. Another one of several good fillings is tried so."""
+"""Relative standard deviation of perturbed prices, about; it makes the search try other good plans."""
 COARSE, FINE = 0.02, 0.001
-"""Share of a period by which the next one is longer at first, and to which the interval of periods is halved."""
+"""Relative first step to a longer period, and relative width at which the binary search of periods ends."""
 LONG = 1.0
-"""Share of a period by which the next one is longer where the budget is used up."""
+"""Relative step to a longer period after the budget is used up."""
 SLIGHT = 1e-7
-"""Share of a period by which the next one is tried, once the interval was halved to its end."""
+"""Relative decrease of the period that is tried after the binary search has ended."""
 NEAR_ENOUGH = 0.005
-"""A plan so near to the bound is not searched any longer for."""
+"""Relative gap to the lower bound at which the search stops."""
 SHORTEST = 1e-9
-"""Share of the time that everything takes in turn, below which no period is tried."""
+"""Least period that is tried, as a share of the upper bound on latency."""
 Counts = npt.NDArray[np.intp]
 
 
 class PricedSearch:
-    """One instance within a budget; `search` finds plans and raises ``bound``, in seconds.
+    """Search of one instance within a budget; `search` finds plans and raises the lower bound ``bound``, in seconds.
 
     Plans are compared as they run, with the shares of their replicas' round-robin schedules.
 
     Args:
-        known: plans to begin with.
+        known: plans to start with.
     """
 
     def __init__(self, instance: Instance, budget: Budget, *, known: Sequence[Candidate] = ()) -> None:
@@ -59,7 +60,7 @@ class PricedSearch:
         self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
         self._counts = self._singles.counts.astype(np.float64)
         self._prices = fair_prices(self._singles.seconds, self._counts, budget.rest(0.15))
-        # No plan's machines are worth more together than the dearest that may be used.
+        # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
         worth = float(_fastest(self._singles.counts, self._prices, self._most_machines) @ self._prices.classes)
         self.bound = self._prices.bound / max(worth / float(self._counts @ self._prices.classes), 1e-12) * (1 - 1e-9)
         self._oversubscribed = oversubscribed_cores(instance)
@@ -73,7 +74,7 @@ class PricedSearch:
         self._longest = longest_latency(instance)
 
     def search(self) -> None:
-        """Fills ``found`` with plans that hold, of all kinds, and raises ``bound``."""
+        """Add the plans that fit to ``found``, and raise ``bound``."""
         instance = self._instance
         order = range(len(instance.pieces))
         costs = OrderCosts(instance, order)
@@ -96,7 +97,7 @@ class PricedSearch:
             self._place(costs, self._singles, prices, low=self._shortest * (1 - COARSE))
 
     def surpasses(self, machines: Collection[int], period: float) -> bool:
-        """Whether no plan on these machines alone, of at least two, can have a shorter period."""
+        """Whether no plan on only these machines, and at least two of them, can have a period below ``period``."""
         counts = np.array([sum(unit[0] in machines for unit in units) for units in self._singles.members])
         return self._prices.bound >= period * float(counts @ self._prices.classes) * (1 - 1e-9)
 
@@ -104,7 +105,7 @@ class PricedSearch:
         return self._shortest <= self.bound * (1 + NEAR_ENOUGH)
 
     def _place(self, costs: OrderCosts, units: Units, prices: Prices, low: float = 0.0) -> None:
-        """Halve upon the period of plans on all units, or on the fastest of them if not all may be used."""
+        """Search the period of plans on all units, or on the fastest ones if not all may be used."""
         size = len(units.members[0][0])
         for counted, counts in ways_to_count(units, self._oversubscribed, prices.classes):
             beam = StageBeam(costs, counted, prices, WIDTH)
@@ -115,7 +116,7 @@ class PricedSearch:
                 self._halve(beam, counts, low)
 
     def _with_own_cores(self) -> Counts:
-        """As many machines of each kind as find cores of their own."""
+        """Return the number of machines of each kind that have cores of their own."""
         _, counts = next(ways_to_count(self._singles, self._oversubscribed, self._prices.classes))
         return counts
 
@@ -129,10 +130,10 @@ class PricedSearch:
         return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
 
     def _halve(self, beam: StageBeam, left: Counts, low: float) -> None:
-        """Search between the bound and the shortest period known; upwards first, if no plan is known.
+        """Search periods between the lower bound and the shortest known period; upwards while no plan is known.
 
-        In the end slightly below the best, as often as that succeeds. Without any plan it goes on when the budget is
-        used up, in long steps: one machine alone may be hundreds of times slower.
+        At the end, try slightly less than the best period, as long as that succeeds. While no plan is known, continue
+        in long steps after the budget is used up: one machine alone may be hundreds of times slower.
         """
         low, high, step = max(low, self.bound, self._longest * SHORTEST), self._shortest, COARSE
         while low < self._longest and high > self.bound and (not self.found or not self._budget.is_used_up):
@@ -150,13 +151,13 @@ class PricedSearch:
                 high, step = min(period, reached), math.inf
 
     def _keep(self, stages: Sequence[Placement]) -> float | None:
-        """The period of a plan as it is delivered, which is kept if it holds; None if it does not."""
+        """Evaluate a plan and keep it if it fits. Return its period as it runs, in seconds; None if it does not fit."""
         instance = self._instance
         wanted = instance.problem.stages
         self._budget.spend(EVALUATION_WORK * len(stages))
         try:
             plan = candidate(instance, stages if wanted is None else _with_count(instance, stages, wanted))
-        except PlanError:  # a link is missing between stages that are no neighbours
+        except PlanError:  # a link is missing between stages that are not adjacent
             return None
         if not fits(instance, plan):
             return None
@@ -166,14 +167,14 @@ class PricedSearch:
         return period
 
     def _deal_out(self) -> None:
-        """All on all that can hold it."""
+        """Try the whole network as one stage on all machines that can hold it."""
         ways = (self._with_own_cores(), self._singles.counts)
         members = dict.fromkeys(tuple(_members(self._singles, counts)) for counts in ways)
         for each in dict.fromkeys(chosen for able in members for chosen in whole_sets(self._instance, able)):
             self._keep([Placement(each, tuple(range(len(self._instance.pieces))))])
 
     def _place_sets(self, costs: OrderCosts) -> None:
-        """Pipelines whose stages have replicas: of ever smaller units."""
+        """Try pipelines whose stages have replicas, with smaller and smaller units."""
         for sets in _groupings(self._instance, self._singles, self._prices, self._with_own_cores()):
             if self._is_near() or self._budget.until(0.5).is_used_up:
                 return
@@ -185,7 +186,7 @@ class PricedSearch:
 
 
 def _disturbed(prices: Prices, generator: np.random.Generator) -> Prices:
-    """Prices that prove nothing, each a little higher or lower."""
+    """Return prices with small random changes; they prove no bound."""
     classes, pieces = (
         each * np.exp(DISTURBANCE * generator.standard_normal(len(each))) for each in (prices.classes, prices.pieces)
     )
@@ -193,7 +194,7 @@ def _disturbed(prices: Prices, generator: np.random.Generator) -> Prices:
 
 
 def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
-    """Of so many units of each kind those whose time is worth most: ``most`` together."""
+    """Return how many units of each kind to use: the ones of highest price, at most ``most`` in total."""
     left = np.zeros_like(counts)
     for kind in np.argsort(-prices.classes, kind="stable"):
         left[kind] = min(counts[kind], most)
@@ -208,9 +209,9 @@ def _members(singles: Units, counts: Counts) -> list[int]:
 
 
 def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Counts) -> Iterator[list[Unit]]:
-    """Machines as units of several: all of one neighbourhood, then runs of 2, 4, … of about one speed in each.
+    """Yield groupings of machines into units: all of one neighbourhood, then 2, 4, … of similar speed in each.
 
-    So many of each kind are used at most.
+    At most ``counts`` machines of each kind are used.
     """
     group_of, links = neighbourhoods(singles.seconds_per_byte[:-1, :-1], singles.counts)
     together = len(links) <= MOST_NEIGHBOURHOODS
@@ -225,9 +226,9 @@ def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Count
 
 
 def _with_count(instance: Instance, stages: Sequence[Placement], wanted: int) -> list[Placement]:
-    """As many stages as wanted, if there are fewer: the longest ones are cut in two, with an idle machine or a replica.
+    """Cut the longest stages in two until there are ``wanted`` stages; use an idle machine or a replica for each.
 
-    The rest is left to whoever measures the plan.
+    Returns fewer stages if no stage can be cut; the caller checks the plan.
     """
     found = list(stages)
     idle = set(range(len(instance.machines))) - {machine for stage in stages for machine in stage.machines}

@@ -1,4 +1,4 @@
-"""What anyone would do by hand, in a fraction of a second: no plan that is delivered is to be worse."""
+"""Simple plans that a person would make by hand, computed in a fraction of a second; the result is never worse."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from tvm_split.planner.search.order_costs import OrderCosts
 from tvm_split.planner.search.placement import Placement
 
 FINE = 1e-10
-"""Share of a period to which the interval of periods is halved."""
+"""Relative width at which the binary search of periods ends."""
 PERIODS = 6
-"""Between the least one and that of all pieces in turn, under which machines are filled where the latency counts."""
+"""Number of steps between the least and the longest period, under which machines are filled if latency counts."""
 CLIENT_LIMITS = 9
-"""Speeds of links to the client, below which machines are left out of a plan that deals all of the network out."""
+"""Number of limits on the client link's speed; slower machines are left out of a plan of whole-network replicas."""
 
 
 def simple_plans(instance: Instance) -> list[Candidate]:
-    """Those that fit: first fit under a halved period; where the latency counts, on as few machines as it takes; and
-    with replicas, the whole network on all machines."""
+    """Return the simple plans that fit.
+
+    First fit under the least period that works; if latency counts, also under longer periods, on fewer machines; with
+    replicas, also the whole network on all machines.
+    """
     problem = instance.problem
     plans: list[list[Placement] | None] = []
     for order in _fastest_first(instance):
@@ -38,13 +41,16 @@ def simple_plans(instance: Instance) -> list[Candidate]:
         plans += [[Placement(each, everything)] for each in whole_sets(instance, range(len(instance.machines)))]
     found = []
     for stages in filter(None, plans):
-        with contextlib.suppress(PlanError):  # a link is missing between stages that are no neighbours
+        with contextlib.suppress(PlanError):  # a link is missing between stages that are not adjacent
             found.append(candidate(instance, stages))
     return [each for each in found if fits(instance, each)]
 
 
 def _fastest_first(instance: Instance) -> list[tuple[int, ...]]:
-    """All machines; those that cannot run everything last, and as if they took the longest for what they cannot."""
+    """Return up to two orders of machines by total time.
+
+    The first puts machines that cannot run every piece last; the second assumes the slowest time for such a piece.
+    """
     seconds = instance.seconds
     longest = np.where(np.isfinite(seconds), seconds, -np.inf).max(axis=1, keepdims=True)
     orders = (seconds, np.where(np.isfinite(seconds), seconds, longest))
@@ -52,9 +58,9 @@ def _fastest_first(instance: Instance) -> list[tuple[int, ...]]:
 
 
 class _Filling:
-    """Machines in some order, of which each takes as many pieces as fit under a period, and into its memory.
+    """First fit: each machine, in a given order, takes as many pieces as fit under a period and into its memory.
 
-    Pieces in their order, tensors over the link from the machine before.
+    Pieces are taken in their order; tensors cross the link from the previous machine.
     """
 
     def __init__(self, instance: Instance, machines: Sequence[int]) -> None:
@@ -67,7 +73,7 @@ class _Filling:
         self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
 
     def under_longer(self) -> list[list[Placement] | None]:
-        """Under ever longer periods, with ever fewer stages."""
+        """Return plans under longer and longer periods, with fewer and fewer stages."""
         stages = self.least()
         if not stages:
             return []
@@ -76,7 +82,7 @@ class _Filling:
         return [self.under(low * ratio ** (number / PERIODS) * (1 + FINE)) for number in range(1, PERIODS)]
 
     def least(self) -> list[Placement] | None:
-        """Under the least period at which there is such a plan; None if there is none."""
+        """Return the plan under the least period that works; None if there is none."""
         low, high = 0.0, self._longest
         best = None
         while high > low * (1 + FINE) and high > 0:
@@ -98,7 +104,7 @@ class _Filling:
                 continue
             if cut[start] * instance.seconds_per_byte[before, machine] > period:
                 continue
-            # Sums beyond a piece that may not run here are infinite.
+            # Sums after a piece that may not run on this machine are infinite.
             own = sums[start, machine]
             if math.isfinite(own) and math.isfinite(period):
                 end = int(np.searchsorted(sums[:, machine], own + period * (1 + 1e-12), side="right")) - 1
@@ -117,7 +123,7 @@ class _Filling:
         return None
 
     def _held(self, start: int, end: int, memory: float) -> int:
-        """The last cut up to ``end`` to which a machine's memory holds all from ``start``; that if there is none."""
+        """Return the last cut up to ``end`` for which memory holds all pieces from ``start``; else ``start``."""
         costs = self._costs
         if costs is None or end == start:
             return end
@@ -129,7 +135,7 @@ class _Filling:
 
 
 def cut_bytes(instance: Instance) -> Floats:
-    """Of all tensors that pass each cut, before the first piece and behind the last included."""
+    """Return the bytes of all tensors that cross each cut, including before the first and after the last piece."""
     length, client = len(instance.pieces), instance.client
     steps = np.zeros(length + 2)
     for tensor in instance.tensors:
@@ -140,7 +146,7 @@ def cut_bytes(instance: Instance) -> Floats:
 
 
 def whole_sets(instance: Instance, machines: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Those of some machines that can run and hold everything in time, with ever slower links to the client."""
+    """Yield sets of machines that can run and hold the whole network in time, with slower and slower client links."""
     able = np.array(machines, dtype=np.intp)
     able = able[np.isfinite(instance.seconds[:, able]).all(axis=0)]
     able = able[instance.times[:, able].sum(axis=0) <= instance.problem.maximum_latency_seconds]

@@ -1,4 +1,4 @@
-"""The search's front door: from a problem to a plan with its certificate."""
+"""Entry point of the search: from a problem to a plan with its certificate."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from tvm_split.units import seconds_text
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DIAGNOSIS_WORK = WORK_PER_SECOND
-"""For each attempt with a demand less; none begins after twice that."""
+"""Units of work of each attempt with a demand left out; none starts after twice as much in total."""
 TABLES_SHARE = 0.8
-"""Of the budget: then a chain whose tables are not finished is searched as any other graph."""
+"""Share of the budget for the tables of a chain; if they are not finished then, it is searched as a graph."""
 CHAIN_METHOD = "exact: dynamic programming over sets of machines and cuts of a chain"
 REPLICA_METHOD = "exact: dynamic programming over sets of machines, replicas and cuts of a chain"
 SHARED_CORES_METHOD = "exact: dynamic programming over cuts of a chain on machines that share cores"
 CORES_AFTERWARDS = "dynamic programming over a chain without shared cores, which were counted afterwards"
 CORES_GAP = 0.02
-"""What plans without shared cores may be better by at most, if a plan that was found without them is to do; about what
-two measurements of the same thing differ by."""
+"""Largest relative gap to the best plan without shared cores at which such a plan is accepted; about the difference of
+two measurements of the same thing."""
 SCHEDULED_AFTERWARDS = "; that is of shares of any size: replicas have those of their round-robin schedule"
 
 
@@ -49,17 +49,18 @@ def solve(
     budget: Budget | None = None,
     whole_turns: bool = True,
 ) -> Solution:
-    """The best plan of a problem, and how far from the best it can be at most.
+    """Return the best plan found for a problem, with its optimality gap.
 
-    Chains of up to about 200 pieces on 10 unlike machines (equal ones count less) are solved exactly; other graphs as
-    far as a bound proves it within the time. `Solution.method` says which.
+    Chains of up to about 200 pieces on 10 different machines (identical ones count less) are solved exactly. Other
+    graphs are exact only if a lower bound proves it within the time. `Solution.method` says which.
 
-    What is exact is so for replicas with shares of any size. Plans are compared, and described, with the shares of
-    round-robin schedules; the lower bound holds for both. Where replicas share cores, it is that of shares in
-    proportion to their speeds. Without ``whole_turns`` replicas have shares of any size.
+    Exact results hold for replicas with shares of any size. Plans are compared and described with the shares of
+    round-robin schedules; the lower bound holds for both. If replicas share cores, the bound is for shares in
+    proportion to their speeds.
 
     Args:
-        budget: instead of the time limit; one of work alone gives the same plan on every machine.
+        budget: used instead of the time limit; a budget of work alone gives the same plan on every machine.
+        whole_turns: give replicas the shares of round-robin schedules; if False, shares of any size.
 
     Raises:
         PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.
@@ -95,7 +96,7 @@ def _searched(instance: Instance, budget: Budget) -> Found:
 
 def _by_tables(instance: Instance, budget: Budget) -> Found:
     problem = instance.problem
-    # Tables know each stage by itself: cores are counted when the best plan without them is known.
+    # Tables see one stage at a time, so shared cores are counted after the best plan without them is known.
     search = ChainSearch(
         dataclasses.replace(instance, problem=dataclasses.replace(problem, shared_cores=()), core_sets=()),
         budget.until(TABLES_SHARE),
@@ -112,7 +113,7 @@ def _by_tables(instance: Instance, budget: Budget) -> Found:
     holds = within_limits(problem, chosen.flow)
     if gap <= TOLERANCE or (holds and problem.objective == "latency"):
         method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
-        return Found(chosen, tuple(others), chosen.value(problem), method, exact=True)  # equal but for rounding
+        return Found(chosen, tuple(others), chosen.value(problem), method, exact=True)  # equal except for rounding
     if (found := _on_shared_cores(instance)) is not None:
         return found
     if holds and gap <= CORES_GAP:
@@ -121,7 +122,7 @@ def _by_tables(instance: Instance, budget: Budget) -> Found:
 
 
 def _simple_plans(instance: Instance, budget: Budget) -> list[Candidate]:
-    """Those with which a plan whose replicas lose by their schedule is compared: few replicas, or all in one stage."""
+    """Return plans to compare with, in case round-robin schedules slow the chosen one: no replicas, or one stage."""
     single = dataclasses.replace(instance, problem=dataclasses.replace(instance.problem, replicas=False))
     search = ChainSearch(single, budget)
     alone = solve_chain(search)
@@ -130,7 +131,7 @@ def _simple_plans(instance: Instance, budget: Budget) -> list[Candidate]:
 
 
 def _on_shared_cores(instance: Instance) -> Found | None:
-    """The best plan of a chain on identical machines that all share the same cores; None if it is none, or has none."""
+    """Return the best plan of a chain on identical machines that share all cores; None if this does not apply."""
     if not is_oversubscribed(instance):
         return None
     chosen, others = solve_oversubscribed(instance)
@@ -145,7 +146,7 @@ def _solution(
     stages = chosen.named(instance)
     evaluation = evaluate(instance.problem, lower(instance.problem, stages))
     value = objective_seconds(instance.problem.objective, evaluation)
-    # Where cores are too few, other shares than those by speed may be better, as a schedule may happen to give them.
+    # On oversubscribed cores, the shares of a schedule may happen to be better than shares by speed.
     bound = min(found.lower_bound_seconds, value)
     best = value if found.chosen is None else found.chosen.value(instance.problem)
     is_worse = value > best * (1 + TOLERANCE)
@@ -183,7 +184,7 @@ def _why_impossible(problem: Problem, *, is_proven: bool) -> str:
 
 
 def _best(problem: Problem, budget: Budget) -> Candidate | None:
-    """The best plan found with little work, if every piece may run somewhere."""
+    """Return the best plan found with little work; None if there is none."""
     instance = instance_of(problem)
     if _is_chain(instance) and not instance.core_sets:
         return solve_chain(ChainSearch(instance))

@@ -1,10 +1,10 @@
-"""Stages for many machines: under a period, each next one goes to the unit of machines that it fills best.
+"""Beam search of stages for many machines: under a period limit, each stage goes to the unit that it fills best.
 
-Along a topological order, a partial plan is where its last stage ends and which units are left. With fair prices of
-machines' time and of pieces (`bounds.fair_prices`), a stage wastes what its unit's time is worth beyond its pieces; the
-partial plans with the least waste are kept, side by side, one stage after the other (beam search). Where every machine
-is like every other, the only choice left is to go as far as a machine can; where all are unlike, some unit is nearly
-filled by nearly any stretch. The least period is found by halving an interval.
+A partial plan, along a topological order, is the end of its last stage and the units that are left. Prices of machine
+time and of pieces come from `bounds.fair_prices`. A stage wastes the price of its unit's time minus the price of its
+pieces; after each stage, the partial plans with the least waste are kept. If all machines are identical, each stage
+simply takes as many pieces as it can. If all are different, nearly any run of pieces nearly fills some unit. The caller
+finds the least period by binary search.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
 STEP_WORK = 500
-"""Of one partial plan that gets a stage more, for each class of units."""
+"""Units of work to extend one partial plan by a stage, per kind of unit."""
 MOST_NEIGHBOURHOODS = 64
-"""Where there are more, each machine's links are its own, and which others are left is not looked at."""
+"""Most neighbourhoods for which the links to the units left are checked; beyond that, any best link counts."""
 
 
 @dataclass(frozen=True)
 class _Partial:
-    """Pieces up to ``end`` have a place; ``kind`` is that of the last stage's unit, K for the client's before all."""
+    """A partial plan: pieces up to ``end`` are placed; ``kind`` is the last stage's unit kind, K if there is none."""
 
     end: int
     kind: int
@@ -40,11 +40,11 @@ class _Partial:
 
 
 class StageBeam:
-    """One order and one set of units; see the module.
+    """Beam search over one order of pieces and one set of units; see the module.
 
     Args:
-        prices: of the units' time and of the pieces, these in topological order (not in that of ``costs``).
-        width: partial plans that are kept.
+        prices: prices of the units' time and of the pieces; the pieces in topological order, not in that of ``costs``.
+        width: number of partial plans that are kept.
     """
 
     def __init__(self, costs: OrderCosts, units: Units, prices: Prices, width: int) -> None:
@@ -62,7 +62,7 @@ class StageBeam:
         self._reach: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
     def stages(self, period: float, most: int, left: Counts, budget: Budget) -> list[Placement] | None:
-        """Stages of at most ``most`` units out of ``left`` (of each kind) under a period; None if none are found."""
+        """Return stages on at most ``most`` units out of ``left`` (per kind) under a period; None if none are found."""
         self._tables, self._reach = {}, self._stretches.reach(period)
         kinds = len(self._units.members)
         partials = [_Partial(0, kinds, left, 0.0, None)]
@@ -84,7 +84,7 @@ class StageBeam:
         return None
 
     def _table(self, start: int, period: float) -> Flags:
-        """(K, W): whether a unit of each kind can hold the pieces from ``start`` to each of the next W cuts."""
+        """Return (K, W): whether a unit of each kind can hold the pieces from ``start`` to each of the next W cuts."""
         found = self._tables.get(start)
         if found is None:
             costs, units, reach = self._costs, self._units, int(self._reach[:, start].max())
@@ -100,7 +100,7 @@ class StageBeam:
         return found
 
     def _grown(self, partial: _Partial, period: float) -> list[_Partial]:
-        """The partial plan with one stage more: for each kind of unit that is left the longest one possible."""
+        """Return the partial plans with one more stage: the longest possible one on each kind of unit that is left."""
         start, costs = partial.end, self._costs
         kinds = np.flatnonzero((partial.left > 0) & (self._reach[:, start] > start))
         if not len(kinds):
@@ -129,7 +129,7 @@ class StageBeam:
         return found
 
     def _way_on(self, left: Counts, kinds: Counts) -> Floats:
-        """Seconds per byte from each kind to the best unit that is left besides."""
+        """Return seconds per byte from each kind to the best other unit that is left."""
         group_of, links = self._neighbourhoods
         if len(links) > MOST_NEIGHBOURHOODS:
             return np.asarray(self._outof[kinds], dtype=np.float64)
@@ -152,13 +152,13 @@ class StageBeam:
 
 
 def _wire(sizes: Floats, seconds_per_byte: Floats) -> Floats:
-    """(K, W) seconds that bytes take over each link; none for no bytes, whether or not there is a link."""
+    """Return (K, W) seconds to transfer bytes over each link; 0 for no bytes, even without a link."""
     with np.errstate(invalid="ignore"):
         return np.where(sizes > 0, sizes * seconds_per_byte[:, None], 0.0)
 
 
 def neighbourhoods(links: Floats, counts: Counts) -> tuple[Counts, Floats]:
-    """Kinds with the same links to all others are neighbours, as in one rack: the group of each, and (G, G) links."""
+    """Group kinds with the same links to all others, as in one rack. Return each kind's group, and (G, G) links."""
     filled = links.copy()
     np.fill_diagonal(filled, np.inf)
     nearest = np.minimum(filled.min(axis=0), filled.min(axis=1)) if len(links) > 1 else np.diag(links)

@@ -1,9 +1,9 @@
-"""What each group of machines would need for every stage between two ideals, as matrices over its two ends.
+"""Costs of every stage between two ideals on each group of machines, as matrices over the two ends of the stage.
 
-A chain is the graph whose ideals are its prefixes: its costs are exact. What a stage exchanges in another graph depends
-on where other stages are, beyond its neighbours. The costs here take the best link a machine has, and a tensor as sent
-once; only behind a piece that divides the graph, the next stage surely gets a tensor of it from the stage before. So
-the value of the best sequence is a lower bound, and that of its plan wherever links are equal and no tensor goes to two
+The costs of a chain are exact: its ideals are its prefixes. In other graphs, the transfers of a stage also depend on
+stages that are not adjacent. There the costs assume the machine's best link, and that each tensor is sent once. Only
+after a piece that divides the graph, the next stage certainly receives a tensor of it from the previous stage. So the
+value of the best sequence is a lower bound. It is the value of its plan if links are equal and no tensor goes to two
 stages.
 """
 
@@ -20,23 +20,23 @@ from tvm_split.planner.search.instance import Flags, Floats, Instance
 from tvm_split.planner.search.machine_classes import Groups
 
 ROUNDING = 1e-14
-"""Share of a sum below which a difference of two such sums is 0."""
+"""Relative size, to the sums, below which a difference of two sums counts as 0."""
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of stages between P ideals, of which the first is before all pieces and the last behind them.
+    """Costs of stages between P ideals; the first ideal is empty and the last has all pieces.
 
     Attributes:
-        period, latency: for each group a (P, P) matrix, row where the stage ends, column where it begins; what the
-            group computes and exchanges, but for what surely passes between neighbours. Infinite where it is no stage
-            or the group cannot hold it.
-        crossing_bytes: (P,) what surely passes from the stage before an ideal's end to the one behind it, over the link
-            of their groups.
-        crosses: (P,) whether anything passes there, if only 0 bytes.
+        period, latency: for each group a (P, P) matrix of seconds; row: the stage's end, column: its begin. Covers
+            compute and transfers, except those that certainly pass between adjacent stages. Infinite if there is no
+            such stage or the group cannot hold it.
+        crossing_bytes: (P,) bytes that certainly pass, over the link of their groups, from the stage that ends at an
+            ideal to the next one.
+        crosses: (P,) 1 if any tensor certainly passes there, even of 0 bytes, else 0.
         memory: (P, P) bytes that each stage takes.
-        computed: for each class of machines a (P, P) matrix of what one computes for a stage, transfers included.
-        load: for each group a (P, P) matrix of anything whose sum over stages is asked for.
+        computed: for each class of machines a (P, P) matrix of compute seconds of one machine, transfers included.
+        load: for each group a (P, P) matrix of any value that is summed over stages.
     """
 
     groups: Groups
@@ -50,10 +50,10 @@ class StageCosts:
 
 
 def stage_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimistic: bool = True) -> StageCosts:
-    """Costs that are never above the true ones if ``optimistic``, else those of the slowest links."""
+    """Return stage costs that are never above the true ones if ``optimistic``; else assume the slowest links."""
     members = ideals.members.astype(np.float64)
     sizes = members.sum(axis=1)
-    # Row where a stage ends, column where it begins: the smaller ideal must be inside the larger one.
+    # Row: a stage's end, column: its begin. The smaller ideal must be inside the larger one.
     inside = (members @ members.T == sizes[None, :]) & (sizes[:, None] > sizes[None, :])
     received, sent, from_client, to_client = _traffic(instance, ideals)
     exchanged = received.bytes + sent.bytes + from_client.bytes + to_client.bytes
@@ -92,28 +92,28 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
 
 @dataclass(frozen=True)
 class _Transfers:
-    """(P, P), or (1, P) of where a stage begins: bytes and number of the tensors that pass."""
+    """Bytes and number of transferred tensors: (P, P) by end and begin of a stage, or (1, P) by its begin."""
 
     bytes: Floats
     tensors: Floats
 
     def stream_seconds(self, link: tuple[float, float]) -> Floats:
-        """Over a link of so many seconds per byte and of that latency, infinite if there is none."""
+        """Return seconds in a stream over a link (seconds per byte, latency in seconds); infinite without a link."""
         if math.isinf(link[1]):
             return np.where(self.tensors > 0, math.inf, 0.0)
         return self.bytes * link[0]
 
     def seconds(self, link: tuple[float, float]) -> Floats:
-        """Of a single micro-batch."""
+        """Return seconds of a single micro-batch: those of a stream and the latency."""
         return self.stream_seconds(link) + np.where(self.tensors > 0, link[1], 0.0)
 
 
 _Term = tuple[Flags, Flags, float]
-"""Bytes that a stage exchanges if the first is true of where it ends and the second of where it begins."""
+"""Bytes that a stage transfers if the first flag is set at its end and the second at its begin."""
 
 
 def _traffic(instance: Instance, ideals: Ideals) -> list[_Transfers]:
-    """What stages receive and send, and get from the client and send to it, if each tensor is sent once."""
+    """Return transfers of stages: received, sent, from the client and to the client, if each tensor is sent once."""
     members = ideals.members
     received: list[_Term] = []
     sent: list[_Term] = []
@@ -124,7 +124,7 @@ def _traffic(instance: Instance, ideals: Ideals) -> list[_Transfers]:
         reached = members[:, ends].sum(axis=1)
         is_input = tensor.source == instance.client
         has = np.ones(len(members), dtype=bool) if is_input else members[:, tensor.source]
-        # A stage needs the tensor if it ends with more of its readers than it begins with.
+        # A stage needs the tensor if its end has more of the tensor's readers than its begin.
         into = from_client if is_input else received
         into += [(reached > count, has & (reached == count), tensor.bytes) for count in range(len(ends))]
         if not is_input:
@@ -143,9 +143,9 @@ def _summed(terms: Sequence[_Term], positions: int) -> _Transfers:
 
 
 def _sure_transfers(instance: Instance, ideals: Ideals) -> _Transfers:
-    """(1, P) what passes from the stage before an ideal's end to the next one, whatever they are.
+    """Return (1, P) transfers that certainly pass from the stage that ends at an ideal to the next one.
 
-    All pieces behind a dividing one depend on it, and the next stage has one of those that need no other.
+    All pieces after a dividing piece depend on it. The next stage holds a piece that needs nothing after that one.
     """
     before = predecessors(instance)
     counts = ideals.members.sum(axis=1)
@@ -165,9 +165,9 @@ def _sure_transfers(instance: Instance, ideals: Ideals) -> _Transfers:
 
 
 def _link(instance: Instance, machines: Sequence[int], incoming: bool, optimistic: bool) -> tuple[float, float]:
-    """Seconds per byte and latency of the best or worst link of machines, of which the slowest counts.
+    """Return seconds per byte and latency of each machine's best or worst link; the slowest machine counts.
 
-    Infinite if one of them has no link.
+    Infinite if one of the machines has no link.
     """
     pick = np.min if optimistic else np.max
     speeds, latencies = [], []
@@ -198,9 +198,9 @@ def _largest(values: Floats, ideals: Ideals) -> Floats:
 
 
 def _shared(members: list[tuple[Floats, int]]) -> Floats:
-    """What so many machines of each duration take together: one over the sum of their rates.
+    """Return the seconds per micro-batch of machines that share a stage: one over the sum of their rates.
 
-    Infinite where any of them cannot hold the stage.
+    ``members`` are seconds and number of machines. Infinite if any of them cannot hold the stage.
     """
     if len(members) == 1 and members[0][1] == 1:
         return members[0][0].copy()

@@ -1,9 +1,10 @@
-"""The best sequence of stages, exactly, by dynamic programming over the machines used and where the last stage ends.
+"""Exact best sequence of stages, by dynamic programming over the machines used and the end of the last stage.
 
 Linear partition over unequal machines: best[used, last group][j] = min over k of the cost of a stage k … j on the last
-group, combined with the best of best[used − last, group before][k] and the link between the two. Combining is the
-maximum for the period and the sum for the latency and for loads, which have nothing for links. Sets as in PipeEdge (Hu
-et al. 2022), where identical machines are counted; stages on several machines as in PipeDream (Narayanan et al. 2019).
+group, combined with the best of best[used − last, previous group][k] and the link between the two groups. Values are
+combined by the maximum for the period and by the sum for latency and loads; loads have no link cost. Sets of machines
+follow PipeEdge (Hu et al. 2022), with identical machines counted; stages on several machines follow PipeDream
+(Narayanan et al. 2019).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
 
 CALL_STEPS = 45_000
-"""What numpy's calls for one state of a table cost, in matrix elements."""
+"""Overhead of numpy's calls for one state of a table, in matrix elements."""
 
 MOST_MATRIX_BYTES = 1.0e9
-"""Memory that the matrices of all groups may take together."""
+"""Most bytes that the matrices of all groups may take together."""
 
 MOST_SECONDS = 1.0e300
 
@@ -36,14 +37,14 @@ Value = Literal["period", "latency", "load"]
 
 @dataclass(frozen=True)
 class TableCost:
-    """What dynamic programming over the sets of machines of some classes takes: matrix elements touched, and bytes."""
+    """Cost of dynamic programming over sets of machines: ``steps`` are matrix elements touched, ``bytes`` memory."""
 
     steps: float
     bytes: float
 
 
 def table_cost(classes: tuple[tuple[int, ...], ...], positions: int, *, replicas: bool) -> TableCost:
-    """Of one table over so many positions of a cut, without making it."""
+    """Return the cost of one table over ``positions`` cuts, without building it."""
     sizes = [len(members) for members in classes]
     if replicas:  # pairs of a set and one of its subsets
         groups = math.prod(size + 1 for size in sizes) - 1
@@ -59,7 +60,7 @@ def table_cost(classes: tuple[tuple[int, ...], ...], positions: int, *, replicas
 
 @dataclass(frozen=True)
 class Sequence:
-    """Groups and the positions at which their stages end."""
+    """A sequence of stages: their groups, and the positions where they end."""
 
     groups: tuple[int, ...]
     ends: tuple[int, ...]
@@ -67,23 +68,26 @@ class Sequence:
 
 @dataclass(frozen=True)
 class _State:
-    """For each of ``rows`` (groups that could be last): the best value by position, (len(rows), P)."""
+    """State of the table: for each of ``rows`` (possible last groups), the best value by position, (len(rows), P)."""
 
     rows: npt.NDArray[np.intp]
     values: Floats
 
 
 class StageTable:
-    """The best values for all numbers of machines used; `best` gives them, `sequence` the stages behind one.
+    """Table of best values by the machines used; `best` returns the values, `sequence` the stages of one value.
 
     Args:
-        costs: of the stages.
+        costs: costs of the stages.
         value: what is minimised.
-        machine_limit: at most so many machines.
-        stage_count: exactly so many stages.
-        period_limit: no stage and no link with a period above this.
-        value_limit: no plan with a value above this.
-        budget: within which it is filled, or an `OutOfBudgetError` raised.
+        machine_limit: most machines of a plan.
+        stage_count: exact number of stages, or None for any.
+        period_limit: largest period of a stage or link, in seconds.
+        value_limit: largest value of a plan.
+        budget: limit for filling the table.
+
+    Raises:
+        OutOfBudgetError: the budget was used up.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class StageTable:
         self._fill()
 
     def best(self) -> dict[Counts, float]:
-        """The least value by the machines used, of which there are at least two; what cannot be is left out."""
+        """Return the least value by machines used, for at least two machines; impossible sets are left out."""
         found: dict[Counts, float] = {}
         for (stages, used), state in self._states.items():
             value = float(state.values[:, -1].min())
@@ -121,7 +125,7 @@ class StageTable:
         return found
 
     def sequence(self, used: Counts) -> Sequence:
-        """Stages of the least value on these machines, as few as can be."""
+        """Return the stages of the least value on these machines; ties go to the fewest stages."""
         candidates = [
             (float(state.values[row, -1]), stages, row)
             for (stages, counts), state in self._states.items()
@@ -183,12 +187,12 @@ class StageTable:
         return [(stages, self._states[stages, used]) for stages in range(last + 1) if (stages, used) in self._states]
 
     def _extended(self, state: _State, group: int) -> Floats | None:
-        """The best value by position where a stage on ``group`` ends that follows ``state``; None if none can."""
+        """Return the best value by end position of a stage on ``group`` that follows ``state``; None if impossible."""
         best = self._arriving(state, group).min(axis=0)
         possible = np.flatnonzero(best <= self._value_limit)
         if not len(possible):
             return None
-        # A stage begins where one before can end, and ends behind that.
+        # A stage begins where a previous stage can end, and ends later.
         first, last = int(possible[0]), int(possible[-1]) + 1
         found = np.full(len(best), math.inf)
         stages = self._stages[group][first:, first:last]
@@ -196,7 +200,7 @@ class StageTable:
         return found
 
     def _arriving(self, state: _State, group: int) -> Floats:
-        """(rows, P): the value up to a position and over the link from each row's group to ``group``."""
+        """Return (rows, P): the value up to a position, with the link from each row's group to ``group``."""
         groups, costs = self._costs.groups, self._costs
         slow, lag = groups.seconds_per_byte[state.rows, group], groups.latency[state.rows, group]
         stream = slow[:, None] * costs.crossing_bytes
@@ -221,10 +225,10 @@ class StageTable:
 
 
 def lack_table(instance: Instance, costs: StageCosts) -> StageTable:
-    """A table of the bytes that stages lack of an instance's memory, summed over machines.
+    """Return a table of the bytes of memory that stages lack in an instance, summed over machines.
 
     Args:
-        costs: of the same stages without a limit to memory.
+        costs: costs of the same stages without a memory limit.
     """
     groups = costs.groups
     lacks = [
