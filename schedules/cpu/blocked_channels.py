@@ -5,8 +5,8 @@ in this layout, and the operators below that can work on blocks do so. Other ope
 tensor converted back, once. All decisions are local and follow the order of the bindings. Operators that are not named
 here are not changed.
 
-TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple that dropout returns and on group norm, and
-it changes layouts around clip, erf and arithmetic with scalars.
+TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple that dropout returns and on group norm. It
+also changes layouts around clip, erf and arithmetic with scalars.
 """
 
 from __future__ import annotations

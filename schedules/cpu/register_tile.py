@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from schedules.traits import Traits
 
-# Two multiply-adds start per cycle and take four cycles; fewer independent accumulators than this leave the units idle.
+# Two multiply-adds start per cycle and take four cycles; with fewer independent accumulators they wait for each other.
 ACCUMULATORS_TO_HIDE_LATENCY = 8
 # Two loads start per cycle. Above this ratio of loads to multiply-adds, the load ports limit the kernel. Measured:
 # tiles with a ratio of 0.63 (8 x 2) reach the peak, and those with 1.04 (28 x 1) still 95 %.

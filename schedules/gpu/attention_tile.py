@@ -111,7 +111,7 @@ class AttentionTile(AnyAttentionTile):
         return sizes.width + sizes.value_columns * ROW_THREADS
 
     def loaded_elements(self, sizes: Attention) -> int:
-        """Of the memory that keys and values have in turns."""
+        """The elements of the shared memory that keys and values use one after the other."""
         return max(sizes.width * (self.keys + SHIFT), self.keys * ROW_THREADS * sizes.value_columns)
 
     def shared_bytes(self, sizes: Attention) -> int:
@@ -141,7 +141,7 @@ class AttentionFragments(AnyAttentionTile):
         return whole_fragments(sizes.width) + whole_fragments(sizes.value_width)
 
     def loaded_elements(self, sizes: Attention) -> int:
-        """Of the memory that keys and values have in turns."""
+        """The elements of the shared memory that keys and values use one after the other."""
         return self.keys * (whole_fragments(max(sizes.width, sizes.value_width)) + FRAGMENT_SHIFT)
 
     def shared_bytes(self, sizes: Attention) -> int:

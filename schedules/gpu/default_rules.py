@@ -58,7 +58,7 @@ def _with_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _bound(schedule: s_tir.Schedule) -> tirx.PrimFunc | None:
     _bind_what_all_threads_do(schedule)
     if any("blockIdx.x" not in _bindings(schedule, block) for block in _blocks(schedule) if schedule.get_loops(block)):
-        return None  # a rule that treats scalars as endless rows omits the blocks after them
+        return None  # a rule that takes scalars for endless rows leaves out the blocks after them
     return schedule.mod["main"]
 
 

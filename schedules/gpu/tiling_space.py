@@ -1,7 +1,7 @@
 """The tuning space of tiled products: `Tiling` as named values, the values worth trying, and a block's limits.
 
 Tiles are offered only if a block of threads can hold them: its threads, its shared memory as the schedules lay it out,
-and the registers that a thread's results and operands need at least. Other spills are found by the compiler.
+and the registers that a thread's results and operands need at least. The compiler detects other spills.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ class TuningError(Exception):
 
 
 class DeviceError(TuningError):
-    """No usable device answers; the message names the tracker and the key, and says what to do."""
+    """No device answers or one cannot be used; the message names the tracker and the key, and says what to do."""
 
 
 class DatabaseError(TuningError):

@@ -44,7 +44,7 @@ NVCC_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Effort:
-    """The effort per measurement: ``rounds`` times the median of ``runs``, after one warm-up each."""
+    """The number of runs per measurement: ``rounds`` times the median of ``runs``, after one warm-up each."""
 
     rounds: int = 3
     runs: int = 10
@@ -158,7 +158,7 @@ class Measurer:
         """The timings that `start` began; a remote one that fails is tried once more, on another device if possible.
 
         Raises:
-            DeviceError: none succeeded and no device answers, or a device has another number of threads.
+            DeviceError: none succeeded and no device answers, or a device has another number of threads or another GPU.
         """
         self._wait(started)
         timings = [self._timing(future, each) for future, each in zip(started, built, strict=True)]

@@ -6,7 +6,7 @@
 The sum runs over channels and over the positions of a convolution's kernel (a matrix has one position). ``left`` and
 ``right`` are views that are never in memory: a kernel computes them when it loads into shared memory (the image behind
 a matrix of patches). Both have the sum's axis first, so that a thread's registers are contiguous there. The schedule
-cuts a product into tiles and its sum into slices. Only for few rows the slices are made here.
+cuts a product into tiles and its sum into slices. For few rows, the slices are made here.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ Product = Callable[[Any, Any, Any], Any]
 
 
 def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
-    """Make the anchor block of a contraction; return a function that the block that stores the result reads it with.
+    """Make the anchor block of a contraction; return the function through which the storing block reads its values.
 
     ``family`` is the operator's name, and becomes the name of the chosen rule.
     """
@@ -108,7 +108,7 @@ def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
 
 
 def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
-    """Whether tensor cores can compute the product: one half-precision dtype they support, all extents a fragment."""
+    """Whether tensor cores can compute a product: one half-precision dtype they support, no extent below a fragment."""
     smallest = min(extents.rows, extents.columns, extents.depth)
     return len(set(dtypes)) == 1 and dtypes[0] in gpu.fragment_dtypes and smallest >= TENSOR_CORE_SMALLEST
 

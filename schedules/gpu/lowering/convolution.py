@@ -159,7 +159,7 @@ def _pack(weight: te.Tensor, groups: int, by_outputs: bool) -> te.Tensor:
     """Convert weight [O, I, ...] to [group, positions * I, O / groups]; ``by_outputs`` exchanges the last two axes.
 
     Elements that threads load together are then contiguous. With the channels innermost, a tile of the sum lies within
-    one position of the kernel, so threads need no arithmetic for the kernel's row and column.
+    one position of the kernel. So threads need no arithmetic for the kernel's row and column.
     """
     outputs, inputs, *kernel = (int(extent) for extent in weight.shape)
     share = outputs // groups

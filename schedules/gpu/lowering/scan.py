@@ -47,9 +47,9 @@ def _kernel(
 ) -> tirx.PrimFunc:
     """The kernel for rows of ``length`` elements that are ``after`` elements apart; a ``flat`` result has one axis.
 
-    Each thread sums its part of a row. The parts' totals are scanned in shared memory by doubling (Hillis and Steele
-    1986), from one half of the memory to the other. Then each thread goes through its part again, starting from its
-    total.
+    Each thread reduces its part of a row to a total. The totals are scanned in shared memory by doubling (Hillis and
+    Steele 1986), from one half of the memory to the other. Then each thread goes through its part again, starting from
+    the total of all parts before it.
     """
     rows = prod(shape) // length
     dtype = accumulator_dtype(out_dtype)
