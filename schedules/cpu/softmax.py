@@ -29,7 +29,7 @@ KEPT_BYTES = 16 * 1024
 def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
     """Softmax of x over the last axis, in float32; ``logarithm`` makes it log-softmax.
 
-    Exponentials are computed once and divided by their sum.
+    Softmax computes the exponentials once and divides them by their sum.
     """
     *rows, extent = (int(value) for value in x.shape)
     lanes, shape = traits.lanes, tuple(rows)

@@ -180,7 +180,7 @@ class Gpu:
 
 
 def gpu_of(target: Target) -> Gpu:
-    """The GPU of a target, by its ``arch``; an unknown one counts as an A100 (108 multiprocessors, float16, bfloat16)."""
+    """The GPU of a target, by its ``arch``; one not in `MULTIPROCESSORS` counts 108 multiprocessors."""
     arch = str(target.attrs.get("arch", ""))
     generation = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
     number = int(generation[1]) if generation else max(FRAGMENTS_SINCE.values())
