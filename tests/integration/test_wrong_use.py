@@ -82,8 +82,8 @@ def shared_bundle(model: tvm_split.Model) -> tvm_split.Bundle:
         ({"split": {"machine-z": ["conv1"]}}, r"'machine-z'; the cluster has machine-a, machine-b"),
         ({"split": {"machine-a": ["conv1", "fc"], "machine-b": ["conv2"]}, "stages": 2}, r"would wait on itself"),
         ({"stages": 99}, r"99 stages were asked for, but the model can be cut into \d+ at most"),
-        ({"stages": 0}, r"stages=0 was asked for"),
-        ({"objective": "speed"}, r"objective is 'speed'; it can be 'throughput' or 'latency'"),
+        ({"stages": 0}, r"stages is 0"),
+        ({"objective": "speed"}, r"objective is 'speed'.*'throughput' or 'latency'"),
     ],
 )
 def test_wrong_plans(model: tvm_split.Model, arguments: dict, message: str) -> None:

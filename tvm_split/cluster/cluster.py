@@ -175,7 +175,7 @@ class Cluster:
             address=address,
             workers=workers,
             threads=threads,
-            resources=dict(resources or {}),
+            resources={} if resources is None else resources,
             strategy=strategy,
             timeout_seconds=timeout_seconds,
         ).find()

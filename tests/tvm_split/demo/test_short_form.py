@@ -14,9 +14,8 @@ def stage_1():  # on machine-b
     relu1 = receive("relu1", "machine-a")               # float32[4, {blocks}, 8, 8, {lanes}]
     relu1_plain = layout_transform(relu1)               # float32[4, 32, 8, 8]
     conv2 = nn.conv2d(relu1_plain, constant[32, 32, 3, 3]) # float32[4, 32, 8, 8]
-    conv2_1 = reshape(constant[32], [1, 32, 1, 1])      # float32[1, 32, 1, 1]
-    conv2_2 = add(conv2, conv2_1)                       # float32[4, 32, 8, 8]
-    relu2 = nn.relu(conv2_2)                            # float32[4, 32, 8, 8]
+    conv2_1 = add(conv2, constant[1, 32, 1, 1])         # float32[4, 32, 8, 8]
+    relu2 = nn.relu(conv2_1)                            # float32[4, 32, 8, 8]
     send(relu2, "machine-c")"""
 
 

@@ -11,6 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rpc_runtime import hardware
@@ -63,9 +64,9 @@ def by_ends(found: LinkProbe) -> dict[tuple[str, str], LinkProfile]:
 
 def test_every_link_of_a_local_cluster_is_measured() -> None:
     seen: list[tuple[str, int, int]] = []
-    local = Cluster.local(workers=2)
-    found = probe(local, on_progress=lambda what, done, steps: seen.append((what, done, steps)))
-    assert local._workers is None  # as after a deployment
+    before = set(psutil.Process().children(recursive=True))
+    found = probe(Cluster.local(workers=2), on_progress=lambda what, done, steps: seen.append((what, done, steps)))
+    assert set(psutil.Process().children(recursive=True)) <= before  # the workers have ended, as after a deployment
     links = by_ends(found)
     assert set(links) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
     for link in links.values():
