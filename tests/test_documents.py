@@ -3,25 +3,120 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+import tvm_split
+from rpc_runtime.worker.config import require_options
 from scripts.cases import CASES
+from tvm_split.cli.application import loaded, registry
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "tests/README.md",
+    ROOT / "tests/helpers/toy_plugin/README.md",
+)
+FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+
+
+def headings(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    lines = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", FENCE.sub("", path.read_text())):
+        aim = (path.parent / target).resolve() if target else path
+        assert aim.exists(), target
+        assert not anchor or anchor in headings(aim), f"{target}#{anchor}"
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The words of each `tvm-split` command line of a document, without comments."""
+    text = path.read_text().replace("\\\n", " ")
+    blocks = [block for match in FENCE.finditer(text) for block in match.group().splitlines()]
+    inline = re.findall(r"(?<!`)`(tvm-split [^`]+)`", FENCE.sub("", text))
+    lines = [
+        line[line.index("tvm-split ") :] for line in (*blocks, *inline) if re.match(r" *(mpiexec .*)?tvm-split ", line)
+    ]
+    return [shlex.split(re.sub(r"\s[:>|].*", "", line.replace("\n", " ")), comments=True)[1:] for line in lines]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_named_source_file_exists(path: Path) -> None:
+    if path.name in ("removed.md", "CHANGELOG.md"):
+        return
+    for name in re.findall(r"`([\w/]+\.py)`", path.read_text()):
+        assert any(f"/{each}".endswith(f"/{name}") for each in sources()), name
+
+
+def test_each_form_of_a_model_and_of_a_plan_is_a_class() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| \d \|[^|]*\|[^|]*?`(\w+)`(?:s)?, `([\w/]+\.py)`", text, re.MULTILINE)
+    assert len(rows) == 7 + 8
+    for name, file in rows:
+        (path,) = (each for each in sources() if f"/{each}".endswith(f"/{file}") and not each.startswith("tests"))
+        assert re.search(rf"^class {name}\b", (ROOT / path).read_text(), re.MULTILINE), f"{name} in {file}"
+
+
+@cache
+def sources() -> frozenset[str]:
+    folders = ("tvm_split", "relay_passes", "schedules", "rpc_runtime", "tests", "scripts", "examples")
+    return frozenset(str(each.relative_to(ROOT)) for name in folders for each in (ROOT / name).rglob("*.py"))
+
+
+@cache
+def options_of(command: str) -> frozenset[str]:
+    named = [name for each in loaded(registry[command]).params for name in (*each.opts, *each.secondary_opts)]
+    return frozenset(name for name in named if name.startswith("-"))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_and_option_exists(path: Path) -> None:
+    if path.name == "removed.md":
+        return
+    for words in commands(path):
+        if not words or words[0] not in registry:
+            assert not words or words[0].startswith("-") or words[0].isupper(), words
+        elif words[0] == "worker":
+            require_options(words[1:]) if "…" not in words else None
+        else:
+            used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+            assert used <= options_of(words[0]), words
+
+
+def test_the_public_names_that_documents_use_exist() -> None:
+    for path in DOCUMENTS:
+        if path.name != "removed.md":
+            for name in re.findall(r"\btvm_split\.([A-Za-z]\w+)\b(?![/.])", path.read_text()):
+                package = (ROOT / "tvm_split" / name).is_dir() or (ROOT / f"tvm_split/{name}.py").exists()
+                assert package or name in tvm_split.__all__ or name in ENTRY_POINTS_AND_OPERATIONS, f"{path}: {name}"
+
+
+ENTRY_POINTS_AND_OPERATIONS = {
+    *("transports", "codecs", "strategies", "commands", "frontends", "launchers"),
+    *("receive", "send", "schedule", "failure", "Control"),
+}
 
 
 def test_every_benchmark_has_its_line() -> None:
-    (table,) = re.findall(r"## Checking and measuring\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
+    (table,) = re.findall(r"## Benchmarks\n(.*?)\n## ", (ROOT / "docs/performance.md").read_text(), re.DOTALL)
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == CASES
 
 
 def test_make_targets_that_documents_name_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for path in (ROOT / "README.md", ROOT / "tests/README.md", ROOT / ".ci/run", *(ROOT / "docs").glob("*.md")):
+    for path in (*DOCUMENTS, ROOT / ".ci/run"):
         if path.name != "removed.md":
             assert set(re.findall(r"(?:`|^ *)make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= targets, path
 
@@ -30,7 +125,7 @@ def test_make_targets_that_documents_name_exist() -> None:
 def test_the_certificates_that_the_documents_name_are_made_by_their_commands(tmp_path: Path) -> None:
     (commands,) = re.findall(r"```\n(openssl .*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)
     subprocess.run(["bash", "-ec", commands], cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    named = set(re.findall(r"[\w-]+\.(?:pem|key)\b", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"[\w-]+\.(?:pem|key)\b", (ROOT / "docs/tutorial.md").read_text()))
     assert {"me.pem", "me.key", "lab-ca.pem", "box.pem"} <= named <= {path.name for path in tmp_path.iterdir()}
     for certificate in ("box.pem", "me.pem"):
         verify = ["openssl", "verify", "-CAfile", "lab-ca.pem", certificate]

@@ -1,1 +1,1 @@
-"""What computes on a machine: stages loaded into TVM's runtime, their order, kernels timed, blobs kept."""
+"""Executes stages on one machine: loads them into TVM's runtime, schedules them, times kernels, stores blobs."""

@@ -1,8 +1,8 @@
-"""A folder of files known by the SHA-256 of their content, shared safely by several processes.
+"""A content-addressed store: files named by the SHA-256 of their content, shared safely by several processes.
 
-``blobs/ab/abcd…`` are the files, ``temporary/`` what is being written, ``pins/`` one file per open store with the
-digests it uses, kept alive by a lock on it; ``held`` says how many bytes the blobs have at most, and ``lock`` orders
-the changes of all processes.
+``blobs/ab/abcd…`` are the files; ``temporary/`` holds files being written. ``pins/`` has one file per open store with
+the digests it uses; a file lock shows that its store is alive. ``held`` holds an upper bound of the blobs' total bytes,
+and ``lock`` serializes the changes of all processes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from rpc_runtime.program.runner import Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0
-"""Longer than it takes to remove all blobs, on a slow disk."""
+"""Longer than removing all blobs takes on a slow disk."""
 STALE_SECONDS = 86_400.0
-"""Nobody writes one blob for a day."""
+"""Age after which a temporary file counts as abandoned: no blob takes a day to write."""
 
 
 class BlobStore:
-    """Blobs in ``folder``, of at most ``limit_bytes`` together. Thread-safe.
+    """Blobs in ``folder``, of at most ``limit_bytes`` in total. Thread-safe.
 
-    Without a limit given, it is four fifths of what the disk has free, the blobs that are there counted as free. When a
-    new blob does not fit, those used least recently go first, but never one that an open store has pinned. A folder
-    that somebody removes is made again: its blobs are missing then, and are sent again.
+    The default limit is four fifths of the free disk space, where existing blobs count as free. If a new blob does not
+    fit, the least recently used blobs are removed, but never one that an open store has pinned. A removed folder is
+    made again; its blobs are then missing and are sent again.
 
     Every method raises:
         BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
@@ -66,7 +66,7 @@ class BlobStore:
         return self._path(blob.sha256)
 
     def pin(self, owner: str, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
-        """Keeps blobs, present or to come, until ``unpin(owner)``. Returns those that are missing, each once."""
+        """Pin blobs, stored or not, until ``unpin(owner)``. Return the missing ones without duplicates."""
         wanted = {blob.sha256: blob for blob in blobs}
         with self._exclusively():
             self._pins.setdefault(owner, set()).update(wanted)
@@ -79,10 +79,10 @@ class BlobStore:
                 self._write_pins()
 
     def write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
-        """Take a blob in; it appears only when it is complete and its digest is right.
+        """Store a blob atomically: it becomes visible only when it is complete and its digest is correct.
 
         Raises:
-            BlobError: the content has another size or digest, or there is no room for it.
+            BlobError: the content has another size or digest, or does not fit.
         """
         with self._explained():
             self._make_folders()
@@ -99,18 +99,18 @@ class BlobStore:
                     raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
                 digest.update(chunk)
                 file.write(chunk)
-            # Not forced onto the disk, once for every weight: who reads it notices what a power failure took of it.
+            # No fsync for each weight: after a power failure, `read` detects an incomplete file by its digest.
             _check(blob, size, digest.hexdigest())
             until_it_is_there.enter_context(self._exclusively())
             self._evict(blob)
             path.parent.mkdir(mode=0o700, exist_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
-        """The content.
+        """Return a blob's content.
 
         Raises:
-            BlobError: the blob is missing, has another size, or its content has changed; only then it is removed, so it
-                will be sent anew.
+            BlobError: the blob is missing, has another size, or its content has changed. Only a changed blob is
+                removed, so that it will be sent again.
         """
         path = self._path(blob.sha256)
         try:
@@ -123,7 +123,7 @@ class BlobStore:
         return content
 
     def close(self) -> None:
-        """Lets go of all pins; the blobs stay for the next time."""
+        """Release all pins; the blobs stay in the folder."""
         with self._exclusively(makes_folder=False):
             if not self._closed:
                 self._closed = True
@@ -136,7 +136,7 @@ class BlobStore:
         return self.folder / "blobs" / sha256[:2] / sha256
 
     def _present(self, blob: BlobSpec) -> bool:
-        """Whether the file is there, with this size. One of another size stays: who knows which of the two is wrong?"""
+        """Return whether the file exists with this size. A file of another size stays, as either size may be wrong."""
         path = self._path(blob.sha256)
         try:
             if path.stat().st_size != blob.size_bytes:
@@ -147,7 +147,7 @@ class BlobStore:
         return True
 
     def _make_folders(self) -> None:
-        """Makes what is missing. A folder is checked before it is used, also one in the place of another."""
+        """Make missing folders. Check owner and mode of a folder before its first use, also if it was replaced."""
         inner = [self.folder / name for name in ("blobs", "temporary", "pins")]
         if self._checked is None or not _is_still(self.folder, self._checked):
             private_folder(self.folder)
@@ -160,7 +160,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def _exclusively(self, *, makes_folder: bool = True) -> Iterator[None]:
-        """A folder that somebody has removed is made again, but not by who only lets go: its owner may have died."""
+        """Hold the lock of all processes. Make a removed folder again, except to release: its owner may be gone."""
         with self._mutex, self._explained():
             if not (makes_folder or self.folder.exists()):
                 yield
@@ -189,7 +189,7 @@ class BlobStore:
         self._write_pins()
 
     def _sweep(self) -> None:
-        """Removes what processes that were killed left half written."""
+        """Remove files that killed processes left incomplete."""
         for path, status in _statuses(self._temporary.iterdir()):
             if time.time() - status.st_mtime > STALE_SECONDS:
                 path.unlink(missing_ok=True)
@@ -211,7 +211,7 @@ class BlobStore:
             raise BlobError(f"{where} has {free} free")
 
     def _evict(self, blob: BlobSpec) -> None:
-        """Makes room for a blob. Called with the lock of all processes held."""
+        """Remove unpinned blobs until a new one fits. Requires the lock of all processes."""
         total = self._held() + blob.size_bytes
         if total > self.limit_bytes:
             entries = [each for each in self._entries() if each[0].name != blob.sha256]
@@ -232,7 +232,7 @@ class BlobStore:
         return _statuses((self.folder / "blobs").glob("*/*"))
 
     def _held(self) -> int:
-        """How many bytes the blobs have, or more: who removes one says nothing. To look at all takes too long."""
+        """Return an upper bound of the blobs' total bytes (removals are not recorded); listing all takes too long."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             said = int((self.folder / "held").read_text(encoding="ascii"))
             if said >= 0:
@@ -243,7 +243,7 @@ class BlobStore:
         (self.folder / "held").write_text(str(size_bytes), encoding="ascii")
 
     def _all_pins(self) -> set[str]:
-        """What any open store uses; the files of those that are gone are removed."""
+        """Return the digests that open stores use; remove the pin files of stores that are gone."""
         pins = set().union(*self._pins.values())
         for path in (self.folder / "pins").iterdir():
             if path == self._pin_path:
@@ -264,7 +264,7 @@ def _is_still(folder: Path, status: os.stat_result) -> bool:
 
 
 def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Of those files that are still there: others of the same folder may rename and remove theirs meanwhile."""
+    """Yield the files that still exist, with their status: other processes may rename or remove files meanwhile."""
     for path in paths:
         try:
             status = path.stat()
@@ -274,7 +274,7 @@ def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 class ChangedBlobError(BlobError):
-    """A file whose content is not what its name says."""
+    """The content of a blob's file does not have the digest of its name."""
 
 
 def _check(blob: BlobSpec, size: int, sha256: str) -> None:
@@ -288,7 +288,7 @@ def _check(blob: BlobSpec, size: int, sha256: str) -> None:
 
 
 def read_blob(path: Path, blob: BlobSpec) -> Bytes:
-    """The content of a blob's file.
+    """Return the content of a blob's file.
 
     Raises:
         BlobError: the file is missing, or its content is not the blob's.

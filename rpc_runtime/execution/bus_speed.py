@@ -1,4 +1,4 @@
-"""How fast tensors come to a GPU and back: what a transfer over its host's bus costs, besides the network."""
+"""Measures the transfer time between host memory and a GPU over the host's bus."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class BusSpeed:
 
 
 def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> BusSpeed:
-    """Measured between page-locked memory and the device's, one copy at a time, each the best of some rounds.
+    """Measure copies between page-locked host memory and device memory, one at a time; take the best of `ROUNDS`.
 
     Args:
-        address: makes memory of the device of so many bytes: something that keeps it, and its address.
+        address: allocates device memory of a size in bytes; returns an object that keeps it alive, and its address.
     """
     mark = calls.mark()
     host = calls.host_memory(LARGE_BYTES)
@@ -43,7 +43,7 @@ def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> Bu
             slower = max(slower, min(times))
         return slower
 
-    best(SMALL_BYTES)  # what is slow for the first time
+    best(SMALL_BYTES)  # warm-up
     latency, whole = best(SMALL_BYTES), best(LARGE_BYTES)
     del kept
     return BusSpeed((LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency)

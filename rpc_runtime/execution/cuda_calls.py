@@ -1,14 +1,13 @@
-"""What a GPU is asked for beyond TVM's runtime: host memory that it copies from by itself, streams for copies, events.
+"""CUDA calls that TVM's runtime does not offer: page-locked host memory, streams for copies, and events.
 
-TVM 0.27 copies tensors from Python on no stream but the one that computes, so that a copy waits for what is computed,
-and what is computed for the copy. These are functions of CUDA's own runtime (CUDA Runtime API 13.0: Device, Stream,
-Event and Memory Management), called in the library that TVM's is linked with, on device 0, which is current in every
-thread.
+In Python, TVM 0.27 copies tensors only on the computing stream, so that copies and kernels wait for each other. These
+are functions of the CUDA runtime (CUDA Runtime API 13.0: Device, Stream, Event and Memory Management). They are called
+in the library that TVM's is linked with, on device 0, which is current in every thread.
 
-TVM launches kernels on the stream that a thread has set (``TVMFFIEnvGetStream``), and none is set here: on the NULL
-stream. Streams made with ``cudaStreamNonBlocking`` are not ordered with that one, but by events alone.
+TVM launches kernels on the stream that a thread has set (``TVMFFIEnvGetStream``). None is set here, so it is the NULL
+stream. Streams made with ``cudaStreamNonBlocking`` are ordered with the NULL stream only by events.
 
-No GPU was at hand: nothing of this has run on one.
+This module was written without a GPU and has not run on one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 NON_BLOCKING = 0x01
 """``cudaStreamNonBlocking``."""
 SLEEPING_WAIT, NO_TIMES = 0x01, 0x02
-"""``cudaEventBlockingSync``: who waits leaves the core to others, as CPU stages on the same host need it;
+"""``cudaEventBlockingSync``: a waiting thread sleeps and leaves its core to CPU stages of the same host;
 ``cudaEventDisableTiming``."""
 NOT_READY = 600
 """``cudaErrorNotReady``."""
@@ -53,16 +52,16 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def memory_at(address: int, size_bytes: int, dropped: Callable[[Any], object], argument: Any) -> Bytes:
-    """Memory of the host as bytes; ``dropped(argument)`` is called when nobody has this array or a part of it."""
+    """Return host memory as a byte array; ``dropped(argument)`` is called when no array or view of it is left."""
     block = (ctypes.c_uint8 * size_bytes).from_address(address)
-    # Not at the end of the process, when CUDA may be gone before, and frees all by itself.
+    # Not at exit: CUDA may be unloaded by then, and the driver frees all memory.
     weakref.finalize(block, dropped, argument).atexit = False
     array: Bytes = np.frombuffer(memoryview(block), np.uint8)
     return array
 
 
 class Handle:
-    """Something of CUDA's, by its address, which is there as long as somebody has this."""
+    """A CUDA object by its address; it is destroyed when this handle is garbage-collected."""
 
     __slots__ = ("__weakref__", "address")
 
@@ -71,13 +70,13 @@ class Handle:
 
 
 class Mark(Handle):
-    """A point in what a stream does: an event, which is recorded again each time that it is used."""
+    """A CUDA event: a point in the work of a stream. It is recorded again for each use."""
 
     __slots__ = ()
 
 
 class Stream(Handle):
-    """What is done one after the other."""
+    """A CUDA stream: its operations run one after another."""
 
     __slots__ = ()
 
@@ -86,10 +85,10 @@ AnyHandle = TypeVar("AnyHandle", bound=Handle)
 
 
 class CudaCalls:
-    """The device's calls; what is made here lives until nobody has it. Thread-safe, as CUDA's runtime is.
+    """CUDA calls for device 0. Objects made here live as long as they are referenced. Thread-safe, like CUDA's runtime.
 
     Raises:
-        WorkerError: a call fails: names it, with CUDA's words.
+        WorkerError: a call fails; the message has its name and CUDA's error text.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -101,12 +100,12 @@ class CudaCalls:
         self._uploads, self._downloads = self.stream(), self.stream()
 
     def host_memory(self, size_bytes: int) -> Bytes:
-        """Page-locked: the device reads and writes it while this process does something else."""
+        """Return page-locked memory, which the device copies asynchronously to and from."""
         address = self._made("cudaMallocHost", max(size_bytes, 1))
         return memory_at(address, max(size_bytes, 1), self._functions["cudaFreeHost"], address)[:size_bytes]
 
     def mark(self) -> Mark:
-        """A new one, which is reached already."""
+        """Return a new event, which counts as reached until it is recorded."""
         return self._owned(Mark, "cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
 
     def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
@@ -118,23 +117,23 @@ class CudaCalls:
         self._copy(source, target, size_bytes, DEVICE_TO_HOST, self._downloads, mark)
 
     def compute_after(self, mark: Mark) -> None:
-        """What is computed from now on begins when ``mark`` is reached, as it was recorded last."""
+        """Make kernels launched from now on wait until ``mark``, as recorded last, is reached."""
         self._call("cudaStreamWaitEvent", NULL_STREAM, mark.address, 0)
 
     def computed(self, mark: Mark) -> None:
-        """``mark`` is reached when all is done that was to be computed until now."""
+        """Record ``mark`` behind all kernels launched so far."""
         self._call("cudaEventRecord", mark.address, NULL_STREAM)
 
     def wait(self, mark: Mark) -> None:
-        """Until it is reached. Other threads of this process go on."""
+        """Wait until ``mark`` is reached. Releases the GIL."""
         self._call("cudaEventSynchronize", mark.address)
 
     def stream(self) -> Stream:
-        """A new one, beside all others; the device ends what is under way on it before it goes."""
+        """Return a new stream, independent of the others; operations in flight end before the stream is destroyed."""
         return self._owned(Stream, "cudaStreamCreateWithFlags", "cudaStreamDestroy", NON_BLOCKING)
 
     def record(self, mark: Mark, stream: Stream) -> None:
-        """``mark`` is reached when all is done that ``stream`` was to do until now."""
+        """Record ``mark`` behind all operations given to ``stream`` so far."""
         self._call("cudaEventRecord", mark.address, stream.address)
 
     def is_reached(self, mark: Mark) -> bool:
@@ -144,7 +143,7 @@ class CudaCalls:
         return not code
 
     def bus_identity(self) -> str:
-        """Where the device is on its host's bus, such as ``0000:3b:00.0``."""
+        """Return the device's PCI bus id, such as ``0000:3b:00.0``."""
         text = ctypes.create_string_buffer(LONGEST_BUS_IDENTITY)
         self._call("cudaDeviceGetPCIBusId", text, LONGEST_BUS_IDENTITY, DEVICE)
         return text.value.decode(errors="replace")
@@ -163,13 +162,13 @@ class CudaCalls:
             raise WorkerError(f"the GPU fails: {function}: {words or f'error {code}'}")
 
     def _made(self, function: str, *arguments: Any) -> int:
-        """What a function makes: its address is the function's first argument."""
+        """Call a function that writes the address of a new object to its first argument; return that address."""
         found = ctypes.c_void_p()
         self._call(function, ctypes.byref(found), *arguments)
         return found.value or 0
 
     def _owned(self, kind: type[AnyHandle], made_by: str, dropped_by: str, *arguments: Any) -> AnyHandle:
-        """As `_made`; ``dropped_by`` is called with it when nobody has it any more, and its failure is nobody's."""
+        """Make an object as `_made` does; ``dropped_by`` destroys it with its handle, and its errors are ignored."""
         handle = kind(self._made(made_by, *arguments))
         weakref.finalize(handle, self._functions[dropped_by], handle.address).atexit = False  # as in `memory_at`
         return handle

@@ -1,8 +1,9 @@
-"""CUDA kernels in the library of a stage: machine code, that a worker loads without a compiler.
+"""CUDA kernels in the library of a stage: machine code that a worker loads without a compiler.
 
-Where TVM 0.27 compiles without a GPU, a library has a string, which is the source of its kernels, and whoever loads it
-is asked, by a function that is registered, for the code of that string. So the string is the code, packed as text, and
-the worker's function unpacks it. Where there was no compiler, it is the source, and a worker that has one compiles it.
+If TVM 0.27 compiles without a GPU, the library contains the source of its kernels as a string. When the library is
+loaded, a registered function must return the machine code for that string. Here the string is the machine code itself,
+packed as text, and the worker's function unpacks it. If the compiling machine had no nvcc, the string is the source,
+and the worker compiles it if it has nvcc.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ import binascii
 from rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
 
 PACKED, SOURCE = "// tvm-split: fatbin ", "// tvm-split: source "
-"""How the string begins; the architecture follows, to the end of the line."""
+"""Prefixes of the string; the architecture follows up to the end of the line."""
 CALLBACK = "tvm_callback_cuda_compile"
 
 
 def packed(binary: bytes, arch: str) -> str:
-    """Code for GPUs of ``arch``, as text."""
+    """Return machine code for GPUs of ``arch`` as text."""
     return f"{PACKED}{arch}\n{base64.b64encode(binary).decode()}"
 
 
 def marked(source: str, arch: str) -> str:
-    """Source that is to be compiled for ``arch`` where it is loaded."""
+    """Return source as text that the loading machine compiles for ``arch``."""
     return f"{SOURCE}{arch}\n{source}"
 
 
 def binary_of(code: str) -> bytes:
-    """The code of `packed`, or what this machine's compiler makes of a source that is `marked`.
+    """Return the machine code in the output of `packed`, or compile the source in the output of `marked`.
 
     Raises:
-        NvccError: it is source, and there is no compiler here, or it does not take it.
-        ValueError: it is neither.
+        NvccError: ``code`` is source, and this machine has no nvcc, or nvcc rejects the source.
+        ValueError: ``code`` is neither, or is damaged.
     """
     head, _, rest = code.partition("\n")
     if head.startswith(PACKED):
@@ -51,7 +52,7 @@ def binary_of(code: str) -> bytes:
 
 
 def register_loader() -> None:
-    """From now on TVM's runtime in this process loads libraries with such strings."""
+    """Register `binary_of`, by which TVM's runtime in this process loads such libraries."""
     import tvm_ffi
 
     tvm_ffi.register_global_func(CALLBACK, binary_of, override=True)

@@ -1,4 +1,4 @@
-"""CUDA on this machine: TVM's library for it, which `runtime_alone` leaves out of TVM's package, and the driver."""
+"""CUDA on this machine: the driver, and TVM's CUDA library, which `runtime_alone` does not load."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rpc_runtime.execution.nvcc import installed_folders
 CUDA_LIBRARY = "tvm_runtime_cuda"
 DRIVER = "libcuda.so.1"
 RUNTIME = "libcudart.so.13"
-"""By the name that TVM's library asks for."""
+"""The name that TVM's CUDA library is linked with."""
 
 
 @cache
 def load_cuda() -> str:
-    """Loads TVM's library for GPUs, once: why that cannot be, and nothing if ``tvm.cuda()`` may be asked now.
+    """Load TVM's CUDA library once; return why it cannot be loaded, or "" if ``tvm.cuda()`` may be used now.
 
-    Nothing is asked of a GPU yet, so a process may be forked afterwards.
+    This does not initialize a GPU, so the process may still be forked afterwards.
     """
     if not driver_version():
         return f"there is no NVIDIA driver ({DRIVER} is not found)"
@@ -47,7 +47,7 @@ def load_cuda() -> str:
 
 @cache
 def runtime_library() -> ctypes.CDLL | None:
-    """CUDA's runtime, the one that TVM's library for GPUs is linked with; None where it is not found."""
+    """Return the CUDA runtime that TVM's CUDA library is linked with; None if it is not found."""
     return next(filter(None, map(_loaded, _runtime_places())), None)
 
 
@@ -55,34 +55,37 @@ NO_DEVICE = "the driver knows no GPU that this process may use"
 
 
 def device_arch(device: Any) -> str:
-    """``sm_90``; empty where there is no such device. After `load_cuda`; raises where a driver does not answer."""
+    """Return a device's architecture, such as ``sm_90``; empty if there is no such device.
+
+    Requires `load_cuda`. Raises if the driver does not answer.
+    """
     return "sm_" + str(device.compute_version).replace(".", "") if device.exist else ""
 
 
 def free_device_bytes() -> int:
-    """Of the first GPU's memory, what is not taken by any process; 0 where that is not known. After `load_cuda`."""
+    """Return the free memory of the first GPU in bytes; 0 if it is not known. Requires `load_cuda`."""
     import tvm
 
     try:
         return int(tvm.cuda(0).available_global_memory or 0)
-    except Exception:  # a driver that does not answer
+    except Exception:  # the driver does not answer
         return 0
 
 
 @cache
 def driver_version() -> int:
-    """Of CUDA, up to which this machine's driver goes: 13000 is 13.0. 0 without a driver."""
+    """Return the newest CUDA version that this machine's driver supports: 13000 is 13.0; 0 without a driver."""
     driver = _loaded(DRIVER)
     return _asked(driver, "cuDriverGetVersion") if driver is not None else 0
 
 
 def version_text(number: int) -> str:
-    """13000 as people write it: 13.0."""
+    """Format CUDA's version number: 13000 is 13.0."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _runtime_places() -> Iterator[str]:
-    """Beside TVM's libraries, as in a kit, where the system looks, and where pip puts it."""
+    """Yield places of the CUDA runtime: beside TVM's libraries (worker kits), the system's, and pip's."""
     from tvm.libinfo import package_lib_paths
 
     for folder in package_lib_paths():
@@ -102,7 +105,7 @@ def _loaded(name: str) -> ctypes.CDLL | None:
 
 
 def _asked(library: ctypes.CDLL, function: str) -> int:
-    """What a function of CUDA writes into an integer; 0 where it fails."""
+    """Return the integer that a CUDA function writes; 0 if the call fails."""
     value = ctypes.c_int(0)
     try:
         failed = library[function](ctypes.byref(value))

@@ -1,18 +1,18 @@
-"""Transfers of a GPU's machine that overlap with what it computes, and with each other: three micro-batches at once.
+"""Transfers to and from a GPU that overlap with computing and with each other: three micro-batches at once.
 
-    receive 3   a link's thread writes it into page-locked memory, and begins its upload ──▶ mark
-    compute 2   the computing thread: begins after the marks of its inputs, and waits until it is done
-    send 1      a link's thread downloads it into page-locked memory, waits for that, and sends it
+    receive 3   a link's thread writes it to page-locked memory and begins its upload ──▶ event
+    compute 2   the computing thread starts after the events of its inputs, and waits until it is done
+    send 1      a link's thread downloads it to page-locked memory, waits for that, and sends it
 
-Nothing waits for the whole device: each waits for what it needs. Why memory is not used twice at once:
+Nothing synchronizes the whole device: each step waits only for what it needs. Memory is not reused too early:
 
-- What was received stays in its place, and its copy on the device too, until the stages that take it have ended, which
-  is after their upload: the credit, and the room on the device, are given back together. Where a program ends before,
-  its uploads are waited for.
-- What a stage has made is complete before it is handed on. Who sends it holds it until it was downloaded.
-- A stage whose output is a view of an input gets a copy of it (`LoadedStage`), since the input's memory is reused.
+- A received tensor keeps its slot and its memory on the device until the stages that read it have ended, which is after
+  its upload. The credit and the device memory are returned together. If a program ends earlier, `close` waits for its
+  uploads.
+- A stage's outputs are complete before they are passed on. The sender holds a tensor until it was downloaded.
+- If an output is a view of an input, the stage copies it (`LoadedStage`), because the input's memory is reused.
 
-Here are the order and the memory alone; what is asked of a device is in `cuda_calls`.
+This module manages order and memory; the calls to the device are in `cuda_calls`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A tensor on the device, whose content is there when ``mark`` is reached."""
+    """A tensor on the device, complete when the event ``mark`` is reached."""
 
     tensor: Tensor
     mark: Mark
@@ -61,28 +61,28 @@ class _HostBuffer:
 
 
 class DeviceTransfers:
-    """The memory that a device's transfers go through, reused. ``make_tensor`` makes memory of the device. Thread-safe.
+    """Reused memory for the transfers of one device. ``make_tensor`` allocates device memory. Thread-safe.
 
-    Life: made, used, ``close``, which waits for uploads that nobody waited for: their memory may go only then.
+    Call ``close`` at the end: it waits for uploads in flight, whose memory must not be freed before.
     """
 
     def __init__(self, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
         self.calls, self.make_tensor = calls, make_tensor
         self._lock = threading.Lock()
         self._under_way: dict[Mark, tuple[Uploaded, Tensor]] = {}
-        """With the source, by the mark, until it is given back."""
+        """Uploaded tensors with their sources, by event, until `give_back`."""
         self._closed = False
         self._on_device: defaultdict[str, list[Uploaded]] = defaultdict(list)
         self._on_host: defaultdict[int, list[_HostBuffer]] = defaultdict(list)
         self._end = calls.mark()
 
     def slot(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
-        """Memory of the host for one tensor, page-locked unless it is given; filled with tensors of the device."""
+        """Return a slot in host memory (page-locked unless ``memory`` is given) that device tensors are copied to."""
         seen = tensor_slot(tensor, self.calls.host_memory(tensor.size_bytes) if memory is None else memory)
         return _Slot(seen.data, seen.value, self, self.calls.mark())
 
     def upload(self, tensor: TensorSpec, value: Tensor) -> Uploaded | None:
-        """Begin to bring a tensor of the host, which must stay as it is, to the device; None after `close`."""
+        """Begin to copy a host tensor, which must not change meanwhile, to the device; None after `close`."""
         with self._lock:
             if self._closed:
                 return None
@@ -93,17 +93,17 @@ class DeviceTransfers:
         return uploaded
 
     def give_back(self, tensor: TensorSpec, uploaded: Uploaded) -> None:
-        """All that takes it has ended."""
+        """Free an uploaded tensor for reuse, after all stages that read it have ended."""
         with self._lock:
             self._under_way.pop(uploaded.mark, None)
             if not self._closed:
                 self._on_device[tensor.name].append(uploaded)
 
     def close(self) -> None:
-        """Nothing is uploaded any more, nothing is being uploaded, and no memory is kept for it. May be called again.
+        """Stop uploads, wait for those in flight, and drop their memory. Idempotent.
 
         Raises:
-            WorkerError: the device fails: of several errors the first, when all uploads were waited for. Not again.
+            WorkerError: the device fails; the first error, after waiting for all uploads. A second call does not raise.
         """
         with self._lock:
             self._closed = True
@@ -114,12 +114,12 @@ class DeviceTransfers:
             raise error
 
     def download(self, value: Tensor, data: Bytes, mark: Mark) -> None:
-        """Copy a tensor of the device, which is complete; returns when that is done."""
+        """Copy a complete device tensor to host memory; return when the copy is done."""
         self.calls.download(value.data_ptr(), data.ctypes.data, data.size, mark)
         self.calls.wait(mark)
 
     def bytes_of(self, value: Tensor) -> Bytes:
-        """The content of a tensor of the device, in page-locked memory that is reused when nobody has this array."""
+        """Return a device tensor's content in page-locked memory, which is reused when the array is collected."""
         size_bytes = size_of(value)
         if not size_bytes:
             return np.empty(0, np.uint8)
@@ -131,14 +131,14 @@ class DeviceTransfers:
         return memory_at(buffer.data.ctypes.data, size_bytes, self._on_host[size_bytes].append, buffer)
 
     def begin(self, inputs: Sequence[Tensor | Uploaded]) -> list[Tensor]:
-        """A stage's inputs on the device; what is computed from now on begins when they are there."""
+        """Return a stage's inputs on the device; kernels launched from now on wait for their uploads."""
         for each in inputs:
             if isinstance(each, Uploaded):
                 self.calls.compute_after(each.mark)
         return [each.tensor if isinstance(each, Uploaded) else each for each in inputs]
 
     def end(self) -> None:
-        """Returns when all is done that was to be computed. For the computing thread."""
+        """Wait until all launched kernels are done. For the computing thread."""
         self.calls.computed(self._end)
         self.calls.wait(self._end)
 
@@ -153,7 +153,7 @@ class _Slot(TensorSlot):
 
 
 class OverlappedStage:
-    """A stage that computes while others' inputs and outputs travel; its executable ends with `DeviceTransfers.end`."""
+    """A stage that computes while other tensors are transferred; its executable ends with `DeviceTransfers.end`."""
 
     def __init__(self, executable: RunnableStage, transfers: DeviceTransfers) -> None:
         self._executable, self._transfers = executable, transfers
@@ -167,9 +167,9 @@ class OverlappedStage:
 
 
 class UploadingStation:
-    """Stands before the station of a device's machine, for the links that end there: what comes is uploaded at once.
+    """Wraps the station of a machine with a GPU: uploads each received tensor at once.
 
-    What came by NCCL is on the device already.
+    Tensors received by NCCL are on the device already.
     """
 
     def __init__(self, station: Station, transfers: DeviceTransfers) -> None:
@@ -194,15 +194,15 @@ class UploadingStation:
 
 
 def overlapping_transfers(stages: Sequence[StageSpec]) -> DeviceTransfers | None:
-    """For the stages of a machine with a GPU; None for others.
+    """Return the transfers of a machine whose stages all run on a GPU; None for other machines.
 
     Raises:
-        WorkerError: this machine has no such device, or it fails.
+        WorkerError: this machine has no CUDA device, or the device fails.
     """
     if not stages or any(stage.device != "cuda" for stage in stages):
         return None
     device = find_device("cuda", f"stage {stages[0].name!r} on machine {stages[0].machine!r}")
     library = runtime_library()
     if library is None:
-        return None  # it would not have found the device
+        return None  # unreachable: `find_device` raises first
     return DeviceTransfers(CudaCalls(library), lambda tensor: tvm.runtime.empty(tensor.shape, tensor.dtype, device))

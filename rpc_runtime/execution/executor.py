@@ -1,4 +1,4 @@
-"""Computes the stages of one machine: one thread, queues before it, links and local queues behind it."""
+"""Computes the stages of one machine in one thread, from input queues to links and local queues."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rpc_runtime.transports.links import OutgoingLink
 
 
 class RunnableStage(Protocol):
-    """A stage that is loaded."""
+    """A loaded stage."""
 
     @property
     def stage(self) -> StageSpec: ...
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The stage's outputs, in memory that no later call changes."""
+        """Return the stage's outputs, in memory that no later call changes."""
         ...
 
 
 class StageExecutor:
-    """Runs stages as soon as their inputs are there and their outputs have room: the station of its machine's links.
+    """Runs stages as soon as their inputs have arrived and their outputs have room; the station of its machine's links.
 
-    ``on_failure(stage, error)`` is called once, from the computing thread, when a stage raises; nothing runs after.
+    ``on_failure(stage, error)`` is called once, from the computing thread, when a stage raises; then no stage runs.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StageExecutor:
         on_failure: Callable[[StageSpec, Exception], None],
     ) -> None:
         self.lock = lock
-        # The computing thread waits here: a queue, which is in C, wakes it sooner than a condition, which is in Python.
+        # The computing thread waits here: a queue (written in C) wakes it sooner than a condition (Python).
         self._roused: SimpleQueue[None] = SimpleQueue()
         self._rests = False
         self._recorder = recorder
@@ -50,8 +50,8 @@ class StageExecutor:
         self._stages = tuple(stages)
         self._scheduler = Scheduler(plan, self._rouse_locked)
         self._ends: list[tuple[LinkEnd, ...]] = []
-        """By the position of a stage: links that may have something to say when it has computed."""
-        # Whose transfers they are: an outgoing tensor its maker's, an incoming one that of the first stage to take it.
+        """By the position of a stage: the links to flush after it has computed."""
+        # The stage that a transfer is counted for: the producer of a sent tensor, the first consumer of a received one.
         self._stage_of = {
             SEND: {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs},
             RECEIVE: {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs},
@@ -60,8 +60,7 @@ class StageExecutor:
         self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
 
     def start(self, links: Mapping[str, OutgoingLink], sources: Mapping[str, LinkEnd]) -> None:
-        """Begins to compute; ``links`` are those that leave this machine, by their destinations, ``sources`` those
-        that end here, by their sources."""
+        """Start computing. ``links``: the outgoing links by destination; ``sources``: the incoming links by source."""
         self._scheduler.connect(links)
         for state in self._scheduler:
             made, taken = ({tensor.name for tensor in side} for side in (state.stage.outputs, state.stage.inputs))
@@ -90,7 +89,7 @@ class StageExecutor:
         return self._scheduler.starves(route.tensor.name, sequence)
 
     def progress(self) -> dict[str, int]:
-        """Stage name to finished micro-batches of those that are this machine's."""
+        """Return the number of micro-batches that each stage of this machine has finished, by stage name."""
         return {state.stage.name: state.finished for state in self._scheduler}
 
     def stop_locked(self) -> None:
@@ -99,7 +98,7 @@ class StageExecutor:
         self._rouse_locked()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Whether the computing thread has ended; a kernel that runs cannot be interrupted."""
+        """Wait for the computing thread; return whether it has ended. A running kernel cannot be interrupted."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
@@ -115,10 +114,10 @@ class StageExecutor:
         while (next_one := self._next_stage()) is not None and self._compute(*next_one):
             pass
         with self.lock:
-            self._stages = ()  # libraries and weights belong to the thread that used them
+            self._stages = ()  # frees libraries and weights in the thread that used them
 
     def _next_stage(self) -> tuple[StageState, list[Any]] | None:
-        """Waits for a stage that can run, and gives its inputs, too; None at the end."""
+        """Wait for a stage that can run; return it with its inputs, or None after a stop."""
         idle_since: int | None = None
         while True:
             with self.lock:
@@ -136,7 +135,7 @@ class StageExecutor:
             self._roused.get()
 
     def _compute(self, state: StageState, values: list[Any]) -> bool:
-        """Runs a stage on its next micro-batch, and hands its outputs on; whether it did not raise."""
+        """Run a stage on its next micro-batch and pass its outputs on; return whether it succeeded."""
         start = now()
         try:
             outputs = self._stages[state.position].run(values)

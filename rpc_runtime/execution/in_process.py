@@ -1,4 +1,4 @@
-"""Runs a program's stages in turn in this process: no workers, no network. For debugging, and to time stages alone."""
+"""Runs a program's stages one after another in this process, without workers or network, to debug or time them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ Crossing = Callable[[Route, Array], Array]
 
 @dataclass
 class _Values:
-    """The tensors of one micro-batch: as they were made, by name, and as they arrived, by name and where."""
+    """The tensors of one micro-batch: as made, by name; and as received, by (name, destination)."""
 
     made: dict[str, Any]
     arrived: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
 class InProcessRunner(Runner):
-    """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
+    """Runs the stages of a ``Pipeline`` one after another, with the same results. A context manager.
 
-    Threads may run and stream at the same time: each micro-batch waits for those that came before it.
+    Several threads may call `run` and `stream` at the same time; micro-batches are computed in order of arrival.
 
-    Stages run on a `ComputingThread`, so pipelines of different ``threads`` take turns where two threads run them.
-    ``crossing`` gets a copy of each tensor that would go over a link, once for each route, and gives what arrives.
+    Stages run on a `ComputingThread`, so runners with different ``threads`` never compute at the same time.
+    ``crossing`` is called once per route with a copy of each tensor that a link would carry; it returns the tensor as
+    received.
 
     Raises:
         WorkerError: a stage cannot run on this machine.
@@ -94,11 +95,11 @@ class InProcessRunner(Runner):
 
     @property
     def weight_bytes(self) -> Mapping[str, int]:
-        """What each machine would hold, were it a process of its own."""
+        """Bytes of weights that each machine would hold if it were a separate process."""
         return {machine: weight_bytes(self._program.stages_on(machine)) for machine in self._program.machines}
 
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
-        """The outputs for one micro-batch. Raises InputError, StageError."""
+        """Return the outputs for one micro-batch. Raises InputError, StageError."""
         arrays = checked_inputs(self._program, inputs)
         self._own_process.require()
         with self._turns.one():
@@ -107,7 +108,7 @@ class InProcessRunner(Runner):
             return self._thread.run(self._compute, arrays)
 
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
-        """Compute one micro-batch in the background; the inputs must stay as they are."""
+        """Compute one micro-batch in the background; the inputs must not change meanwhile."""
         arrays = checked_inputs(self._program, inputs)
         try:
             return self._calls.submit(self.run, arrays)
@@ -115,7 +116,7 @@ class InProcessRunner(Runner):
             raise WorkerError("this pipeline is closed") from error
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
-        """The outputs for each batch in turn."""
+        """Yield the outputs of each micro-batch in order."""
         for batch in batches:
             yield self.run(batch)
 
@@ -145,7 +146,7 @@ class InProcessRunner(Runner):
         )
 
     def _value_at(self, destination: str, tensor: TensorSpec, sequence: int, values: _Values) -> Any:
-        """A tensor as it is on a machine, or at the client."""
+        """Return a tensor as it is received at ``destination``, a machine or the client."""
         key = (tensor.name, destination)
         if self._crossing is None or key in values.arrived:
             return values.arrived.get(key, values.made[tensor.name])
@@ -165,10 +166,10 @@ class InProcessRunner(Runner):
         return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
-        return self.statistics()  # a stage that fails here takes no machine with it
+        return self.statistics()  # statistics are never lost: a failed stage stops no machine here
 
     def links(self) -> tuple[LinkStatistics, ...]:
-        """None: everything is handed over."""
+        """Return (): there are no links in one process."""
         return ()
 
     def trace(self) -> tuple[TraceEvent, ...]:
@@ -176,7 +177,7 @@ class InProcessRunner(Runner):
         return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
 
     def close(self) -> None:
-        """Frees libraries and weights."""
+        """Free libraries and weights."""
         if not self._own_process.is_this:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Times kernels in this process: what `RemoteKernels` does on another machine, without a worker."""
+"""Times kernels in this process, without a worker; `RemoteKernels` does it on another machine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
 
 
 class InProcessKernels(Closing):
-    """Kernels that are loaded here, run with ``threads`` threads, for as long as this lives. A context manager."""
+    """Times the kernels of one loaded library at a time with ``threads`` threads. A context manager."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._timer: KernelTimer | None = None
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Makes ready, in the place of what was loaded before; returns the bytes that the arguments take.
+        """Load kernels, replacing those loaded before; return the bytes allocated for their arguments.
 
         Raises:
-            WorkerError: this machine cannot run them, or lacks the memory.
+            WorkerError: this machine cannot run them, or does not have the memory.
+            BlobError: the library is missing or damaged.
         """
         self.close()
         library = read_blob(blob_path(kernels.library.sha256), kernels.library)
@@ -31,7 +32,7 @@ class InProcessKernels(Closing):
         return self._timer.allocated_bytes
 
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
-        """The time of each kernel that was loaded, in that order."""
+        """Return the time of each loaded kernel, in order. Raises WorkerError if none are loaded."""
         if self._timer is None:
             raise WorkerError("no kernels are loaded that could be timed")
         return self._timer.measure(effort)

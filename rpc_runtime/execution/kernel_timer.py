@@ -1,9 +1,9 @@
-"""Times kernels one by one as they would run inside a network: same threads, same warmth of the caches.
+"""Times kernels one by one as they run inside a network: with the same threads and the same state of the caches.
 
-All kernels run in turns, in the order of the network. So what one kernel leaves in the caches is what the next finds:
-activations share a few buffers, as TVM's memory plan lets them; weights come from a ring of as many bytes as the whole
-model's, so that a kernel meets its weights again after as much other memory as in the model. Values are made up here,
-so that no weight has to be sent, and a machine that cannot hold a model can still say how fast it would be.
+All kernels run round-robin in the order of the network, so each kernel finds in the caches what the one before left.
+Activations share a few buffers, as in TVM's memory plan. Weights come from a ring buffer as large as the weights of the
+whole model, so that a kernel reads its weights again after as much other memory as in the model. Values are synthetic:
+no weight has to be sent, and a machine that cannot hold a model can still be measured.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from rpc_runtime.program.runner import Bytes
 ALIGNMENT_BYTES = 256
 PATTERN_VALUES = 1 << 18
 SAMPLES = 1001
-"""Times kept per kernel."""
+"""The most measurements kept per kernel."""
 COARSE_CLOCK_SECONDS = 1e-4
-"""A CPU clock with larger steps, as some sandboxes have it, says nothing about a kernel."""
+"""A CPU-time clock with larger steps, as in some sandboxes, is too coarse to time a kernel."""
 DEVICE_CACHE_BYTES = 64 << 20
-"""About what the largest GPUs cache."""
+"""About the size of the largest GPU caches."""
 LAUNCHES = 10
-"""Calls of a GPU's kernel for one time: launched one after the other, as in a network, and waited for once."""
+"""Launches of a GPU kernel per measurement: back to back, as in a network, with one wait at the end."""
 
 
 _Sample = tuple[float, float]
-"""Seconds of one call by the clock, and its CPU time, or the clock's again where that is not known."""
+"""Seconds of one call: (wall-clock time, CPU time); the wall-clock time twice if the CPU time is not known."""
 
 
 class KernelTimer:
     """A library of kernels with memory for their arguments.
 
-    They run on a `ComputingThread` with ``threads`` threads. Where that is one CPU thread, its CPU time counts besides
-    the clock: see `undisturbed_seconds`.
+    The kernels run on a `ComputingThread` with ``threads`` threads. With one CPU thread, its CPU time is measured as
+    well as the wall-clock time: see `undisturbed_seconds`.
 
     Raises:
-        WorkerError: this machine lacks the device or the memory, or cannot load the library.
+        WorkerError: this machine does not have the device or the memory, or cannot load the library.
     """
 
     def __init__(self, kernels: KernelSet, library: Bytes, threads: int, *, on_calling_thread: bool = True) -> None:
@@ -88,16 +88,16 @@ class KernelTimer:
             raise WorkerError(f"{where}: TVM cannot prepare them: {first_line(error)}") from error
 
     def measure(self, effort: TimingEffort, is_wanted: Callable[[], bool] = lambda: True) -> tuple[KernelTime, ...]:
-        """Each kernel's time; stops between two kernels at the limit, or when nobody wants the result any more.
+        """Return each kernel's time; stop between two kernels at the time limit, or when ``is_wanted()`` is False.
 
-        Kernels that raise, and those that the limit left without a time, say so in `KernelTime.error`.
+        `KernelTime.error` is set for kernels that raised and for those that were not timed before the stop.
         """
         if self._closed:
             raise WorkerError("these kernels are unloaded")
         return self._thread.run(self._measure, effort, is_wanted)
 
     def close(self) -> None:
-        """Frees the library and all memory. Waits for the kernel that runs. May be called again."""
+        """Free the library and all memory, after waiting for the running kernel. Idempotent."""
         self._closed = True
         self._thread.close()
         self._rings, self._inputs, self._outputs = {}, {}, {}
@@ -165,10 +165,11 @@ class KernelTimer:
 
 
 def undisturbed_seconds(samples: Sequence[tuple[float, float]]) -> float:
-    """Seconds that a call takes while nothing else runs, from (clock, CPU time) of several calls.
+    """Return the seconds of a call without contention, from (wall-clock, CPU) seconds of several calls.
 
-    Other programs only make calls longer. Between their time slices the clock sees short kernels as they are: its lower
-    quartile counts. A kernel that is longer than a slice is always interrupted, but not in its thread's CPU time.
+    Other programs only make calls longer. The wall-clock time of a short kernel is exact between their time slices, so
+    its lower quartile is used. A kernel longer than a time slice is always interrupted, but its CPU time excludes that.
+    The result is the smaller one of that quartile and the median CPU time.
     """
     clocks = sorted(clock for clock, _ in samples)
     return min(clocks[len(clocks) // 4], statistics.median(cpu for _, cpu in samples))
@@ -176,7 +177,7 @@ def undisturbed_seconds(samples: Sequence[tuple[float, float]]) -> float:
 
 @cache
 def cpu_clock_step_seconds() -> float:
-    """The smallest step of the clock that counts a thread's CPU time."""
+    """Return the resolution of the clock of a thread's CPU time in seconds."""
     start = time.thread_time_ns()
     while (end := time.thread_time_ns()) == start:
         pass
@@ -184,7 +185,7 @@ def cpu_clock_step_seconds() -> float:
 
 
 class _Ring:
-    """Memory from which every weight is taken behind the one before, and after the end from the start again."""
+    """A ring buffer for weights: each weight lies behind the previous one, and wraps around at the end."""
 
     def __init__(self, size_bytes: int, dtype: str) -> None:
         self._memory = _harmless(size_bytes, dtype)
@@ -193,14 +194,14 @@ class _Ring:
     def next(self, spec: TensorSpec) -> Tensor:
         if self._position + spec.size_bytes > self._memory.size:
             self._position = 0
-        # A view of TVM's would have an offset, which kernels refuse; this has an address.
+        # A view made by TVM would have a byte offset, which kernels reject; a numpy slice has its own address.
         taken = self._memory[self._position : self._position + max(spec.size_bytes, 1)]
         self._position += _aligned(spec.size_bytes)
         return _view(tvm.runtime.from_dlpack(taken), spec)
 
 
 class _DeviceCopies:
-    """The same for a GPU, where memory has no part with an address of its own: some copies of each weight in turns."""
+    """The ring of a GPU, where a slice has no address of its own: a few copies of each weight, used round-robin."""
 
     def __init__(self, size_bytes: int, dtype: str, device: Any) -> None:
         self._size_bytes = min(size_bytes, DEVICE_CACHE_BYTES)
@@ -219,11 +220,11 @@ class _DeviceCopies:
 
 
 def _harmless(size_bytes: int, dtype: str) -> Bytes:
-    """Memory full of harmless values: floats from 0.1 to 1, so that none is denormal, and zeros for all else.
+    """Return memory with safe values: floats from 0.1 to 1, so that none is denormal, and zeros for other dtypes.
 
-    A zero is an index that fits every axis.
+    Zero is a valid index of every axis.
     """
-    # Not numpy's own memory: it asks for huge pages, which TVM does not have.
+    # Not numpy's allocator: it requests huge pages, which TVM does not use.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = np.frombuffer(mmap.mmap(-1, max(size_bytes, 1), flags=private), np.uint8)
     if np.dtype(dtype).kind in "biu":
@@ -237,7 +238,7 @@ def _harmless(size_bytes: int, dtype: str) -> Bytes:
 
 @cache
 def _pattern(dtype: str) -> Bytes:
-    """Made once: a network has hundreds of small tensors."""
+    """Return random values of a dtype; cached, because a network has hundreds of small tensors."""
     values = np.random.default_rng(0).uniform(0.1, 1.0, PATTERN_VALUES)
     return values.astype(np.float32).astype(dtype).view(np.uint8)
 
@@ -251,10 +252,10 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _roles(kernel: TimedKernel) -> Sequence[tuple[str, Any, TensorSpec]]:
-    """Of every argument what it is, where its memory comes from, and its shape.
+    """Return (role, buffer key, spec) of every argument of a kernel.
 
-    Weights come from the ring of their dtype. The first input of any kernel is the same memory, if the dtype is the
-    same, and so on; results go to memory that is never an input, so that inputs keep their harmless values.
+    Weights come from the ring of their dtype. The n-th inputs of a dtype share one buffer over all kernels. Results
+    use buffers that are never inputs, so that inputs keep their safe values.
     """
     first_result = len(kernel.arguments) - kernel.results
     counts: dict[str, int] = {}
@@ -271,7 +272,7 @@ def _roles(kernel: TimedKernel) -> Sequence[tuple[str, Any, TensorSpec]]:
 
 
 def _sizes(kernels: KernelSet) -> tuple[dict[str, int], dict[tuple[str, int], int], dict[int, int]]:
-    """Bytes of each ring, of each input's memory and of each result's."""
+    """Return the bytes of each ring, of each input buffer and of each result buffer."""
     largest: dict[str, dict[Any, int]] = {"weight": {}, "input": {}, "result": {}}
     weights: dict[str, int] = {}
     for kernel in kernels.kernels:

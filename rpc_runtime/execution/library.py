@@ -20,7 +20,7 @@ _loads = itertools.count(1)
 
 
 ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
-"""By ``e_machine`` of the ELF header, what ``platform.machine()`` returns (System V ABI, chapter 4)."""
+"""The value of ``platform.machine()`` by ``e_machine`` of the ELF header (System V ABI, chapter 4)."""
 
 
 def require_architecture(content: Bytes, where: str) -> None:

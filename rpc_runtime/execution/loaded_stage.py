@@ -21,18 +21,18 @@ from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
-"""A ``tvm.runtime.Tensor``; TVM carries no types."""
+"""A ``tvm.runtime.Tensor``; TVM has no type annotations."""
 
 
 class TensorSlot(Slot):
-    """Memory for one tensor of TVM."""
+    """A slot for a TVM tensor."""
 
     def copy_in(self, value: Tensor) -> None:
         value._copyto(self.value)
 
 
 def tensor_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
-    """Host memory for one tensor, seen as a tensor of TVM, which takes it without a copy only if it is aligned."""
+    """Return a slot in host memory over a TVM tensor; TVM uses memory without a copy only if it is aligned."""
     if memory is None or not tensor.size_bytes:  # numpy may move the address of an empty array
         block = np.empty(tensor.size_bytes + ALIGNMENT_BYTES, np.uint8)
         start = -block.ctypes.data % ALIGNMENT_BYTES
@@ -42,32 +42,32 @@ def tensor_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
 
 
 def tensor_bytes(tensor: Tensor) -> Bytes:
-    """A tensor's content as a flat array of bytes; without a copy when it lies in host memory."""
+    """Return a tensor's content as a flat array of bytes; without a copy if it is in host memory."""
     tensor = on_host(tensor)
     dtype = np.dtype(str(tensor.dtype))
-    if dtype.isbuiltin != 1:  # bfloat16 and others that numpy takes as bytes alone
+    if dtype.isbuiltin != 1:  # numpy imports bfloat16 and similar dtypes only as bytes
         tensor = tensor._create_view((math.prod(tensor.shape) * dtype.itemsize,), "uint8")
     return np.from_dlpack(tensor).reshape(-1).view(np.uint8)
 
 
 def tensor_from_array(array: np.ndarray[Any, Any]) -> Tensor:
-    """A copy of an array in TVM's memory, whatever its dtype."""
+    """Return a copy of an array of any dtype as a TVM tensor."""
     flat = np.asarray(array, order="C").reshape(-1).view(np.uint8)
     return tvm.runtime.tensor(flat)._create_view(array.shape, array.dtype.name)
 
 
 def array_from_tensor(tensor: Tensor, spec: TensorSpec) -> np.ndarray[Any, Any]:
-    """A copy of a tensor as a numpy array of its own."""
+    """Return a copy of a tensor as a numpy array."""
     return tensor_bytes(tensor).copy().view(np.dtype(spec.dtype)).reshape(spec.shape)
 
 
 def size_of(tensor: Tensor) -> int:
-    """The bytes of a tensor's content."""
+    """Return the size of a tensor's content in bytes."""
     return int(tensor.numel() * np.dtype(str(tensor.dtype)).itemsize)
 
 
 class WeightCache:
-    """Weights that several stages of one deployment share are loaded once, whatever each stage calls them."""
+    """Loads each weight of a deployment once, also if several stages use it under different names."""
 
     def __init__(self) -> None:
         self.loaded: dict[tuple[Any, ...], Tensor] = {}
@@ -80,8 +80,8 @@ class WeightCache:
 class LoadedStage:
     """A stage that is ready to run.
 
-    On a GPU it waits for the device at the end of each run, or calls ``finish`` instead, if given; inputs may be in
-    memory that is reused then.
+    On a GPU, each run ends by synchronizing the device, or by ``finish`` if given; with ``finish``, the memory of
+    inputs may be reused after the run.
 
     Raises:
         WorkerError: this machine cannot run the stage: no such device, another architecture, too little memory.
@@ -102,8 +102,8 @@ class LoadedStage:
         self._on_cpu = stage.device == "cpu"
         self._finish = finish or (None if self._on_cpu else self._device.sync)
         self._reuses_inputs = self._on_cpu or finish is not None
-        # Of each output, from the first run on: what a library returns, and whether it hands on its inputs' memory, is
-        # the same each time, and to look takes as long as a small tensor's way from one machine to another.
+        # Whether each output is a view of an input; set by the first run, because it is the same in every run, and the
+        # check takes as long as sending a small tensor to another machine.
         self._are_views: list[bool] | None = None
         try:
             self._machine = VirtualMachine(load_library(library, where), self._device)
@@ -118,10 +118,10 @@ class LoadedStage:
         ]
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs for one micro-batch, in memory that neither an input shares nor a later call changes.
+        """Return the outputs for one micro-batch, in memory that neither an input shares nor a later call changes.
 
         Raises:
-            StageError: the library raised, or returned something other than what the stage announces.
+            StageError: the library raised, or its outputs do not match the stage's specification.
         """
         stage = self.stage
         if not self._on_cpu:
@@ -160,7 +160,7 @@ class LoadedStage:
 
 
 def _require_announced(result: Any, stage: StageSpec) -> None:
-    """Compares what a stage's library has returned with the stage; raises StageError."""
+    """Raise a StageError if the library's outputs do not match the stage's specification."""
     where = f"stage {stage.name!r} on machine {stage.machine!r} should return"
     if not isinstance(result, tvm_ffi.Array) or len(result) != len(stage.outputs):
         raise StageError(
@@ -175,7 +175,7 @@ def _require_announced(result: Any, stage: StageSpec) -> None:
 def _shares_memory(
     tensor: Tensor, spec: TensorSpec, inputs: Sequence[Tensor], input_specs: Sequence[TensorSpec]
 ) -> bool:
-    """Whether an output is (a view of) an input, whose memory the next micro-batch will overwrite."""
+    """Return whether an output overlaps an input, whose memory the next micro-batch will overwrite."""
     begin = tensor.data_ptr()
     for other, other_spec in zip(inputs, input_specs, strict=True):
         start = other.data_ptr()
@@ -189,12 +189,12 @@ def _is_on_host(tensor: Tensor) -> bool:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The tensor in host memory: itself, or a copy."""
+    """Return the tensor itself if it is in host memory, else a copy there."""
     return tensor if _is_on_host(tensor) else tensor.copyto(tvm.cpu())
 
 
 def find_device(kind: str, where: str) -> Any:
-    """The device of a kind (``"cpu"`` or ``"cuda"``); a `WorkerError` about ``where`` if this machine has none."""
+    """Return the device of a kind (``"cpu"`` or ``"cuda"``); raise a `WorkerError` about ``where`` if there is none."""
     if kind == "cpu":
         return tvm.cpu()
     if kind != "cuda":
@@ -215,7 +215,7 @@ def find_device(kind: str, where: str) -> Any:
 
 
 def load_library(content: Bytes, where: str) -> Any:
-    """TVM's module of a library, in a copy of its own; a `WorkerError` about ``where`` if it is none for here."""
+    """Load a private copy of a library as a TVM module; raise a `WorkerError` about ``where`` if it cannot run here."""
     require_architecture(content, where)
     with library_file(content) as descriptor:
         return load(descriptor)

@@ -1,10 +1,10 @@
-"""NCCL's library, loaded when a link asks for it, and communicators of two GPUs, each with a stream of its own.
+"""NCCL's library, loaded when a link needs it, and communicators of two GPUs, each with its own stream.
 
 NCCL User Guide 2.28: Communicator Creation and Management, Point To Point Communication, Fault Tolerance. Communicators
-do not block: a call that goes on behind says so (``ncclInProgress``), and nothing else may be asked of its communicator
-until ``ncclCommGetAsyncError`` says otherwise. An operation is on its stream from then on.
+are non-blocking: an unfinished call returns ``ncclInProgress``, and its communicator may not be used until
+``ncclCommGetAsyncError`` no longer returns that. The operation is then on its stream.
 
-No GPU was at hand: nothing of this has run on one.
+This module was written without a GPU and has not run on one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, version_text
 
 LIBRARY = "libnccl.so.2"
 OLDEST = 21800
-"""Older ones end communicators of which a rank has died in ways of their own (NVIDIA/nccl#863)."""
+"""Oldest supported version: older ones abort communicators with a dead rank differently (NVIDIA/nccl#863)."""
 SUCCESS, IN_PROGRESS = 0, 7
 """``ncclResult_t``."""
 BYTES = 0
 """``ncclInt8``."""
 MAGIC, LAYOUT, UNDEFINED = 0xCAFEBEEF, 21700, -(2**31)
-"""Of ``ncclConfig_t``; its layout is told as a version, and later ones take what that lacks as undefined."""
+"""Constants of ``ncclConfig_t``. The layout is given as a version; later versions treat missing fields as undefined."""
 
 
 class _UniqueId(ctypes.Structure):
@@ -67,10 +67,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class NcclLibrary:
-    """Its functions. ``turn`` is for who has something under way by it: `transports.nccl` says why only one may.
+    """NCCL's functions. ``turn`` is the lock that a transfer holds: `transports.nccl` says why only one may run.
 
     Raises:
-        WorkerError: it lacks functions, or is too old.
+        WorkerError: the library lacks functions or is too old.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -92,10 +92,10 @@ class NcclLibrary:
             )
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Also returns where the call goes on behind.
+        """Call a function; return also if it is still in progress.
 
         Raises:
-            WorkerError: it fails: names it, with NCCL's words.
+            WorkerError: the call fails; the message has its name and NCCL's error text.
         """
         self.require(self._functions[function](*arguments), function)
 
@@ -111,7 +111,7 @@ class NcclLibrary:
 
 
 class NcclCommunicator:
-    """A `transports.nccl.Communicator`, of which this is ``rank`` 0 or 1. For one thread that begins something."""
+    """A `transports.nccl_device.Communicator`; this end is ``rank`` 0 or 1. Only one thread may begin operations."""
 
     def __init__(self, nccl: NcclLibrary, cuda: CudaCalls, unique_id: bytes, rank: int) -> None:
         self._nccl, self._cuda, self._peer = nccl, cuda, 1 - rank
@@ -159,7 +159,7 @@ class NcclCommunicator:
 
 
 class CudaNccl:
-    """NCCL with this process's GPU, whose memory ``make_tensor`` makes. Thread-safe."""
+    """NCCL on this process's GPU, whose memory ``make_tensor`` allocates. Thread-safe."""
 
     def __init__(self, library: NcclLibrary, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
         self._library, self._calls, self._make_tensor = library, calls, make_tensor
@@ -181,16 +181,16 @@ class CudaNccl:
 
 
 def own_nccl(calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> CudaNccl:
-    """Of this process's GPU; loads NCCL's library when it is called first. Raises as `nccl_library`."""
+    """Return NCCL on this process's GPU; the first call loads NCCL's library. Raises as `nccl_library`."""
     return CudaNccl(nccl_library(), calls, make_tensor)
 
 
 @cache
 def nccl_library() -> NcclLibrary:
-    """This process's.
+    """Load NCCL's library once per process.
 
     Raises:
-        WorkerError: it is not found, or cannot be used.
+        WorkerError: the library is not found or cannot be used.
     """
     for place in _places():
         try:
@@ -202,7 +202,7 @@ def nccl_library() -> NcclLibrary:
 
 
 def _places() -> Iterator[str]:
-    """Where the system looks, and where pip puts it."""
+    """Yield places of NCCL's library: the system's, and pip's."""
     yield LIBRARY
     for folder in installed_folders("nccl"):
         yield str(folder / "lib" / LIBRARY)

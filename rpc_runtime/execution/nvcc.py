@@ -1,4 +1,4 @@
-"""NVIDIA's compiler, where there is one: the source of CUDA kernels to code for a GPU."""
+"""NVIDIA's compiler nvcc: compiles CUDA kernels to machine code."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rpc_runtime.scratch import ScratchFolder
 
 COMPILE_SECONDS = 1800.0
 _ANSWER_SECONDS = 30.0
-# TVM's kernels compute with halves by the usual operators, which the headers of a torch build would turn off.
+# TVM's kernels use the usual operators on half-precision values, which the options of a torch build would turn off.
 _OPTIONS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "--split-compile=0")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
 
 
 class NvccError(TvmSplitError):
-    """The compiler does not take a source; the message has its first complaint."""
+    """nvcc is missing or rejects a source; the message has its first error."""
 
 
 @cache
 def find_nvcc() -> Path | None:
-    """Of the PATH, of $CUDA_HOME, of the usual place, or of the packages that pip installs (``nvidia-cuda-nvcc``)."""
+    """Return nvcc from the PATH, $CUDA_HOME, the usual place, or pip's packages (``nvidia-cuda-nvcc``); else None."""
     on_path = shutil.which("nvcc")
     for path in (*([Path(on_path)] if on_path else []), *_usual_places()):
         if path.is_file() and os.access(path, os.X_OK):
@@ -46,7 +46,7 @@ def _usual_places() -> Iterator[Path]:
 
 
 def installed_folders(name: str = "cu[0-9]*") -> list[Path]:
-    """Where pip puts CUDA's packages: ``nvidia/cu13`` beside all others. Or another of NVIDIA's, by its ``name``."""
+    """Return pip's folders of CUDA, such as ``nvidia/cu13``, or of another NVIDIA package by ``name`` (a glob)."""
     found = find_spec("nvidia")
     places = found.submodule_search_locations if found is not None else None
     return [folder for place in places or () for folder in sorted(Path(place).glob(name), reverse=True)]
@@ -54,7 +54,7 @@ def installed_folders(name: str = "cu[0-9]*") -> list[Path]:
 
 @cache
 def toolkit_version() -> tuple[int, int] | None:
-    """Of the compiler that is found: (13, 0). None where there is none, or it does not say."""
+    """Return the version of nvcc, such as (13, 0); None if nvcc or its version is not found."""
     nvcc = find_nvcc()
     if nvcc is None:
         return None
@@ -69,27 +69,27 @@ def toolkit_version() -> tuple[int, int] | None:
 
 
 def toolkit_text() -> str:
-    """The same as people write it: 13.0; empty where there is none."""
+    """Return the version of nvcc as text, such as 13.0; empty if there is none."""
     version = toolkit_version()
     return "" if version is None else f"{version[0]}.{version[1]}"
 
 
 def fatbin(source: str, arch: str) -> bytes:
-    """Machine code for a GPU of ``arch`` (``sm_90``), and PTX of it for GPUs of later kinds, in one file.
+    """Compile to one file: machine code for GPUs of ``arch`` (``sm_90``), and PTX for later architectures.
 
     Raises:
-        NvccError: there is no compiler, or it does not take the source or the architecture.
+        NvccError: there is no nvcc, or it rejects the source or the architecture.
     """
-    # sm_90a has PTX for no other kind.
+    # The PTX of sm_90a runs on no other architecture.
     code, _ = _assembled(source, arch, [arch] if arch[-1:].isalpha() else [arch, _virtual(arch)])
     return code
 
 
 def unspilled(source: str, arch: str) -> bytes:
-    """Machine code for a GPU of ``arch`` alone, of kernels whose values all have registers: `fatbin` for a tuner.
+    """Compile as `fatbin` for ``arch`` only, and reject kernels that spill registers; for a tuner.
 
     Raises:
-        NvccError: as `fatbin`, or registers are spilled to memory.
+        NvccError: as `fatbin`, or a kernel spills registers to memory.
     """
     code, said = _assembled(source, arch, [arch], "-Xptxas", "-v")
     spilled = max((int(count) for count in _SPILLED.findall(said)), default=0)
@@ -103,7 +103,7 @@ def _virtual(arch: str) -> str:
 
 
 def _assembled(source: str, arch: str, codes: Sequence[str], *options: str) -> tuple[bytes, str]:
-    """One file with code of each kind, and the compiler's words."""
+    """Compile code of each kind in ``codes`` to one file; return its content and nvcc's output."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")
@@ -119,7 +119,7 @@ def _assembled(source: str, arch: str, codes: Sequence[str], *options: str) -> t
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """The exit code and words of a compiler, which ends with all that it started, whatever happens here."""
+    """Run a compiler; return its exit code and output. On any error, its whole process group is killed."""
     with subprocess.Popen(  # noqa: S603 (no shell)
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:

@@ -1,4 +1,4 @@
-"""Reads the one tensor of a weight's safetensors file, for every dtype that TVM has, without a copy.
+"""Reads the single tensor of a weight's safetensors file, for every dtype of TVM, without a copy.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the little-endian length of a JSON header, the
 header, then the tensors' bytes. The safetensors package's numpy loader does not know bfloat16 and the float8 types.
@@ -34,7 +34,7 @@ _DTYPES = {
 
 
 def single_tensor(content: Bytes, expected: TensorSpec) -> Bytes:
-    """The bytes of the tensor named ``weight``.
+    """Return the bytes of the tensor named ``weight``.
 
     Raises:
         BlobError: the file is damaged, or its tensor has another shape or dtype than ``expected``.

@@ -1,9 +1,9 @@
-"""The rules by which one machine's stages compute, without threads, locks and clocks: queues, room, whose turn it is.
+"""Scheduling of one machine's stages, without threads, locks or clocks: queues, room, and which stage runs next.
 
-Inputs wait in one queue a stage and tensor; a stage may compute when its next micro-batch is in all of them and its
-outputs have room, on links and in queues of this machine. Of the stages that may, the last one in topological order
-does: it drains what is nearest to the output, so results leave early and queues stay short. With three micro-batches,
-on a machine that holds the first and the last stage of three (the middle one elsewhere, equally slow)::
+Inputs wait in one queue per stage and tensor. A stage is ready when its next micro-batch is in all its queues, and its
+outputs have room on links and in queues of this machine. Among the ready stages, the last one in topological order
+runs, so that results leave early and queues stay short. Example with three micro-batches, on a machine with the first
+and the last of three stages (the middle stage is elsewhere, equally slow)::
 
     step          1   2   3   4   5   6   7
     this machine  a0  a1  c0  c1  a2  .   c2
@@ -23,14 +23,14 @@ from rpc_runtime.transports.credits import depths
 
 
 class Readiness(enum.Enum):
-    """Where a stage stands as to its next micro-batch."""
+    """Whether a stage can compute its next micro-batch, and if not, why."""
 
     READY = enum.auto()
     LACKS_INPUTS = enum.auto()
     LACKS_ROOM = enum.auto()
-    """Its inputs are there, but not a place for its outputs."""
+    """Its inputs have arrived, but there is no room for its outputs."""
     AHEAD = enum.auto()
-    """It takes no inputs, and has computed as far as somebody takes its outputs."""
+    """It has no inputs, and no consumer takes the outputs of its next micro-batch yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can run: ``for_inputs`` when every stage lacks inputs, else outputs must leave first."""
+    """No stage can run. ``for_inputs``: no stage lacks room; else outputs must be sent first."""
 
     for_inputs: bool
 
@@ -51,7 +51,7 @@ Action = Compute | Wait
 
 
 def next_action(stages: Sequence[Readiness]) -> Action:
-    """The action for ``stages``, which are in topological order."""
+    """Return the next action for ``stages``, which are in topological order."""
     for position in range(len(stages) - 1, -1, -1):
         if stages[position] is Readiness.READY:
             return Compute(position)
@@ -59,7 +59,7 @@ def next_action(stages: Sequence[Readiness]) -> Action:
 
 
 class Leaving(Protocol):
-    """A link that tensors leave by. The caller holds whatever lock there is."""
+    """An outgoing link. The caller holds its lock, if it has one."""
 
     def has_room_locked(self, tensor: str) -> bool: ...
 
@@ -67,7 +67,7 @@ class Leaving(Protocol):
 
 
 class _Held:
-    """A tensor that several stages of the machine may still need."""
+    """A tensor with a count of the stages of this machine that still need it."""
 
     __slots__ = ("_release", "_uses", "value")
 
@@ -78,7 +78,7 @@ class _Held:
 
     @property
     def is_local(self) -> bool:
-        """Whether it was made on this machine; what came from another one has to be released."""
+        """Whether it was made on this machine; a received tensor must be released."""
         return self._release is None
 
     def done(self) -> None:
@@ -89,10 +89,10 @@ class _Held:
 
 @dataclass
 class _Queue:
-    """Waiting micro-batches of one input of one stage, by their numbers: of several replicas, one may be ahead.
+    """Waiting micro-batches of one input of one stage, by sequence number: one replica may be ahead of another.
 
-    ``capacity``, which may be ``largest``, counts only for tensors made on this machine, and so does ``local``: credits
-    limit the others, and what came ahead must not take the place of what is next.
+    ``capacity`` (at most ``largest``) and ``local`` count only tensors made on this machine. Received tensors are
+    limited by credits; those that arrive early must not use the room of the next one.
     """
 
     position: int
@@ -117,7 +117,7 @@ class _Queue:
 
 @dataclass
 class _Exit:
-    """Where a tensor goes that a stage has made: links, and queues of this machine."""
+    """The consumers of an output tensor: links, and queues of this machine."""
 
     tensor: str
     links: Sequence[Leaving]
@@ -131,9 +131,9 @@ class _Exit:
 
 
 class StageState:
-    """A stage on its machine. ``exits`` are by the place in the ``period`` of a micro-batch that it computes.
+    """The state of a stage on its machine. ``exits`` are by sequence number modulo ``period``.
 
-    When it has computed, it may compute again, and those at the positions ``makers`` that make its inputs here.
+    After it has computed, it may be ready again, and so may the producers of its inputs, at positions ``makers``.
     """
 
     def __init__(self, position: int, stage: StageSpec, queues: Sequence[_Queue]) -> None:
@@ -148,7 +148,7 @@ class StageState:
 
     @property
     def inputs(self) -> list[Any]:
-        """Of the next micro-batch. They keep their places until the stage is done: credits bound the memory."""
+        """The inputs of the next micro-batch; queued until the stage is done, so that credits limit memory."""
         return [queue.held[self.sequence].value for queue in self.queues]
 
     def next_exits(self) -> Sequence[_Exit]:
@@ -156,7 +156,7 @@ class StageState:
 
     @property
     def full(self) -> list[_Queue]:
-        """Queues of this machine that have no room for the next micro-batch."""
+        """The queues of this machine that have no room for the next micro-batch."""
         return [queue for each in self.next_exits() for queue in each.takers if queue.is_full]
 
     def advance(self) -> None:
@@ -165,7 +165,7 @@ class StageState:
 
     @property
     def readiness(self) -> Readiness:
-        """What is there and fits beyond the next micro-batch is not counted."""
+        """Whether the stage can compute its next micro-batch; later micro-batches are ignored."""
         for queue in self.queues:
             if self.sequence not in queue.held:
                 return Readiness.LACKS_INPUTS
@@ -173,12 +173,12 @@ class StageState:
         has_room = all(each.has_room for each in exits)
         if self.queues:
             return Readiness.READY if has_room else Readiness.LACKS_ROOM
-        is_taken = any(each.links or each.takers for each in exits)  # else nothing would end it
+        is_taken = any(each.links or each.takers for each in exits)  # else the stage would run for ever
         return Readiness.READY if has_room and is_taken else Readiness.AHEAD
 
 
 class Scheduler:
-    """All stages of a machine; ``on_ready`` is called when one may compute that could not before."""
+    """All stages of a machine; ``on_ready`` is called when a stage becomes ready."""
 
     def __init__(self, plan: MachineProgram, on_ready: Callable[[], None]) -> None:
         local = {route.tensor.name: depths(route) for route in plan.local}
@@ -189,8 +189,8 @@ class Scheduler:
         ]
         self._readiness = [Readiness.LACKS_INPUTS for _ in plan.stages]
         self._blocked: set[int] = set()
-        """Positions of stages that lack room, or are ahead."""
-        # Where a micro-batch goes follows from its place in the period, which is 1 where nothing has replicas.
+        """Positions of stages that lack room or are ahead."""
+        # A micro-batch's consumers depend on its sequence number modulo the period, which is 1 without replicas.
         self._period = plan.period
         self._takers: dict[str, dict[int, list[_Queue]]] = {}
         for state in self._stages:
@@ -205,7 +205,7 @@ class Scheduler:
         return iter(self._stages)
 
     def connect(self, links: Mapping[str, Leaving]) -> None:
-        """Before anything computes; ``links`` are those that leave this machine, by their destinations."""
+        """Set the outgoing links, by destination. Call before `begin`."""
         for state in self._stages:
             stage = state.stage
             state.period = self._period
@@ -226,22 +226,21 @@ class Scheduler:
             ]
 
     def begin(self) -> None:
-        """Stages without inputs may compute now."""
+        """Start scheduling; stages without inputs become ready."""
         self._look_again(range(len(self._stages)))
 
     def next_action(self) -> Action:
-        """What the machine does next. Where it had nothing to do but for want of room in its own queues, they widen."""
+        """Return the next action. If only lack of room in the machine's own queues blocks it, enlarge them first."""
         action = next_action(self._readiness)
         if isinstance(action, Wait) and self._widen():
             action = next_action(self._readiness)
         return action
 
     def _widen(self) -> bool:
-        """Gives one more place to queues of this machine that hold a stage up while their takers wait for something
-        else; whether to any.
+        """Enlarge by one the full queues that block a stage while their consumers wait for other inputs.
 
-        So much that is of no use cannot be made: whoever makes what the takers wait for has inputs from where these are
-        from, and no more of them than its links have room for.
+        Returns whether any stage was blocked in that way. The queues do not grow without need: the producers of the
+        other inputs depend on the same source, which gives them no more than their links have room for.
         """
         held_up = [position for position in self._blocked if self._is_held_up_by_queues(position)]
         for queue in {id(queue): queue for position in held_up for queue in self._stages[position].full}.values():
@@ -250,7 +249,7 @@ class Scheduler:
         return bool(held_up)
 
     def _is_held_up_by_queues(self, position: int) -> bool:
-        """Whether a stage lacks nothing but room in queues that may be widened."""
+        """Return whether a stage lacks only room in queues that may be enlarged."""
         state = self._stages[position]
         return (
             self._readiness[position] is Readiness.LACKS_ROOM
@@ -265,18 +264,18 @@ class Scheduler:
         return self._stages[position]
 
     def give(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
-        """A tensor has come from another machine; ``release`` is called once, when all stages have used it."""
+        """Queue a received tensor; ``release`` is called once, when all stages have used it."""
         self._give(self._takers[tensor].get(sequence % self._period, ()), sequence, value, release)
 
     def starves(self, tensor: str, sequence: int) -> bool:
-        """Whether nothing can compute, and a stage that takes this tensor could if it had its inputs."""
+        """Return whether no stage is ready, and a stage that consumes this tensor lacks inputs."""
         return Readiness.READY not in self._readiness and any(
             self._readiness[queue.position] is Readiness.LACKS_INPUTS
             for queue in self._takers[tensor].get(sequence % self._period, ())
         )
 
     def finish(self, position: int, outputs: Sequence[Any]) -> None:
-        """A stage has computed its next micro-batch."""
+        """Note that a stage has computed its next micro-batch, and pass its outputs on."""
         state = self._stages[position]
         sequence, exits = state.sequence, state.next_exits()
         state.advance()
@@ -289,12 +288,12 @@ class Scheduler:
         self._look_again((*state.makers, state.position))
 
     def room(self) -> None:
-        """Some link has room for one more micro-batch of a tensor."""
+        """Note that a link has room for one more micro-batch of a tensor."""
         if self._blocked:
             self._look_again(tuple(self._blocked))
 
     def clear(self) -> None:
-        """Whatever waits is no longer needed."""
+        """Drop all queued tensors."""
         for queue in (queue for state in self._stages for queue in state.queues):
             queue.held.clear()
 
@@ -305,7 +304,7 @@ class Scheduler:
         self._look_again([queue.position for queue in takers])
 
     def _look_again(self, positions: Iterable[int]) -> None:
-        """Brings the states of these stages up to date."""
+        """Update the readiness of these stages."""
         for position in positions:
             readiness = self._stages[position].readiness
             if readiness is self._readiness[position]:

@@ -1,4 +1,4 @@
-"""Which thread computes: TVM keeps a pool of workers for each that calls, whose size is fixed when it is first used."""
+"""Chooses the thread that computes: TVM keeps a thread pool per calling thread, whose size is fixed at first use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Result = TypeVar("Result")
 
 
 class ComputingThread:
-    """Runs functions where TVM uses ``threads`` threads, one after another.
+    """Runs functions one after another in a thread for which TVM uses ``threads`` threads.
 
-    That is the caller's thread where one is wanted and its pool has no others or is yet to be made (a network of 6 ms
-    gains half a millisecond: its data stay in that core's cache), else, or without ``on_calling_thread``, a thread of
-    its own: a process that is forked from a thread whose pool has others would wait for these at its end, for ever.
+    This is the calling thread if ``on_calling_thread``, ``threads`` is 1, and TVM's pool of that thread has no other
+    threads (or is not made yet). A network of 6 ms is then half a millisecond faster, as its data stay in that core's
+    cache. Otherwise it is a separate thread: a process forked from a thread whose pool has others never exits.
     """
 
     def __init__(self, threads: int, *, on_calling_thread: bool = True) -> None:
@@ -29,7 +29,7 @@ class ComputingThread:
         self._own = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
 
     def run(self, compute: Callable[..., Result], *arguments: Any) -> Result:
-        # TVM asks the environment anew at every parallel loop.
+        # TVM reads the environment at every parallel loop.
         with _environment.with_(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
             if self._on_calling_thread and self._threads == 1 == _pool_of_this_thread():
                 return compute(*arguments)
@@ -40,7 +40,7 @@ class ComputingThread:
 
 
 class TakingTurns:
-    """A lock that is taken in the order in which it was asked for; Python's own ones favour whoever had it last."""
+    """A fair (first in, first out) lock; Python's own locks favour the thread that held the lock last."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -62,14 +62,14 @@ class TakingTurns:
 
 
 def _pool_of_this_thread() -> int:
-    """How many threads TVM uses for the calling one; the environment decides where this is asked first."""
+    """Return the size of TVM's pool of the calling thread; the first call makes the pool as the environment says."""
     return int(tvm_ffi.get_global_func("runtime.NumThreads")())
 
 
 class _Environment:
-    """What TVM reads of this process's environment: as those who compute want it, then as it was before.
+    """Sets environment variables that TVM reads while functions compute, then restores them.
 
-    Those who want the same compute at the same time, others one after the other.
+    Callers with equal variables compute at the same time, others one after another.
     """
 
     def __init__(self) -> None:

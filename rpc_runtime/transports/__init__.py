@@ -1,1 +1,1 @@
-"""How tensors get from machine to machine: the two ends of a link, and what carries its frames."""
+"""Links that send tensors between machines: their two ends, and the transports that carry their frames."""

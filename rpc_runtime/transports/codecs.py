@@ -1,8 +1,8 @@
-"""The built-in codecs, and what encodes and decodes tensors for a link.
+"""The built-in codecs, and the coder that encodes and decodes one tensor of a link.
 
-A tensor that a codec would make no smaller, or whose values it cannot hold but for rounding (to int8 NaN and
-infinities; to fp16, bf16 and int8 numbers beyond their range), travels as it is: the receiver knows it by its size.
-Received bytes are validated: what is no encoding of exactly this tensor is a `ProtocolError` that names it.
+A tensor is sent unencoded if encoding does not make it smaller, or if the codec cannot represent a value (int8: NaN and
+infinities; fp16, bf16 and int8: numbers out of range). The receiver recognises an unencoded tensor by its size.
+Received bytes are validated: bytes that do not encode exactly this tensor raise a `ProtocolError` that names it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Array, Bytes
 
 ZSTD_LEVEL = 1
-"""Higher ones take much longer, and save next to nothing of activations."""
+"""Higher levels take much longer and compress activations hardly any better."""
 SMALLEST_WINDOW_BYTES = 1024
 SCALE_BYTES = 4
 STEPS = 127
 _SCALE = np.dtype("<f4")
 _TINY = float(np.finfo(np.float32).tiny)
 _LARGEST = 3.4e38
-"""A little less than the largest of float32, so that no rounding of a scale leads beyond it."""
+"""Slightly below the largest float32, so that rounding a scale cannot overflow."""
 
 
 def require_available(routes: Iterable[Route]) -> None:
-    """Raise a `WorkerError` if this process lacks what the codec of a route needs; names the package."""
+    """Raise a `WorkerError` that names the missing package if this process cannot use the codec of a route."""
     for route in routes:
         if route.codec != NONE and not (codec := CODECS[route.codec]).is_available():
             raise WorkerError(
@@ -44,7 +44,7 @@ def require_available(routes: Iterable[Route]) -> None:
 
 
 class TensorCoder:
-    """Encodes, or decodes, the micro-batches of one tensor. For one thread.
+    """Encodes or decodes the micro-batches of one tensor. Not thread-safe.
 
     Raises:
         InputError: there is no codec of this name.
@@ -57,22 +57,22 @@ class TensorCoder:
         self._coder = self._codec.coder(tensor)
 
     def encode(self, data: Bytes) -> Bytes:
-        """Return a tensor's content as it travels: encoded where that is smaller, else as it is."""
+        """Return the bytes to send: the encoded content if it is smaller, else ``data`` itself."""
         encoded = self._coder.encode(data)
         return data if encoded is None or encoded.size >= data.size else encoded
 
     def may_have(self, size_bytes: int) -> bool:
-        """Return whether the tensor may travel in so many bytes."""
+        """Return whether ``size_bytes`` is a possible size of this tensor on the wire."""
         whole = self._tensor.size_bytes
         if self._codec.is_lossy:
             return size_bytes in (whole, self._codec.encoded_bytes(self._tensor))
         return 0 < size_bytes < whole or size_bytes == whole
 
     def decode(self, encoded: Bytes, data: Bytes) -> None:
-        """Write what `encode` gave to ``data``, the tensor's memory.
+        """Decode the output of `encode` into ``data``, the tensor's memory.
 
         Raises:
-            ProtocolError: it is nothing that `encode` gives for this tensor.
+            ProtocolError: ``encoded`` is not a valid encoding of this tensor.
         """
         if encoded.size == data.size:
             data[:] = encoded
@@ -86,7 +86,7 @@ class TensorCoder:
 
 
 def coder_of(route: Route) -> TensorCoder | None:
-    """Return what encodes or decodes a route's tensor in a stream; None where it travels as it is."""
+    """Return the coder of a route's tensor, or None if the route has no codec."""
     return None if route.codec == NONE else TensorCoder(route.codec, route.tensor)
 
 
@@ -114,8 +114,8 @@ class BFloat16(Half):
 
 
 class Int8(Codec):
-    """Whole numbers from -127 to 127, times a scale for each channel (axis 1 of four, else the last one), or one scale
-    for all where channels have one value."""
+    """Integers from -127 to 127 with one scale per channel (axis 1 of a 4-D tensor, else the last axis), or one scale
+    for the tensor if each channel has a single value."""
 
     name = "int8"
     is_lossy = True
@@ -128,7 +128,7 @@ class Int8(Codec):
 
 
 class Lz4(Codec):
-    """Compressed, with nothing lost."""
+    """Lossless LZ4 compression."""
 
     name = "lz4"
     module = "lz4.block"
@@ -139,7 +139,7 @@ class Lz4(Codec):
 
 
 class Zstd(Codec):
-    """Compressed, with nothing lost."""
+    """Lossless Zstandard compression."""
 
     name = "zstd"
     module = package = "zstandard"
@@ -152,9 +152,9 @@ FP16, BF16, INT8, LZ4, ZSTD = Float16(), BFloat16(), Int8(), Lz4(), Zstd()
 
 
 def by_channel(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return a shape seen as what is before the channels, the channels, and what is behind them.
+    """Return a shape as (elements before the channel axis, channels, elements after it).
 
-    Channels of one value each count as one: a scale for each would take more than the values.
+    Channels that hold one value each count as one channel, because their scales would be larger than the values.
     """
     before, channels, behind = math.prod(shape[:-1]), math.prod(shape[-1:]), 1
     if len(shape) == 4:
@@ -163,7 +163,7 @@ def by_channel(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class _Half:
-    """Rounded to the nearest; NaN and infinities stay what they are."""
+    """Rounds to the nearest value of half the width; keeps NaN and infinities."""
 
     def __init__(self, narrow: np.dtype[Any], wide: np.dtype[Any]) -> None:
         self._narrow = narrow
@@ -183,8 +183,8 @@ class _Half:
 
 
 class _Int8:
-    """The channels' scales, then the whole numbers. It is off by half a scale at most: 1/254 of the channel's largest
-    magnitude."""
+    """Writes the scales of the channels, then the integers. The error is at most half a scale: 1/254 of the channel's
+    largest magnitude."""
 
     def __init__(self, tensor: Tensor, size_bytes: int) -> None:
         self._shape = by_channel(tensor.shape)
@@ -215,7 +215,7 @@ class _Int8:
 
 
 class _Lz4:
-    """One block, which does not say how large it will be."""
+    """Compresses to one LZ4 block without a stored size."""
 
     def __init__(self) -> None:
         self._block: Any = importlib.import_module("lz4.block")
@@ -233,11 +233,11 @@ class _Lz4:
 
 
 class _Zstd:
-    """One frame, which says how large it will be."""
+    """Compresses to one Zstandard frame, which stores the decompressed size."""
 
     def __init__(self, size_bytes: int) -> None:
         self._library: Any = importlib.import_module("zstandard")
-        # A frame may ask for a window of any size; none needs more than what it holds.
+        # A frame may request a window of any size; it never needs more than its decompressed size.
         window = max(SMALLEST_WINDOW_BYTES, 1 << max(size_bytes - 1, 1).bit_length())
         self._compressor = self._library.ZstdCompressor(level=ZSTD_LEVEL)
         self._decompressor = self._library.ZstdDecompressor(max_window_size=window)
@@ -247,7 +247,7 @@ class _Zstd:
 
     def decode(self, encoded: Bytes, data: Bytes) -> None:
         try:
-            # Before anything is decompressed, which takes as much memory as the frame says.
+            # Check the size first: decompressing allocates as much memory as the frame states.
             _require_size(self._library.get_frame_parameters(encoded).content_size, data)
             found = self._decompressor.decompress(encoded, allow_extra_data=False)
         except self._library.ZstdError as error:

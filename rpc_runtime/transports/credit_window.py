@@ -1,18 +1,17 @@
-"""How many micro-batches of one tensor may be under way on a link, and when these should be more.
+"""Flow-control window of one tensor on a link: how many micro-batches may be in flight, and when to widen it.
 
-Between machines that are near each other the planned depth is enough. Over a link of high latency it is not: a credit
-comes back a round trip after its micro-batch has left, and what the receiver computes of it, so with a window of w no
-more than w pass in that time. To hold up nobody a window has to be that time by the time between two micro-batches.
+Between nearby machines the planned depth is enough. On a link of high latency it is not: a credit returns one round
+trip plus the receiver's computing time after its micro-batch left. A window of w lets at most w micro-batches pass in
+that time. The link is not the bottleneck if w is at least that time divided by the time between two micro-batches.
 
-Both of these are known to nobody, so it is found: a sender says of each micro-batch whether it had to wait for its
-credit. If it had, and the receiver has nothing of this tensor when the whole of it has come, or stands still for want
-of another input, as behind a way that is longer than this one, then both were idle for want of a wider window, and it
-is widened by a half. So it ends within half of what is needed. Where computing limits, the receiver lacks nothing;
-where another link does, the sender waits for no credit of this one.
+Neither time is known in advance, so the window adapts. The sender marks each micro-batch that had to wait for a credit.
+The window is widened by a half if, when such a micro-batch has arrived, the receiver had none of this tensor left, or
+was idle for lack of another input (which may take a slower path): both ends then waited for a wider window. It so ends
+at most a half above the need. If computing is the bottleneck, the receiver never runs out; if another link is, the
+sender does not wait for credits of this link.
 
-Where the wire is what limits, a wider window would only fill its buffers, and credits would come back later and later.
-So a sender asks for no more once credits take much longer than the quickest one did, as TCP Vegas does (Brakmo and
-Peterson, 1995).
+If bandwidth is the bottleneck, a wider window only fills buffers, and credits return ever later. So the sender stops
+asking once credits take much longer than the quickest one did, as in TCP Vegas (Brakmo and Peterson, 1995).
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from collections import deque
 from dataclasses import dataclass, field
 
 MOST_MORE = 256
-"""Micro-batches by which a window is widened at most,"""
+"""The most micro-batches by which a window is widened."""
 MOST_MORE_BYTES = 16 * 1024 * 1024
-"""and what these may take of the receiver's memory."""
+"""The most memory of the receiver that these additional micro-batches may take."""
 WIDENED_BY = 2
-"""A window is widened by this part of itself, so that it is found in a few round trips, and not far exceeded."""
+"""A window grows by its depth divided by this: few round trips to adapt, and little overshoot."""
 MUCH_LONGER = 2
-"""Credits that take so many times as long as the quickest have waited in buffers on the way."""
+"""A credit that takes this many times as long as the quickest one has waited in buffers."""
 
 
 def most_more(size_bytes: int) -> int:
-    """By how many micro-batches of a tensor of this size its window may be widened."""
+    """Return the most micro-batches by which the window of a tensor of this size may be widened."""
     return min(MOST_MORE, MOST_MORE_BYTES // max(size_bytes, 1))
 
 
 @dataclass
 class ReceiveWindow:
-    """The receiver's side: ``depth`` micro-batches may be under way, ``largest`` if there is need.
+    """The receiver's side: ``depth`` micro-batches may be in flight now, at most ``largest`` after widening.
 
-    ``announced`` is what the sender knows: so many in all it may send.
+    ``announced`` is the total number that the sender knows it may send.
     """
 
     depth: int
@@ -58,10 +57,10 @@ class ReceiveWindow:
         return self.arrived < self.announced
 
     def arrive(self, waited: bool, starves: bool) -> bool:
-        """One more has come; whether that widens the window, so that the sender should hear of it.
+        """Count an arrived micro-batch; return whether this widens the window, so that the sender must be notified.
 
-        ``waited``: its sender had it before it had the credit. ``starves``: who takes it could do nothing until now for
-        want of some input. A window that was widened rests until all have come that were sent without that.
+        ``waited``: the sender had to wait for the credit. ``starves``: the receiver was idle for lack of an input.
+        After widening, the window stays as it is until all micro-batches sent under the old one have arrived.
         """
         lacked = starves or self.arrived == self.consumed
         self.arrived += 1
@@ -77,24 +76,24 @@ class ReceiveWindow:
 
     @property
     def granted(self) -> int:
-        """How many in all the sender may send."""
+        """The total number of micro-batches that the sender may send."""
         return self.consumed + self.depth
 
     @property
     def is_due(self) -> bool:
-        """Whether the sender should hear of it: at once where it may wait for that, else every second time."""
+        """Whether to send credits now: at once if the sender may be waiting for one, else two at a time."""
         behind = self.granted - self.announced
         return behind > 1 or (behind == 1 and self.announced - self.arrived <= self.depth // 2)
 
     def announce(self) -> tuple[int, int]:
-        """How many were consumed, and how many may be under way: what the sender is told now."""
+        """Return the credit to send now, as (micro-batches consumed, micro-batches that may be in flight)."""
         self.announced = self.granted
         return self.consumed, self.depth
 
 
 @dataclass
 class SendWindow:
-    """The sender's side. Moments are in nanoseconds, of one clock."""
+    """The sender's side. Times are in nanoseconds of one clock."""
 
     depth: int
     largest: int
@@ -110,11 +109,11 @@ class SendWindow:
         return self.started - self.credited < self.depth
 
     def wait(self) -> None:
-        """There is a micro-batch, and no credit for it."""
+        """Note that a micro-batch is queued without a credit for it."""
         self._waits = True
 
     def start(self, now: int) -> bool:
-        """Counts one; whether it had to wait for its credit, and a wider window would help."""
+        """Count a micro-batch that starts; return whether it waited for a credit and a wider window would help."""
         self.started += 1
         self._starts.append(now)
         waited, self._waits = self._waits, False
@@ -122,11 +121,11 @@ class SendWindow:
         return waited and (quickest is None or self._last_nanoseconds <= MUCH_LONGER * quickest)
 
     def is_possible(self, consumed: int, depth: int) -> bool:
-        """Whether a receiver that keeps to the rules could say so."""
+        """Return whether a receiver that follows the protocol could send this credit."""
         return self.credited <= consumed <= self.started and self.depth <= depth <= self.largest
 
     def credit(self, consumed: int, depth: int, now: int) -> None:
-        """So many were consumed, so many may be under way."""
+        """Apply a credit: ``consumed`` micro-batches in total, and ``depth`` that may be in flight."""
         for _ in range(consumed - self.credited):
             self._last_nanoseconds = now - self._starts.popleft()
             least = self._least_nanoseconds

@@ -1,7 +1,7 @@
-"""The rules of a link's two ends, without locks, frames and clocks: what leaves next, and who is told of which credits.
+"""Flow control of a link's two ends, without locks, frames or clocks: what is sent next, and which credits are due.
 
-Each tensor of a link has its own queue and its own window (`credit_window`), so one that must wait never holds up
-another. Of those that may go the oldest micro-batch goes first: what lags behind is what somebody waits for.
+Each tensor of a link has its own queue and window (`credit_window`), so a tensor that waits never blocks another one.
+Among the tensors that may be sent, the oldest micro-batch goes first, because the receiver waits for it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
 
 OUTBOX = 2
-"""Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
+"""Capacity of a tensor's queue at the sender: one micro-batch being sent, and the next one."""
 
 
 def depths(route: Route) -> tuple[int, int]:
-    """How many micro-batches may be under way at first, and at most."""
+    """Return the initial and the largest number of micro-batches in flight."""
     return route.depth, route.depth + most_more(route.tensor.size_bytes)
 
 
 @dataclass
 class Waiting:
-    """Micro-batches of one tensor that are to leave, as (number, value)."""
+    """Queued micro-batches of one tensor, as (sequence number, value)."""
 
     route: Route
     window: SendWindow
@@ -33,7 +33,7 @@ class Waiting:
 
 
 class Departure(NamedTuple):
-    """A micro-batch that leaves; ``waited``: the receiver should know that it had to, for a credit."""
+    """A micro-batch to send. ``waited`` tells the receiver that it had to wait for a credit."""
 
     tensor_index: int
     sequence: int
@@ -42,7 +42,7 @@ class Departure(NamedTuple):
 
 
 class Outbox:
-    """The sending end: moments are in nanoseconds, of one clock."""
+    """The sending end. Times are in nanoseconds of one clock."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._by_name = {route.tensor.name: Waiting(route, SendWindow(*depths(route))) for route in routes}
@@ -53,7 +53,7 @@ class Outbox:
         return self._by_index[tensor_index].window
 
     def has_room(self, tensor: str) -> bool:
-        """Whether `put` has a place for one more micro-batch of a tensor."""
+        """Return whether the queue of a tensor has room for one more micro-batch."""
         return len(self._by_name[tensor].queue) < OUTBOX
 
     def put(self, tensor: str, sequence: int, value: Any) -> None:
@@ -62,7 +62,7 @@ class Outbox:
         self._queued[waiting.route.index] = waiting
 
     def next(self, now: int) -> Departure | None:
-        """What leaves now, if anything may, and keeps its place until `left`. Notes who lacks a credit."""
+        """Return the micro-batch to send now, or None; it stays queued until `left`. Note tensors without a credit."""
         chosen: Waiting | None = None
         for waiting in self._queued.values():
             if not waiting.window.may_start:
@@ -75,7 +75,7 @@ class Outbox:
         return Departure(chosen.route.index, sequence, value, chosen.window.start(now))
 
     def left(self, tensor_index: int) -> None:
-        """The tensor's oldest micro-batch has gone."""
+        """Remove the tensor's oldest micro-batch, which was sent."""
         waiting = self._by_index[tensor_index]
         waiting.queue.popleft()
         if not waiting.queue:
@@ -88,7 +88,7 @@ class Outbox:
 
 
 class Grants:
-    """The receiving end: how far each tensor was consumed, and what of that the sender does not know yet."""
+    """The receiving end: the window of each tensor, and the credits that were not sent yet."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._windows = {route.index: ReceiveWindow(*depths(route)) for route in routes}
@@ -98,7 +98,7 @@ class Grants:
         return self._windows[tensor_index]
 
     def arrive(self, tensor_index: int, waited: bool, starves: bool) -> bool:
-        """One more has come; whether the sender may have to hear of a wider window."""
+        """Count an arrived micro-batch; return whether the window was widened, which the sender may have to know."""
         window = self._windows[tensor_index]
         if not window.arrive(waited, starves):
             return False
@@ -111,7 +111,7 @@ class Grants:
         self._changed[tensor_index] = window
 
     def due(self) -> Iterator[tuple[int, int, int]]:
-        """What the sender is told now: tensor, micro-batches consumed, and how many may be under way."""
+        """Yield the credits to send now, as (tensor index, micro-batches consumed, micro-batches allowed in flight)."""
         for tensor_index, window in [each for each in self._changed.items() if each[1].is_due]:
             del self._changed[tensor_index]
             yield (tensor_index, *window.announce())

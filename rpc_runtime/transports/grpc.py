@@ -1,4 +1,4 @@
-"""Carries a link over the gRPC call by which it was opened."""
+"""The gRPC transport: carries a link over the call that opened it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rpc_runtime.wire.framing import Frame
 
 
 class Stream(Carrier):
-    """One end of the call. It carries the link from `start` on, and otherwise stays silent beside another carrier.
+    """One end of the gRPC call. It carries the link after `start`, or sends nothing if another carrier does.
 
-    Its end is told by the call, so ``on_end`` is not needed. ``is_alive`` says whether the call goes on.
+    The call itself reports its end, so ``on_end`` is not used. ``is_alive`` returns whether the call is active.
     """
 
     def __init__(self, link: LinkEnd, is_alive: Callable[[], bool]) -> None:
@@ -29,24 +29,24 @@ class Stream(Carrier):
         self.carry(self._link.receive)
 
     def carry(self, take: Callable[[Frame], None]) -> None:
-        """From now on says what the link says, and gives what comes to ``take``."""
+        """Start sending the link's frames, and pass received frames to ``take``."""
         self._take = take
         self._settled.set()
 
     @property
     def carries(self) -> bool:
-        """Whether the link, or a part of it, is carried here."""
+        """Whether this stream carries the link or a part of it."""
         return self._take is not None
 
     def leave(self) -> None:
-        """The carrier has started: if it is another one, nothing is said here until `close`."""
+        """Note that the carrier has started; if it is another one, this stream sends nothing until `close`."""
         self._settled.set()
 
     def frames(self) -> Iterator[bytes]:
-        """What this end says, until `close`. For one thread.
+        """Yield the frames to send until `close`. For one thread.
 
         Raises:
-            WorkerUnavailableError: the other end has been silent for too long.
+            WorkerUnavailableError: nothing was received from the other end for too long.
         """
         self._settled.wait()
         if self._take is not None:
@@ -55,10 +55,10 @@ class Stream(Carrier):
             self._over.wait()
 
     def receive(self, frame: Frame) -> None:
-        """Takes what comes.
+        """Handle a received frame.
 
         Raises:
-            ProtocolError: it is not what may come next.
+            ProtocolError: the protocol does not allow this frame now.
         """
         if self._take is None:
             raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
@@ -73,7 +73,7 @@ class Stream(Carrier):
 
 
 class Grpc(Transport):
-    """Joins any two ends."""
+    """Connects any two ends."""
 
     name = "grpc"
     title = "gRPC"
@@ -90,7 +90,7 @@ class Grpc(Transport):
 
 
 class StreamPending:
-    """The stream is there already."""
+    """The pending carrier of gRPC: the stream, which is open already."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

@@ -1,12 +1,12 @@
-"""What both ends of a link share: closing, what is said next, and knowing whether the other end lives.
+"""Base class of both ends of a link: closing, the next message to send, and liveness of the other end.
 
-Each end says something at least once in a beat (`liveness`). Only a worker does not ask that of a client, where a
-single call in C may keep Python's lock for longer, and nothing but gRPC can answer meanwhile.
+Each end sends at least one frame per heartbeat interval (`liveness`). A worker does not require this of a client:
+there, one call into C may hold the GIL for longer, and only gRPC can answer meanwhile.
 
-A carrier (`transport`) takes what is to be said in one of two ways. One with a thread of its own waits there for what
-`frames` says next. Shared memory takes a message at once by `drain`, in the thread that had something to say: it calls
-`flush` after it has let go of the station's lock, which spares waking another thread. What leaves a GPU has a thread of
-its own there, too (`serve`), since the computing thread should not wait for copies.
+A carrier (`transport`) takes messages in one of two ways. A carrier with its own thread iterates over `frames` there.
+Shared memory takes them by `drain` in the thread that produced them, which calls `flush` after it released the
+station's lock; this avoids waking another thread. Tensors on a GPU have their own thread there as well (`serve`), so
+that the computing thread does not wait for copies.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ HEARTBEAT = control_frame(FrameKind.HEARTBEAT)
 
 
 class Station(Protocol):
-    """What a machine's links end at: it shares one ``lock`` with them, and they tell it what moves."""
+    """The machine's side of its links: shares one ``lock`` with them and is notified of transfers."""
 
     @property
     def lock(self) -> threading.Lock: ...
 
     def moved(self) -> None:
-        """A tensor, or a part of one, has come or gone."""
+        """Note that a tensor or a part of one was sent or received."""
 
     def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
-        """A whole tensor has (``kind`` is SEND or RECEIVE), from ``start`` to ``end`` in nanoseconds, in some bytes."""
+        """Record the transfer of a whole tensor: ``kind`` is SEND or RECEIVE, ``start`` and ``end`` are nanoseconds."""
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
-        """Gets each tensor that has come, in order; calls ``release`` once, with the lock held, when it is consumed."""
+        """Take each received tensor in order; call ``release`` once, with the lock held, when it is consumed."""
 
     def room_locked(self) -> None:
-        """An outgoing link has room for one more micro-batch of a tensor."""
+        """Note that an outgoing link has room for one more micro-batch of a tensor."""
 
     def starves_locked(self, route: Route, sequence: int) -> bool:
-        """Whether a micro-batch that has just come is one of those for want of which nothing is done here."""
+        """Return whether this machine was idle because it lacked the micro-batch that has just arrived."""
 
 
 class Message(Protocol):
-    """Something that an end of a link says."""
+    """A message of one end of a link."""
 
     def frames(self) -> Iterator[bytes]:
-        """Its frames, the next one when the one before has left."""
+        """Yield the frames; the next one is requested after the previous one was sent."""
         ...
 
     def left(self) -> None:
-        """Its last frame has left."""
+        """Note that the last frame was sent."""
         ...
 
 
 @dataclass(slots=True)
 class Frames:
-    """Frames that are made already."""
+    """A message of finished frames."""
 
     ready: list[bytes]
 
@@ -80,12 +80,12 @@ class Frames:
 class LinkEnd:
     """One end of a link.
 
-    If it is ``patient``, the other end may be silent as long as its connection lives. ``nccl`` is with the station's
-    GPU; None: its stages are on no GPU.
+    If ``patient``, the other end may send nothing as long as the connection is open. ``nccl`` makes the NCCL device
+    of the station's GPU; it is None if the stages run on no GPU.
     """
 
     receives: ClassVar[bool]
-    """Whether tensors come here."""
+    """Whether this end receives tensors."""
 
     def __init__(
         self,
@@ -116,41 +116,41 @@ class LinkEnd:
 
     @property
     def copies_apart(self) -> bool:
-        """Whether what is said waits for copies from a GPU, for which the thread that computes should not wait."""
+        """Whether sending includes copies from a GPU, which the computing thread should not wait for."""
         return self.nccl is not None and not self.receives
 
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
-        """Memory that both ends see, as a slot of this end."""
+        """Return a slot of this end over memory that both ends share."""
         return self._make_slot(tensor, memory)
 
     def say(self, frame: bytes) -> None:
-        """Says a frame of the carrier's own before all else."""
+        """Send a frame of the carrier itself, before all other messages."""
         with self._lock:
             self._also.append(frame)
             self._wake_locked()
         self.flush()
 
     def receive(self, frame: Frame) -> None:
-        """Takes what the other end says. For one thread.
+        """Handle a received frame. For one thread.
 
         Raises:
-            ProtocolError: it is not what may come next.
+            ProtocolError: the protocol does not allow this frame now.
         """
         raise NotImplementedError
 
     def _next_locked(self) -> Message | None:
-        """What is to be said next."""
+        """Return the next message to send, or None."""
         raise NotImplementedError
 
     def _said_locked(self, message: Message) -> None:
-        """A message has left."""
+        """Note that a message was sent."""
 
     def _use_slots(self, route: Route, slots: Sequence[Slot]) -> None:
-        """Tensors of a route lie in these slots, which both ends see."""
+        """Use these slots, which both ends share, for the tensors of a route."""
         raise NotImplementedError
 
     def open(self, carrier: Carrier) -> None:
-        """Says from now on what there is by a carrier, with tensors in its slots, if it has such."""
+        """Start sending through a carrier; tensors use its slots if it has some."""
         for route in self.routes:
             if slots := carrier.slots(route):
                 self._use_slots(route, slots)
@@ -159,10 +159,10 @@ class LinkEnd:
         carrier.wake()
 
     def frames(self) -> Iterator[bytes]:
-        """What this end says until it is closed, with heartbeats. For one thread, which waits here.
+        """Yield the frames to send, heartbeats included, until the link is closed. For one thread; blocks.
 
         Raises:
-            WorkerUnavailableError: the other end has been silent for too long.
+            WorkerUnavailableError: nothing was received from the other end for too long.
         """
         for message in self._messages():
             if message is None:
@@ -172,17 +172,17 @@ class LinkEnd:
                 message.left()
 
     def serve(self, send: Callable[[bytes], None]) -> None:
-        """Says by ``send`` what there is, until the link is closed. For one thread, which waits here.
+        """Send all messages by ``send`` until the link is closed. For one thread; blocks.
 
         Raises:
-            Exception: a tensor cannot be copied, as by a GPU that fails.
+            Exception: a tensor cannot be copied, for example because the GPU failed.
         """
         for message in self._messages():
             if message is not None:
                 _say(message, send)
 
     def _messages(self) -> Iterator[Message | None]:
-        """What there is to say, until the link is closed; None when there was nothing for a beat."""
+        """Yield messages until the link is closed; None after a heartbeat interval without one."""
         while True:
             with self._lock:
                 while (message := self._begin_locked()) is None and not self._closed:
@@ -203,10 +203,10 @@ class LinkEnd:
                     self._said_locked(message)
 
     def drain(self, send: Callable[[bytes], None]) -> None:
-        """Says by ``send`` what there is now, unless another thread does, which then looks again before it ends.
+        """Send the queued messages by ``send``; if another thread is draining, leave them to that thread.
 
         Raises:
-            Exception: a tensor cannot be copied; the link says no more.
+            Exception: a tensor cannot be copied; the link then sends nothing more.
         """
         with self._lock:
             if self._draining or self._closed:
@@ -223,12 +223,12 @@ class LinkEnd:
                 self._draining = message is not None
 
     def flush(self) -> None:
-        """Tells the carrier that there may be something to say. For any thread, without the lock."""
+        """Notify the carrier that there may be a message. For any thread, without the lock."""
         if self._carrier is not None:
             self._carrier.wake()
 
     def _wake_locked(self) -> None:
-        """There may be something to say; `flush` comes after."""
+        """Wake the sending thread, because there may be a message. The caller then calls `flush`."""
         if self._waits:
             self._wake.notify()
 
@@ -239,10 +239,10 @@ class LinkEnd:
         return self._next_locked()
 
     def require_life(self, begin: float) -> None:
-        """Called after waiting in vain for a beat, since ``begin`` of the monotonic clock.
+        """Check liveness after a heartbeat interval without a frame, which began at ``begin`` (monotonic seconds).
 
         Raises:
-            WorkerUnavailableError: nothing has arrived for too long.
+            WorkerUnavailableError: nothing was received from the other end for too long.
         """
         if not self._patient and self._liveness.is_silent(begin):
             raise WorkerUnavailableError(
@@ -251,10 +251,10 @@ class LinkEnd:
             )
 
     def _takes(self, frame: Frame, kind: FrameKind) -> bool:
-        """Notes that the other end lives; whether its frame is more than a heartbeat.
+        """Note that the other end is alive; return whether its frame is not just a heartbeat.
 
         Raises:
-            ProtocolError: it is neither that nor of ``kind``.
+            ProtocolError: the frame is neither a heartbeat nor of ``kind``.
         """
         self._liveness.hear()
         if frame.kind is FrameKind.HEARTBEAT:

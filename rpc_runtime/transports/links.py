@@ -1,14 +1,14 @@
-"""The two ends of a link, without any network: queues, credits, and the frames that go out and come in.
+"""The two ends of a link, without any network: queues, credits, and the frames sent and received.
 
-A link carries all tensors that go from one machine to another. Each tensor has its own queue and its own credits: the
-receiver grants one per micro-batch it has consumed, and the sender starts a tensor only if the receiver has room for
-it. So a receiver never blocks, and a tensor that must wait never holds up another one on the same link. How many may be
-under way grows where a link's latency makes both ends wait: `credit_window`.
+A link carries all tensors from one machine to another. Each tensor has its own queue and credits: the receiver grants
+one credit per micro-batch it has consumed, and the sender starts a tensor only if the receiver has room for it. So a
+receiver never blocks, and a waiting tensor never blocks another one on the same link. The number of micro-batches in
+flight grows if the latency of the link makes both ends wait (`credit_window`).
 
-In frames a route's codec writes its tensors, in the thread that sends, and reads them, in the one that receives, while
-the station computes. Slots that both ends see have them as they are: memory does not limit.
+Tensors in frames are encoded by the route's codec in the sending thread and decoded in the receiving thread, while the
+station computes. Tensors in shared slots are not encoded, because memory is not the bottleneck.
 
-Locks: everything of one deployment on one machine shares one lock; methods named ``*_locked`` expect it to be held.
+Locks: all objects of one deployment on one machine share one lock; methods named ``*_locked`` require it to be held.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rpc_runtime.wire.framing import (
 
 @dataclass
 class _Sending:
-    """``slots`` lie in memory that both ends see, if the carrier has such; ``free`` are the indices of free ones."""
+    """A tensor that is sent. ``slots`` are the carrier's shared slots, if any; ``free`` the indices of unused ones."""
 
     route: Route
     window: SendWindow
@@ -57,7 +57,7 @@ class _Sending:
 
 @dataclass(slots=True)
 class _Parcel:
-    """One micro-batch of a tensor that leaves, through ``slot``, if the carrier has such, which has this index."""
+    """One micro-batch of a tensor that is sent; through ``slot``, of index ``slot_index``, if the carrier has slots."""
 
     link: OutgoingLink
     sending: _Sending
@@ -68,7 +68,7 @@ class _Parcel:
     flags: FrameFlag
     start: int
     size_bytes: int
-    """Of the tensor as it travels, which a codec may have written in fewer."""
+    """Size on the wire; smaller than the tensor if a codec compressed it."""
 
     def frames(self) -> Iterator[bytes]:
         if self.slot is None:
@@ -83,7 +83,7 @@ class _Parcel:
             data = coder.encode(data)
         self.size_bytes = data.size
         for frame in tensor_frames(self.sending.route.index, self.sequence, data, self.flags):
-            yield frame  # the next one is asked for when the network has taken this one
+            yield frame  # the next frame is requested after the network has taken this one
             self.link.station.moved()
 
     def left(self) -> None:
@@ -92,10 +92,10 @@ class _Parcel:
 
 
 class OutgoingLink(LinkEnd):
-    """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes.
+    """The sending end. ``as_bytes`` returns a value's content as a flat array of bytes.
 
     Raises:
-        WorkerError: what the codec of a route needs is missing here.
+        WorkerError: a package that the codec of a route needs is missing in this process.
     """
 
     receives = False
@@ -123,11 +123,11 @@ class OutgoingLink(LinkEnd):
         return tuple(sending.route.tensor.name for sending in self._sending.values())
 
     def has_room_locked(self, tensor: str) -> bool:
-        """Whether ``put_locked`` has a place for one more micro-batch of a tensor."""
+        """Return whether ``put_locked`` may queue one more micro-batch of a tensor."""
         return self._outbox.has_room(tensor)
 
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
-        """Queues a tensor, whose content must not change any more. There must be room. ``flush`` comes after."""
+        """Queue a tensor, whose content must not change afterwards. Requires room; the caller then calls ``flush``."""
         self._outbox.put(tensor, sequence, value)
         self._wake_locked()
 
@@ -155,7 +155,7 @@ class OutgoingLink(LinkEnd):
             self.station.room_locked()
 
     def receive(self, frame: Frame) -> None:
-        """Takes a credit, which a receiver could grant, or a heartbeat."""
+        """Handle a credit, after validating it, or a heartbeat."""
         if not self._takes(frame, FrameKind.CREDIT):
             return
         with self._lock:
@@ -191,8 +191,10 @@ class OutgoingLink(LinkEnd):
 
 @dataclass
 class _Receiving:
-    """``slots`` lie in memory that both ends see, if the carrier has such. They come free in another order than they
-    were filled where not every micro-batch is for the same stages. ``freed`` the sender does not know yet.
+    """A tensor that is received. ``slots`` are the carrier's shared slots, if any; ``filled`` the indices in use.
+
+    Slots may be freed in another order than they were filled, if micro-batches go to different stages. ``freed`` are
+    the indices that the sender was not told of yet.
     """
 
     route: Route
@@ -206,7 +208,7 @@ class _Receiving:
 
 @dataclass
 class _Arriving:
-    """A tensor of which ``position`` of ``total`` bytes have come: into its slot, or where it waits to be decoded."""
+    """A tensor of which ``position`` of ``total`` bytes arrived in ``memory``: its slot, or a buffer to decode from."""
 
     receiving: _Receiving
     slot: Slot
@@ -217,12 +219,12 @@ class _Arriving:
 
 
 class IncomingLink(LinkEnd):
-    """The receiving end, which hands each complete tensor to its station.
+    """The receiving end, which delivers each complete tensor to its station.
 
-    When that releases it, a credit is granted; with ``reuse``, its memory is then taken again.
+    A credit is granted when the station releases the tensor; with ``reuse``, its memory is then reused.
 
     Raises:
-        WorkerError: what the codec of a route needs is missing here.
+        WorkerError: a package that the codec of a route needs is missing in this process.
     """
 
     receives = True
@@ -256,7 +258,7 @@ class IncomingLink(LinkEnd):
         receiving.slots = list(slots)
 
     def receive(self, frame: Frame) -> None:
-        """Takes a frame with a tensor, a part of one, or word of one in shared memory, or a heartbeat."""
+        """Handle a frame: a tensor, a part of one, the header of one in a shared slot, or a heartbeat."""
         if not self._takes(frame, FrameKind.TENSOR):
             return
         if frame.is_shared != self._has_slots:
@@ -306,7 +308,7 @@ class IncomingLink(LinkEnd):
         self._complete(receiving, frame, sequence, slot, None, current.start)
 
     def _begin(self, frame: Frame) -> _Arriving | None:
-        """What a frame begins; nothing, if the link is closed."""
+        """Return the tensor that a frame begins, or None if the link is closed."""
         start = now()
         with self._lock:
             if self._closed:
@@ -332,7 +334,7 @@ class IncomingLink(LinkEnd):
         return receiving
 
     def _sequence_of(self, receiving: _Receiving, frame: Frame, offset: int, total: int) -> int:
-        """The number of the micro-batch that is to come, if that is what the frame has."""
+        """Return the sequence number of the next micro-batch, after checking that the frame belongs to it."""
         route = receiving.route
         sequence = route.when.nth(receiving.window.arrived)
         expected = (route.index, sequence, offset, total)

@@ -1,8 +1,8 @@
-"""How long the two ends of a connection wait for each other, and whether the other end still lives.
+"""Timeouts and liveness check of the two ends of a connection.
 
-A connection whose cable is cut, or whose other end is stopped, stays open for minutes. gRPC's own pings would tell, but
-they wait behind the data in the socket's buffer, so that a slow link would seem dead. Here each end says something at
-least once in a beat, and whatever arrives counts as life.
+If a cable is cut or the other process is stopped, a connection stays open for minutes. gRPC's own pings would notice,
+but they queue behind data in the socket's buffer, so that a slow link would seem dead. Here each end sends at least one
+frame per heartbeat interval, and any received frame proves that its sender is alive.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Clock = Callable[[], float]
 class LinkTimeouts:
     """How long the ends of a link wait for each other.
 
-    ``silence_seconds`` is what the longest frame, 1 MiB, takes over the slowest link that is meant to work, 256 KiB/s.
+    ``silence_seconds`` is the time of the longest frame (1 MiB) on the slowest supported link (256 KiB/s).
 
     Args:
-        beat_seconds: each end says something at least so often.
-        silence_seconds: an end of which nothing was heard for so long is dead.
-        choice_seconds: the caller chooses a transport within this time.
-        handshake_seconds: both ends exchange within this time what a transport needs.
+        beat_seconds: heartbeat interval: each end sends at least one frame in this time.
+        silence_seconds: an end is considered dead if nothing was received from it for this time.
+        choice_seconds: time limit for the caller to choose a transport.
+        handshake_seconds: time limit for the handshake of a transport.
     """
 
     beat_seconds: float = 1.0
@@ -35,7 +35,7 @@ class LinkTimeouts:
 
     @classmethod
     def of_silence(cls, seconds: float) -> LinkTimeouts:
-        """The usual timeouts with another silence, and a beat to match.
+        """Return the default timeouts with this ``silence_seconds`` and a heartbeat interval of a quarter of it.
 
         Raises:
             ValueError: ``seconds`` is not more than 0.
@@ -49,7 +49,7 @@ USUAL_TIMEOUTS = LinkTimeouts()
 
 
 class Liveness:
-    """Whether the other end of a connection lives; it is not silent before it was heard for the first time."""
+    """Liveness of the other end of a connection; it is never silent before its first frame."""
 
     def __init__(self, timeouts: LinkTimeouts, clock: Clock = time.monotonic) -> None:
         self._timeouts = timeouts
@@ -57,13 +57,13 @@ class Liveness:
         self._heard: float | None = None
 
     def hear(self) -> None:
-        """Something has arrived."""
+        """Note that something was received."""
         self._heard = self.clock()
 
     def is_silent(self, since: float) -> bool:
-        """Whether nothing has arrived for too long, after a wait for it of one beat that began at ``since``.
+        """Return whether nothing was received for too long. Call it after waiting one interval from ``since``.
 
-        A wait that took longer says that this process itself was stopped: the other end then gets its whole time again.
+        A longer wait means that this process itself was stopped: the timeout of the other end then starts again.
         """
         here = self.clock()
         if self._heard is None:

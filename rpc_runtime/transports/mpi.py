@@ -1,9 +1,8 @@
-"""Carries a link between two ranks of one MPI world, which one ``mpiexec`` has started: frames as messages of bytes.
+"""The MPI transport: sends the frames of a link as messages between two ranks that one ``mpiexec`` started.
 
-MPI only makes progress while somebody asks, and what waits in it burns a core. So nothing here waits in MPI: one thread
-of each process looks for messages and sleeps for a moment when there are none, and who sends does the same until its
-frame has gone. Nor does MPI tell that the other rank has died: the gRPC stream over which the link was opened stays
-open beside it, and tells.
+MPI makes progress only while it is called, and a blocking call keeps a core busy. So no thread blocks in MPI: one
+thread per process polls for messages and sleeps briefly if there are none; a sender polls until its frame was sent. MPI
+does not report that the other rank died. The gRPC stream that opened the link stays open and reports it.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, T
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 JOIN_SECONDS = 60.0
-"""So long may the slowest rank of a world take to start."""
+"""Time limit for all ranks of a world to start."""
 WORLD_BYTES = 16
 LONGEST_BYTES = HEADER.size + CHUNK_BYTES
 FRAMES_UNDER_WAY = 4
-"""Of one end of a link: while one is on its way, the next is made."""
+"""The most frames of one end in flight: while one is sent, the next is made."""
 AT_WORK_SECONDS, AT_REST_SECONDS, UNUSED_SECONDS = 50e-6, 1e-3, 50e-3
-"""Between two looks for messages: as long as some come, when none has come for `CALM_SECONDS`, and without links."""
+"""Polling interval: while messages arrive, after `CALM_SECONDS` without one, and while there are no links."""
 CALM_SECONDS = 0.05
 STOP_SECONDS = 2.0
 _RANK = struct.Struct(f"<{WORLD_BYTES}sI")
@@ -39,8 +38,11 @@ _ANSWER = struct.Struct(f"<{WORLD_BYTES}sII")
 
 
 class Mpi(Transport):
-    """Joins ranks of one MPI world. An offer is the world and the caller's rank; an answer the worker's, and a number
-    for the link: the tags of its messages are twice this, and one more back to the caller."""
+    """Connects ranks of one MPI world. An offer holds the world and the caller's rank.
+
+    An answer holds the world, the worker's rank and a number n for the link. Messages to the worker have the tag 2n,
+    messages to the caller 2n + 1.
+    """
 
     name = "mpi"
     title = "MPI"
@@ -89,13 +91,13 @@ def _unpacked(layout: struct.Struct, content: bytes) -> tuple[Any, ...]:
 
 
 def join(seconds: float = JOIN_SECONDS) -> World:
-    """The world that this process is started in. For the main thread, once, before other threads use the interpreter.
+    """Initialize MPI and return the world of this process. Call once, in the main thread, before other threads run.
 
-    A process that takes longer than ``seconds`` ends: MPI waits for all ranks, and can be told no other deadline.
+    The process exits if this takes longer than ``seconds``: MPI waits for all ranks and has no timeout of its own.
 
     Raises:
         InputError: MPI is not installed, or was not started by its own ``mpiexec``.
-        WorkerError: it does not let threads use it.
+        WorkerError: the MPI library does not support several threads.
     """
     try:
         import mpi4py
@@ -126,12 +128,12 @@ def join(seconds: float = JOIN_SECONDS) -> World:
 
 
 def _initialized_when_all_ranks_are_there(mpi: Any) -> int:
-    """The level of threads; its name is what is read where not all ranks are."""
+    """Initialize MPI and return its thread level; the function's name explains the traceback of a timeout."""
     return int(mpi.Init_thread(mpi.THREAD_MULTIPLE))
 
 
 def _unlink_own_memory() -> None:
-    """Removes the names of what MPICH has mapped by now in every rank: it would leave them when a rank is killed."""
+    """Unlink MPICH's shared-memory files, which all ranks have mapped: they would stay if a rank is killed."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path(line.split(maxsplit=5)[-1])
         if path.parent == Path("/dev/shm") and path.name.startswith("mpich_shm_"):  # noqa: S108
@@ -139,7 +141,7 @@ def _unlink_own_memory() -> None:
 
 
 class World:
-    """The processes that one ``mpiexec`` has started, as one of them sees it: looks for what the others send."""
+    """The ranks that one ``mpiexec`` started, seen from this one; polls for the messages of the others."""
 
     def __init__(self, mpi: Any, identity: bytes) -> None:
         self._mpi = mpi
@@ -157,14 +159,14 @@ class World:
         self._thread.start()
 
     def require(self, identity: bytes, rank: int) -> None:
-        """Raises `Unusable` for a process that is not one of this world."""
+        """Raise `Unusable` if the other process is not a rank of this world."""
         if identity != self.identity:
             raise Unusable("the two workers are in different MPI worlds: one mpiexec has to start both")
         if rank >= self._communicator.size:
             raise Unusable(f"rank {rank} is none of the {self._communicator.size} of this MPI world")
 
     def next_number(self) -> int:
-        """For a link that this process answers: those that it calls for are numbered by the other ends."""
+        """Return the number of a link that this process answers; the other ends number the links that it calls."""
         return next(self._numbers) % self._most_links
 
     def add(self, carrier: MpiCarrier) -> None:
@@ -176,16 +178,16 @@ class World:
             self._carriers.pop((carrier.rank, carrier.tag_in), None)
 
     def send(self, frame: bytes, rank: int, tag: int) -> Any:
-        """Begins to send; ``Test`` of what this returns says whether it is done, which it keeps the frame for."""
+        """Begin to send; return the request, which keeps the frame alive and whose ``Test`` says whether it ended."""
         return self._communicator.Isend([frame, self._mpi.BYTE], rank, tag)
 
     def leave(self, requests: deque[Any]) -> None:
-        """Keeps what nobody waits for any more, until MPI has let go of its memory."""
+        """Keep abandoned requests until MPI no longer uses their memory."""
         with self._lock:
             self._left.extend(requests)
 
     def close(self) -> None:
-        """Looks for nothing any more. MPI itself is not finalized: that would wait for all other ranks."""
+        """Stop polling. MPI itself is not finalized, because that would wait for all other ranks."""
         self._stopping.set()
         self._thread.join(STOP_SECONDS)
 
@@ -220,7 +222,7 @@ class World:
         return True
 
     def _finish_receiving(self) -> bool:
-        """Hands on what has come, in order for each link; what is for none that is open is dropped."""
+        """Pass received messages to their links, in order; drop messages for links that are not open."""
         moved = False
         for key, queue in list(self._coming.items()):
             while queue:
@@ -228,7 +230,7 @@ class World:
                 try:
                     if not queue[0].request.Test():
                         break
-                except self.failure as wrong:  # its sender died meanwhile, or it does not fit
+                except self.failure as wrong:  # the sender died, or the message is longer than its buffer
                     error = WorkerUnavailableError(f"a message did not come whole: {wrong}")
                 coming, moved = queue.popleft(), True
                 if coming.size > LONGEST_BYTES:
@@ -243,7 +245,7 @@ class World:
         return moved
 
     def _has_ended(self, request: Any) -> bool:
-        """Whether MPI has let go of what a request is about, well or not."""
+        """Return whether a request has ended, successfully or not, so that MPI no longer uses its memory."""
         try:
             return bool(request.Test())
         except self.failure:
@@ -251,7 +253,7 @@ class World:
 
 
 class _Coming:
-    """A message of ``size`` bytes that is under way, and where it goes."""
+    """A message of ``size`` bytes that is being received into ``content``."""
 
     __slots__ = ("content", "request", "size")
 
@@ -262,9 +264,9 @@ class _Coming:
 
 
 class MpiCarrier(Carrier):
-    """Carries one end of a link to and from ``rank`` of a world; ``number`` is what the called end has given it.
+    """Carries one end of a link to and from ``rank``; ``number`` is the link's number, given by the called end.
 
-    It takes what comes from the beginning, and says what the link says from ``start`` on, in a thread of its own.
+    It receives from its creation on. After ``start`` it sends the link's frames in a thread of its own.
     """
 
     def __init__(self, world: World, rank: int, number: int, opening: Opening, *, calls: bool) -> None:
@@ -284,13 +286,13 @@ class MpiCarrier(Carrier):
         self._link.open(self)
         with self._telling:
             self._on_end, failure = on_end, self._failure
-        if failure is not None:  # of what came before
+        if failure is not None:  # of a message that arrived before
             on_end(failure)
         else:
             self._thread.start()
 
     def receive(self, message: bytearray) -> None:
-        """Takes what the other end has said."""
+        """Handle a message of the other end."""
         try:
             self._link.receive(decode(memoryview(message)))
         except TvmSplitError as error:
@@ -311,7 +313,7 @@ class MpiCarrier(Carrier):
         self._over.set()
         self._world.remove(self)
         if self._thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # it was never started
+            with contextlib.suppress(RuntimeError):  # the thread was never started
                 self._thread.join(self._link.timeouts.beat_seconds + STOP_SECONDS)
 
     def _say(self) -> None:

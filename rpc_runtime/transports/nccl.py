@@ -1,21 +1,21 @@
-"""Brings the tensors of a link from GPU to GPU, of one host or of two, by NCCL. All else of it stays in its stream.
+"""The NCCL transport: sends tensors from GPU to GPU, on one host or two. All other frames stay in the gRPC stream.
 
-    caller ── Hello: its NCCL, its GPU ──▶ worker
-    caller ◀── ACCEPT: the worker's, and a unique id ── worker      both join a communicator, of this link alone
+    caller ── Hello: its NCCL version, its GPU ──▶ worker
+    caller ◀── ACCEPT: the worker's, and a unique id ── worker      both join a communicator for this link only
     caller ── CHOICE ──▶ worker
-    sender ── "tensor 3, micro-batch 17, place 2" ──▶ receiver      ncclSend, and ncclRecv into place 2
-    receiver ── "consumed up to 15, place 0 is free" ──▶ sender
+    sender ── "tensor 3, micro-batch 17, slot 2" ──▶ receiver       ncclSend, and ncclRecv into slot 2
+    receiver ── "consumed up to 15, slot 0 is free" ──▶ sender
 
-What NCCL has begun is on its GPU until the other end has begun it, too, and whoever waits for all of a GPU (to free
-memory, to lock pages) waits for that. With two under way, two GPUs can so wait for each other for ever. Therefore each
-process has one turn, and a transfer takes that of both ends: first that of the GPU whose name comes first, of all in
-the world, so that those who wait for turns never form a circle.
+An NCCL operation occupies its GPU until the other end has begun it, too. Calls that synchronize the whole device (to
+free memory, to lock pages) wait for it. So with two operations in flight, two GPUs can deadlock. Therefore each process
+has one lock (``turn``), and a transfer takes the locks of both ends. It takes first the lock of the GPU whose name is
+smaller; this global lock order prevents deadlock.
 
-    sender first      sender's turn ▸ ncclSend ▸ header ──▶ receiver's turn ▸ ncclRecv
-    receiver first    header ──▶ receiver's turn ▸ ncclRecv ▸ READY ──▶ sender's turn ▸ ncclSend
+    sender first      lock of sender ▸ ncclSend ▸ header ──▶ lock of receiver ▸ ncclRecv
+    receiver first    header ──▶ lock of receiver ▸ ncclRecv ▸ READY ──▶ lock of sender ▸ ncclSend
 
-A tensor is handed on when it is there: nothing is computed behind what may never come. The memory of both ends stays
-until the transfer has ended, or its communicator.
+A tensor is delivered after its transfer has ended: no kernel is queued behind a transfer that may never end. The memory
+of both ends is kept until the transfer or its communicator has ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / 4
 GRACE_SECONDS = 1.0
-"""So long may what is under way still take when a link is closed: as a rule the other end lives."""
+"""Time that a transfer in flight may still take when a link is closed; usually the other end is alive."""
 ABORT_SECONDS = 2.0
 REST_SECONDS = 100e-6
 
@@ -55,8 +55,8 @@ _END = struct.Struct(f"<I{UNIQUE_ID_BYTES}s")
 
 @dataclass(frozen=True)
 class NcclEnd:
-    """What joins one end of a link to the other: the version of the library (22703 is 2.27.3), a name of the GPU that
-    no other one has, and the communicator's unique id, which the worker makes."""
+    """Handshake data of one end: NCCL's version (22703 is 2.27.3), a globally unique name of the GPU, and the
+    communicator's unique id, which the worker makes."""
 
     version: int
     gpu: str
@@ -67,7 +67,7 @@ class NcclEnd:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> NcclEnd:
-        """Raises a `ProtocolError` where the content is none."""
+        """Parse the output of `to_bytes`. Raises `ProtocolError` if the content is too short."""
         if len(content) < _END.size:
             raise ProtocolError(f"what joins a link by NCCL has at least {_END.size} bytes, got {len(content)}")
         version, unique_id = _END.unpack_from(content)
@@ -79,10 +79,10 @@ class NcclTimeouts:
     """How long the two ends of a link wait for each other and for NCCL.
 
     Args:
-        join_seconds: both ends have joined the communicator.
-        stall_seconds: a transfer that both ends have begun has ended, beyond what the slowest link takes for it; the
-            first one connects.
-        turn_seconds: other transfers of the GPU have ended.
+        join_seconds: limit for both ends to join the communicator.
+        stall_seconds: limit for a transfer that both ends have begun, added to its time on the slowest link; the
+            first transfer also connects.
+        turn_seconds: limit for other transfers of the GPU to end.
     """
 
     join_seconds: float = 60.0
@@ -91,7 +91,7 @@ class NcclTimeouts:
 
 
 class Nccl(Transport):
-    """Joins processes with a GPU each. An offer is the caller's `NcclEnd`, an answer the worker's."""
+    """Connects two processes with one GPU each. An offer is the caller's `NcclEnd`, an answer the worker's."""
 
     name = "nccl"
     title = "NCCL"
@@ -138,10 +138,10 @@ class _NcclPending:
 
 
 class NcclCarrier(Carrier):
-    """Carries one end of a link: tensors by NCCL, all else over the stream. The called end makes the unique id.
+    """Carries one end of a link: tensors by NCCL, other frames over the stream. The called end makes the unique id.
 
     Raises:
-        WorkerError: the two cannot be joined, or the GPU has no memory for the link's slots.
+        WorkerError: the two ends cannot be connected, or the GPU has no memory for the link's slots.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class NcclCarrier(Carrier):
         }
         unique_id = other.unique_id if calls else nccl.unique_id()
         self.own = NcclEnd(nccl.version, nccl.gpu, unique_id)
-        """What the caller joins this end by."""
+        """The handshake data that the caller needs to join this end."""
         self._communicator = nccl.communicator(unique_id, int(calls))
         self._at_work = threading.Lock()
         self._has_turn = False
@@ -163,10 +163,10 @@ class NcclCarrier(Carrier):
         self._closer = threading.Thread(target=self._end, name="nccl-end", daemon=True)
 
     def join(self) -> None:
-        """Returns when both ends have joined the communicator.
+        """Wait until both ends have joined the communicator.
 
         Raises:
-            WorkerUnavailableError: NCCL fails, the other end does not come in time, or has gone.
+            WorkerUnavailableError: NCCL fails, or the other end does not join in time or has disconnected.
         """
         advice = "for the other end to join: can the hosts reach each other as NCCL_SOCKET_IFNAME says?"
         for _ in self._until(self._is_joined, self._timeouts.join_seconds, advice):
@@ -185,16 +185,16 @@ class NcclCarrier(Carrier):
         self._stream.carry(self.receive)
 
     def receive(self, frame: Frame) -> None:
-        """Takes what the other end says in the stream. For one thread.
+        """Handle a frame received over the stream. For one thread.
 
         Raises:
-            ProtocolError: it is not what may come next.
+            ProtocolError: the protocol does not allow this frame now.
         """
         self._link.receive(frame)
 
     def close(self) -> None:
-        """Returns when the communicator is no more, or after a while; then what it uses stays."""
-        with contextlib.suppress(RuntimeError):  # it was started
+        """Abort the communicator; return when it has ended or after a timeout, which leaves its memory in use."""
+        with contextlib.suppress(RuntimeError):  # the thread was started by an earlier call
             self._closer.start()
         self._closer.join(2 * GRACE_SECONDS + ABORT_SECONDS)
         if self._closer.is_alive():
@@ -204,13 +204,13 @@ class NcclCarrier(Carrier):
         raise NotImplementedError
 
     def _turn(self) -> Iterator[bytes]:
-        """Takes it, for one transfer."""
+        """Take the process's lock for one transfer; yield heartbeats while waiting."""
         take = partial(self._nccl.turn.acquire, blocking=False)
         yield from self._until(take, self._timeouts.turn_seconds, "for other transfers of its GPU")
         self._has_turn = True
 
     def _transferred(self, size_bytes: int) -> Iterator[bytes]:
-        """Waits for what was begun, and ends the turn."""
+        """Wait for the transfer that was begun, then release the lock; yield heartbeats while waiting."""
         waits = self._timeouts.turn_seconds if self._is_first else self._timeouts.stall_seconds
         seconds = size_bytes / SLOWEST_BYTES_PER_SECOND + waits
         yield from self._until(self._communicator.is_done, seconds, f"for {size_bytes} bytes to pass")
@@ -221,10 +221,10 @@ class NcclCarrier(Carrier):
         self._nccl.turn.release()
 
     def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> Iterator[bytes]:
-        """Waits until it is; says once in a beat that this end is there.
+        """Wait until ``is_so()``; yield a heartbeat once per heartbeat interval.
 
         Raises:
-            WorkerUnavailableError: it is not in time, NCCL has failed, or this is closed.
+            WorkerUnavailableError: ``seconds`` have passed, NCCL has failed, or this end was closed.
         """
         said = begin = time.monotonic()
         with _as_unavailable():
@@ -257,7 +257,7 @@ class NcclCarrier(Carrier):
             self._at_work.release()
 
     def _forget(self) -> None:
-        """Lets go of memory."""
+        """Drop the references to memory."""
         self._slots.clear()
 
 
@@ -278,10 +278,10 @@ class _Sending(NcclCarrier):
             raise ProtocolError("the receiver is ready for a tensor of which it was not told")
 
     def send(self, value: Any, size_bytes: int, header: bytes) -> Iterator[bytes]:
-        """As `Slot.send`.
+        """Send a value as `Slot.send` does.
 
         Raises:
-            WorkerUnavailableError: it fails, takes too long, or this was closed.
+            WorkerUnavailableError: the transfer fails or takes too long, or this end was closed.
         """
         with self._at_work, _as_unavailable():
             self._kept = value
@@ -305,8 +305,8 @@ class _Sending(NcclCarrier):
 
 
 class _Receiving(NcclCarrier):
-    """Tensors of which it was told are received in a thread of its own, one after the other: the thread that reads the
-    stream does not wait for them. ``on_end(error)`` is called if that fails."""
+    """Receives announced tensors one after another in a thread of its own, so that the thread that reads the stream
+    does not wait for them. ``on_end(error)`` is called if a transfer fails."""
 
     def __init__(
         self, opening: Opening, nccl: NcclDevice, other: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
@@ -334,10 +334,10 @@ class _Receiving(NcclCarrier):
         super().close()
 
     def fetch(self, address: int, size_bytes: int) -> None:
-        """Receives what was announced last.
+        """Receive the announced tensor into the memory at ``address``.
 
         Raises:
-            WorkerUnavailableError: it fails, takes too long, or this was closed.
+            WorkerUnavailableError: the transfer fails or takes too long, or this end was closed.
         """
         with self._at_work:
             for _ in self._turn():
@@ -395,7 +395,7 @@ def _require_fit(own: NcclDevice, other: NcclEnd) -> None:
 
 @contextlib.contextmanager
 def _as_unavailable() -> Iterator[None]:
-    """What NCCL fails with is told as a link's failure."""
+    """Convert errors of NCCL to `WorkerUnavailableError`, the failure of a link."""
     try:
         yield
     except WorkerUnavailableError:

@@ -1,4 +1,4 @@
-"""What a link by NCCL asks of a station's GPU, and of NCCL."""
+"""The interface of NCCL and of a station's GPU that the NCCL transport uses."""
 
 from __future__ import annotations
 
@@ -14,51 +14,50 @@ UNIQUE_ID_BYTES = 128
 
 
 class Communicator(Protocol):
-    """Of two ranks. Each raises a `WorkerError` where NCCL has failed."""
+    """A communicator of two ranks. Each method raises a `WorkerError` if NCCL has failed."""
 
     def is_ready(self) -> bool:
-        """Whether both have joined it, and what was begun is with the device."""
+        """Return whether both ranks have joined, and the operation begun last was submitted to the device."""
 
     def send(self, address: int, size_bytes: int) -> None:
-        """Begins to, when it is ready."""
+        """Begin to send. Requires `is_ready`."""
 
     def receive(self, address: int, size_bytes: int) -> None:
-        """Begins to, when it is ready."""
+        """Begin to receive. Requires `is_ready`."""
 
     def is_done(self) -> bool:
-        """Whether what was begun last has ended."""
+        """Return whether the operation begun last has ended."""
 
     def abort(self) -> None:
-        """Ends it, with what is under way. May take long."""
+        """Abort the communicator and its operations in flight. May take long."""
 
 
 class NcclDevice(Protocol):
-    """NCCL with a station's GPU. ``version`` is as NCCL writes it, ``gpu`` a name that no other one in the world has;
-    ``turn`` is this process's."""
+    """NCCL on a station's GPU. ``version`` is NCCL's number, ``gpu`` a globally unique name of the GPU, ``turn`` the
+    lock of this process for one transfer at a time."""
 
     version: int
     gpu: str
     turn: threading.Lock
 
     def unique_id(self) -> bytes:
-        """By which two ranks find each other: this process listens for them from now on."""
+        """Return the id by which two ranks find each other; this process then listens for them."""
 
     def communicator(self, unique_id: bytes, rank: int) -> Communicator:
-        """One that is not ready yet."""
+        """Return a new communicator, which is not ready yet."""
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
-        """Of the GPU: its address, and what a station takes."""
+        """Allocate GPU memory for a tensor; return its address and the value to deliver to a station."""
 
     def address(self, value: Any) -> int: ...
 
 
 MakeNccl = Callable[[], NcclDevice]
-"""Raises a `WorkerError` where NCCL's library cannot be used. The first call loads it."""
+"""Returns the NCCL device; the first call loads NCCL's library. Raises `WorkerError` if it cannot be used."""
 
 
 def nccl_of(make: MakeNccl | None) -> NcclDevice:
-    """NCCL with the GPU of a link's station.
-
+    """Return NCCL on the GPU of a link's station.
     Raises:
         WorkerError: the station has no GPU, or NCCL's library cannot be used.
     """
@@ -68,5 +67,5 @@ def nccl_of(make: MakeNccl | None) -> NcclDevice:
 
 
 def version_text(number: int) -> str:
-    """22703 as people write it: 2.27.3."""
+    """Format NCCL's version number: 22703 is 2.27.3."""
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"

@@ -1,4 +1,4 @@
-"""Opens links: a caller and a called end choose a transport over a gRPC call, and each starts what carries the link."""
+"""Opens links: the caller and the called end choose a transport over a gRPC call, and each starts its carrier."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, er
 from rpc_runtime.wire.security import Token
 
 LAST_WORD_SECONDS = 1.0
-"""So long may the reason take for which the other end has closed its carrier."""
+"""Time to wait for the reason why the other end has closed its carrier."""
 JOIN_SECONDS = 5.0
 
 
 class LinkCall:
-    """Opens the link that ``hello`` is about to the worker at ``endpoint``, by the transport that the endpoint has.
+    """Opens the link described by ``hello`` to the worker at ``endpoint``, with the transport that the endpoint names.
 
-    A client is let in by the worker's ``token``, another worker by the secret in its ``hello``.
-    ``on_broken(machine, error)`` is called once, if the link ends before ``close``.
+    A client is authenticated by the worker's ``token``, another worker by the secret in its ``hello``.
+    ``on_broken(machine, error)`` is called once if the link ends before ``close``.
 
     Raises:
         WorkerError: this end cannot use the transport.
@@ -66,10 +66,10 @@ class LinkCall:
         self._thread.start()
 
     def wait_accepted(self, timeout_seconds: float) -> None:
-        """Returns when the link is open.
+        """Wait until the link is open.
 
         Raises:
-            TvmSplitError: the worker has refused it, cannot be reached, or said nothing in time.
+            TvmSplitError: the worker has refused the link, cannot be reached, or did not answer in time.
         """
         if not self._answered.wait(timeout_seconds):
             raise DeadlineError(f"{self._endpoint} did not accept a data stream within {timeout_seconds:g} seconds")
@@ -78,11 +78,11 @@ class LinkCall:
 
     @property
     def statistics(self) -> LinkStatistics:
-        """What carries the link, once it is open."""
+        """The transport that carries the open link, and why better ones were not used."""
         return LinkStatistics(*self._ends, self._choice.transport, "; ".join(self._reasons))
 
     def close(self) -> None:
-        """Ends the link. May be called again."""
+        """End the link. Idempotent."""
         self._closing = True
         self._end()
         self._channel.close()
@@ -121,7 +121,7 @@ class LinkCall:
             yield from self._stream.frames()
         except WorkerUnavailableError as error:
             self._broken(WorkerUnavailableError(f"{self._endpoint}: {error}"))
-        except Exception as error:  # gRPC would only say that the iterator raised
+        except Exception as error:  # gRPC itself reports only that the iterator raised
             self._error = WorkerError(f"sending to {self._endpoint} failed: {error!r}")
             raise
 
@@ -152,7 +152,7 @@ class LinkCall:
 
     def _carrier_ended(self, error: TvmSplitError | None) -> None:
         if error is None:
-            self._stream.wait_closed(LAST_WORD_SECONDS)  # the stream says why, or ends for another reason
+            self._stream.wait_closed(LAST_WORD_SECONDS)  # the stream may report the reason
             error = WorkerUnavailableError("its end of the link was closed")
         self._broken(type(error)(f"{self._endpoint}: {error}"))
 
@@ -177,13 +177,13 @@ class LinkCall:
                 carrier = transport_named(name).connect(self._opening, accept.answer.offer)
             except WorkerError as error:
                 if not self._call.is_active():
-                    return  # the stream says why, which is read next
+                    return  # the stream reports the reason, which is read next
                 self._reasons.append(str(error))
                 name, carrier = (FALLBACK, self._stream) if FALLBACK in self._offered else ("", None)
         self._choice = pb.Choice(transport=name, reason="" if name else "; ".join(self._reasons))
         if name == self._endpoint.transport == FALLBACK:
             self._reasons.append(f"the link's transport is {name}")
-        if carrier is None:  # said to the other end, which then ends the stream, and does not take it for a failure
+        if carrier is None:  # the choice tells the other end, which ends the stream without reporting a failure
             self._error = WorkerError(
                 f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {self._choice.reason}"
             )
@@ -198,11 +198,10 @@ class LinkCall:
 
 
 class LinkAnswer:
-    """Answers the call that opens a link from ``peer``. ``on_end(error)`` may be called several times; the first is the
-    cause.
+    """Answers the call that opens a link from ``peer``.
 
-    Its error is a `ProtocolError` for what the peer must not say, a `WorkerUnavailableError` where the link has just
-    ended, and anything else where this side has failed.
+    ``on_end(error)`` may be called several times; the first error is the cause. It is a `ProtocolError` if the peer
+    broke the protocol, a `WorkerUnavailableError` if the link has only ended, and another error if this side failed.
     """
 
     def __init__(self, link: LinkEnd, hello: pb.Hello, peer: str, on_end: Callable[[Exception], None]) -> None:
@@ -222,10 +221,11 @@ class LinkAnswer:
         self._accept = self._answer(hello)
 
     def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """What this end says, until the link is closed; reads ``requests`` meanwhile.
+        """Yield the frames to send until the link is closed; a thread reads ``requests`` meanwhile.
 
         Raises:
-            WorkerUnavailableError: the peer has been silent for too long.
+            WorkerUnavailableError: nothing was received from the peer for too long.
+            ProtocolError: the peer broke the protocol.
         """
         try:
             yield control_frame(FrameKind.ACCEPT, self._accept.SerializeToString())
@@ -257,7 +257,7 @@ class LinkAnswer:
             raise self._error
 
     def _answer(self, hello: pb.Hello) -> pb.Accept:
-        """Makes the first possible transport ready, and says what the caller needs for it, and why others are not."""
+        """Prepare the first possible transport; return its answer, and the reasons against the ones before it."""
         accept = pb.Accept()
         opening = Opening(self._link, hello.deployment, self._peer, self._stream)
         for offer in hello.offers:
@@ -299,7 +299,7 @@ class LinkAnswer:
         carrier = self._chosen_pending(name).accept()
         with self._ending:
             self._carrier, is_late = carrier, self._over
-        if is_late:  # nobody else would close it
+        if is_late:  # `frames` has ended and will not close this carrier
             carrier.close()
             return
         carrier.start(self._ended)
@@ -316,7 +316,7 @@ class LinkAnswer:
 
     def _ended(self, error: Exception | None) -> None:
         if self._error is None and isinstance(error, ProtocolError):
-            self._error = error  # what comes after it, over another way, is no cause
+            self._error = error  # later errors, by another way, are consequences
         self._on_end(error or WorkerUnavailableError(f"{self._peer!r} ended its data stream"))
         self._link.close()
         self._chosen.set()

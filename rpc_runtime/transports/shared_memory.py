@@ -1,8 +1,8 @@
-"""Carries a link between two processes of one host: tensors in memory that both see, headers over a unix socket.
+"""The shared-memory transport, for two processes of one host: tensors in shared memory, headers over a unix socket.
 
-The receiver makes the memory: a sealed memfd, which is nobody's file and is freed by the kernel however its owners die,
-with as many slots for each tensor as its queue is deep. The sender copies a tensor into its next slot and says so; the
-receiver's kernels read it where it lies. The socket's end is the other process's death.
+The receiver makes the memory: a sealed memfd, which has no name and which the kernel frees however the processes end.
+It has as many slots for each tensor as its queue is deep. The sender copies a tensor into a free slot and sends a
+header; the receiver's kernels read the tensor in place. If a process dies, its socket closes.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
 WAITING = 128
-"""A caller that may not come in waits in this queue; a short one would keep the right caller out."""
+"""Length of the socket's queue. Unauthorized callers wait there too; a short queue would shut out the right one."""
 JOIN_SECONDS = 5.0
 OFFERED = re.compile("tvm-split-[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("ll")
 MESSAGE = b"memory"
-"""What the descriptor is sent with."""
+"""The content of the message that carries the descriptor."""
 
 
 class SharedMemory(Transport):
-    """Joins processes of one user on one host. An answer is a secret, and the name of a socket."""
+    """Connects processes of one user on one host. An answer holds a secret and the name of a socket."""
 
     name = "shm"
     title = "shared memory"
@@ -79,16 +79,16 @@ class SharedMemory(Transport):
 
 
 def host_proof(deployment: str) -> bytes:
-    """What only processes of this host, since it was started, can know; empty where no memory can be shared."""
+    """Return a proof that only processes of this host can compute (until reboot); empty if memory cannot be shared."""
     shares = sys.platform.startswith("linux") and memory_domain()
     return hashlib.sha256(f"{boot_id()} {deployment}".encode()).digest() if shares else b""
 
 
 class Door:
-    """What one caller connects to: an abstract socket, which no file system holds, and a secret to be said there.
+    """The abstract unix socket (not in a file system) that one caller connects to, and the secret that it must send.
 
     Raises:
-        Unusable: there can be no socket, or no memory for the link.
+        Unusable: the socket or the link's memory cannot be made.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -106,7 +106,11 @@ class Door:
         self._listener.settimeout(self._seconds)
 
     def accept(self) -> Carrier:
-        """Raises a `ProtocolError` if nobody came who is this user and knows the secret."""
+        """Return the carrier of the caller that connects.
+
+        Raises:
+            ProtocolError: no process of this user connected in time with the secret.
+        """
         connection, (memory, self._memory) = self._accepted(), (self._memory, None)
         return SharedMemoryCarrier(connection, memory, self._link, self._peer)
 
@@ -130,10 +134,10 @@ class Door:
 
 
 def call(name: str, secret: bytes, timeouts: LinkTimeouts) -> socket.socket:
-    """Connects to what a `Door` names.
+    """Connect to the socket of a `Door`.
 
     Raises:
-        Unusable: it cannot be reached, or is another user's; says why.
+        Unusable: the socket cannot be reached, or belongs to another user.
     """
     if not OFFERED.fullmatch(name):
         raise Unusable(f"it is offered at {name!r}, where no worker listens")
@@ -158,14 +162,14 @@ def _connect(connection: socket.socket, address: str, seconds: float) -> None:
     while True:
         try:
             return connection.connect(address)
-        except BlockingIOError:  # others wait there
+        except BlockingIOError:  # the socket's queue is full
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
 
 
 def _timeval(seconds: float) -> bytes:
-    """As the kernel takes it: seconds and microseconds."""
+    """Pack seconds as the kernel's ``struct timeval``: seconds and microseconds."""
     return _TIMEVAL.pack(*divmod(round(seconds * 1e6), 1_000_000))
 
 
@@ -175,9 +179,9 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 
 class SharedMemoryCarrier(Carrier):
-    """Carries ``link`` over a connection to the other process, and reads what that one says, in a thread of its own.
+    """Carries ``link`` over a connection to the other process, whose messages it reads in a thread of its own.
 
-    ``own`` is the link's memory at the receiving end, and None at the sending one.
+    ``own`` is the link's memory at the receiving end, and None at the sending end.
     """
 
     def __init__(self, connection: socket.socket, own: OwnMemory | None, link: LinkEnd, peer: str) -> None:
@@ -213,7 +217,7 @@ class SharedMemoryCarrier(Carrier):
             self._connection.close()
             raise
         self._link.open(self)
-        self._memory = None  # the link's slots keep it, until it is closed
+        self._memory = None  # the link's slots keep the memory alive until the link is closed
         self._thread = threading.Thread(target=self._read, name=f"link-{self._peer}-shm", daemon=True)
         self._thread.start()
         if self._is_served:
@@ -245,7 +249,7 @@ class SharedMemoryCarrier(Carrier):
         return own.memory
 
     def _say(self, what: Callable[[Callable[[bytes], None]], None]) -> None:
-        """Fails the link for what cannot be copied, as by a GPU, and not the thread that computes."""
+        """Run ``what``; an error, for example of a copy from a GPU, fails the link and not the computing thread."""
         try:
             what(self._send)
         except Exception as error:
@@ -261,7 +265,7 @@ class SharedMemoryCarrier(Carrier):
     def _fail(self, error: TvmSplitError) -> None:
         self._failure = self._failure or error
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, which tells
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, which reports the failure
 
     def _read(self) -> None:
         error: TvmSplitError | None = None
@@ -295,7 +299,7 @@ class SharedMemoryCarrier(Carrier):
 
 
 class Memory:
-    """Slots for the tensors of ``routes``, in a mapping that lives as long as somebody uses a slot."""
+    """Slots for the tensors of ``routes``, in a mapping that lives as long as one of its slots is referenced."""
 
     def __init__(self, routes: Sequence[Route], mapping: mmap.mmap) -> None:
         self._bytes: Bytes = np.frombuffer(mapping, np.uint8)
@@ -307,15 +311,15 @@ class Memory:
 
     @classmethod
     def create(cls, routes: Sequence[Route]) -> tuple[Memory, int]:
-        """New memory, and its descriptor, which is the caller's to close.
+        """Make new memory; return it and its descriptor, which the caller must close.
 
         Raises:
-            OSError: there is not enough of it.
+            OSError: there is not enough memory.
         """
         descriptor = os.memfd_create("tvm-split", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, _size(routes))
-            # Whoever shortened it would kill the other process, which reads behind its end.
+            # Without the seal, one process could shorten the file; the other would die reading behind its end.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(routes, mmap.mmap(descriptor, _size(routes))), descriptor
         except BaseException:
@@ -324,10 +328,10 @@ class Memory:
 
     @classmethod
     def open(cls, routes: Sequence[Route], descriptor: int) -> Memory:
-        """What the other end has made.
+        """Map the memory that the other end has made.
 
         Raises:
-            ProtocolError: it is something else.
+            ProtocolError: the file has another size, or is not sealed.
         """
         expected, size = _size(routes), os.fstat(descriptor).st_size
         try:
@@ -342,7 +346,7 @@ class Memory:
         return cls(routes, mmap.mmap(descriptor, expected))
 
     def slots(self, route: Route) -> list[Bytes]:
-        """The slots of a route, by their index."""
+        """Return the slots of a route, ordered by index."""
         begin, stride = self._begins[route.index], _stride(route)
         starts = range(begin, begin + route.depth * stride, stride)
         return [self._bytes[start : start + route.tensor.size_bytes] for start in starts]
@@ -357,10 +361,10 @@ def _size(routes: Sequence[Route]) -> int:
 
 
 class OwnMemory:
-    """The memory that a link's receiver makes before a transport is chosen, so that the link can fall back to gRPC.
+    """The memory of a link's receiver, made before a transport is chosen so that the link can fall back to gRPC.
 
     Raises:
-        Unusable: ``machine`` has not enough memory, or may not make it.
+        Unusable: ``machine`` does not have enough memory, or is not allowed to make it.
     """
 
     def __init__(self, routes: Sequence[Route], machine: str) -> None:
@@ -371,17 +375,17 @@ class OwnMemory:
         self.close = weakref.finalize(self, os.close, self._descriptor)
 
     def send(self, connection: socket.socket) -> None:
-        """To the other end, once."""
+        """Send the descriptor to the other end and close it. Call once."""
         with contextlib.closing(self):
             socket.send_fds(connection, [MESSAGE], [self._descriptor])
 
 
 def others_memory(connection: socket.socket, routes: Sequence[Route]) -> Memory:
-    """What the receiver sends.
+    """Return the memory that the receiver sends.
 
     Raises:
-        ProtocolError: it sends something else.
-        WorkerUnavailableError: it is gone.
+        ProtocolError: the message is not valid memory for these routes.
+        WorkerUnavailableError: the receiver has disconnected.
     """
     message, descriptors, _, _ = socket.recv_fds(connection, len(MESSAGE) + 1, 2)
     try:
@@ -396,5 +400,5 @@ def others_memory(connection: socket.socket, routes: Sequence[Route]) -> Memory:
 
 
 def own_memory(link: LinkEnd, machine: str) -> OwnMemory | None:
-    """The memory that a link's receiver makes; None at the sending end. Raises as `OwnMemory`."""
+    """Return the memory that a link's receiver makes, or None at the sending end. Raises as `OwnMemory`."""
     return OwnMemory(link.routes, machine) if link.receives else None

@@ -1,4 +1,4 @@
-"""Memory for one tensor, as those who write it and those who compute with it see it."""
+"""Slots: memory for one tensor, with one view to write to and one to compute with."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Bytes
 
 ALIGNMENT_BYTES = 64
-"""Where TVM takes memory as it is."""
+"""Alignment at which TVM uses memory without a copy."""
 NOT_OF_THE_HOST: Bytes = np.empty(0, np.uint8)
-"""Nobody writes to it."""
+"""The ``data`` of a slot that is not in host memory; it is never written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Memory for one tensor: ``data`` to write it to, ``value`` to hand on."""
+    """Memory for one tensor: ``data`` is written to, ``value`` is delivered to the station."""
 
     data: Bytes
     value: Any
 
     def copy_in(self, value: Any) -> None:
-        """Copies such a value as this one."""
+        """Copy a tensor of the same kind into this slot."""
         self.data[:] = flat_bytes(value)
 
     def send(self, value: Any, header: bytes) -> Iterator[bytes]:
-        """Brings such a value to the other end; yields the ``header``, and what else is to be said, when it is time."""
+        """Transfer a tensor to the other end; yield the frames to send: the ``header``, and possibly heartbeats."""
         self.copy_in(value)
         yield header
 
     def wait(self) -> None:
-        """Returns when the tensor of which the other end has told is here."""
+        """Wait until the announced tensor has arrived in this slot."""
 
 
 class MakeSlot(Protocol):
-    """Makes memory for one tensor, fit for its station, or sees ``memory`` as one: 64-byte-aligned, of its size."""
+    """Makes a slot in memory suited to its station, or over ``memory``: 64-byte-aligned, of the tensor's size."""
 
     def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...

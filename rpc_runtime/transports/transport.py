@@ -1,12 +1,12 @@
-"""What carries links: the transports by name, what each of them does, and which one a link gets.
+"""The interface of transports, which carry links; their registry; and the choice of one for each link.
 
-A link is opened by a gRPC call, the stream, which stays open beside every transport: its end is the link's end.
+A link is opened by a gRPC call, the stream. It stays open with every transport, and when it ends, the link ends.
 
     caller ── Hello: offers, the best first ──▶ worker       `Transport.offer`
     caller ◀── Accept: the first that is possible ── worker  `Transport.answer`, reasons for those before it
     caller ── Choice ──▶ worker                              `Transport.connect` or gRPC, then `Pending.accept`
 
-A new transport is one class, in `TRANSPORTS` or an entry point of the group ``tvm_split.transports``.
+To add a transport, write one class and register it in `TRANSPORTS` or as an entry point ``tvm_split.transports``.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from rpc_runtime.transports.link_end import LinkEnd
 
 AUTO = "auto"
-"""The best transport that joins the two ends, of those that have a rank."""
+"""Selects the transport of the highest rank that can connect the two ends."""
 FALLBACK = "grpc"
-"""Joins any two ends, over the stream itself."""
+"""The transport that connects any two ends, over the stream itself."""
 
 OnEnd = Callable[[TvmSplitError | None], None]
 
 
 class Unusable(WorkerError):
-    """A transport cannot join these two ends; the message says why."""
+    """A transport cannot connect these two ends; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What plans know of the process at one end of a link. ``memory_domain`` is equal for processes that can share
-    memory, and empty where none can be shared."""
+    """What is known before deployment about the process at one end of a link. ``memory_domain`` is equal for processes
+    that can share memory, and empty if they cannot."""
 
     memory_domain: str = ""
 
@@ -58,103 +58,103 @@ class Opening:
 
 
 class Carrier(ABC):
-    """Brings what one end of a link says to the other end, and hands what comes from there to the link.
+    """Sends the frames of one end of a link to the other end, and passes received frames to the link.
 
-    It takes what is to be said from `LinkEnd.frames` in a thread of its own, or from `LinkEnd.drain` in `wake`.
+    It takes the frames to send from `LinkEnd.frames` in a thread of its own, or from `LinkEnd.drain` in `wake`.
     """
 
     def slots(self, route: Route) -> Sequence[Slot]:
-        """``route.depth`` slots in memory that both ends see; () where tensors travel in frames."""
+        """Return ``route.depth`` slots in memory that both ends share, or () if tensors are sent in frames."""
         return ()
 
     @abstractmethod
     def start(self, on_end: OnEnd) -> None:
-        """Opens the link, once, by `LinkEnd.open`, and hands on what comes.
+        """Open the link by `LinkEnd.open` and pass received frames to it. Call once.
 
-        ``on_end`` is called at most once, when the link ends otherwise than by `close`; None: the other end closed it.
+        ``on_end(error)`` is called at most once, if the link ends without `close`; None: the other end closed it.
 
         Raises:
-            TvmSplitError: the two ends cannot be joined after all; the link has then failed.
+            TvmSplitError: the two ends cannot be connected after all; the link has then failed.
         """
 
     def wake(self) -> None:  # noqa: B027  (most have a thread that waits)
-        """There may be something to say. Called by any thread, without the link's lock; must not raise."""
+        """Note that there may be a message to send. Called by any thread, without the link's lock; must not raise."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the link and joins its threads, for 5 s at most. May be called again, and before `start`."""
+        """End the link and join its threads, for 5 s at most. Idempotent; may be called before `start`."""
 
 
 class Pending(Protocol):
-    """What a called end has made ready for a caller that has not chosen yet."""
+    """What a called end has prepared for a caller that has not chosen a transport yet."""
 
     def accept(self) -> Carrier:
-        """The carrier, once the caller has chosen this.
+        """Return the carrier, after the caller has chosen this transport.
 
         Raises:
-            TvmSplitError: the caller does not come for it.
+            TvmSplitError: the caller does not connect.
         """
         ...
 
     def close(self) -> None:
-        """Frees what `accept` did not take. May be called again."""
+        """Free what `accept` did not take. Idempotent."""
         ...
 
 
 class Transport(ABC):
-    """One way to carry links; there is one instance in a process."""
+    """One way to carry links; each process has one instance."""
 
     name: ClassVar[str]
-    """In cluster files, in the protocol and in reports."""
+    """Identifier in cluster files, in the protocol and in reports."""
     title: ClassVar[str]
-    """In sentences."""
+    """Name in messages."""
     rank: ClassVar[int | None] = None
-    """The highest that joins two ends is taken by `AUTO`; None: only if it is asked for."""
+    """`AUTO` takes the transport of the highest rank that connects two ends; None: used only if requested by name."""
     memory: ClassVar[Literal["none", "host", "device"]] = "none"
-    """Where the tensors lie that both ends see; ``device``: both ends have a GPU."""
+    """Where the memory is that both ends share; ``device``: both ends have a GPU."""
     uses_codecs: ClassVar[bool] = True
     joins_client: ClassVar[bool] = True
     connect_seconds: ClassVar[float] = 0.0
-    """What `connect` may take, beyond the time in which a caller chooses."""
+    """Time that `connect` may take, added to the time limit for the caller's choice."""
 
     def start(self) -> None:  # noqa: B027  (most need nothing)
-        """Makes a worker ready to use it, for ``--transport NAME``. Called by the main thread, before all others start.
+        """Prepare a worker for ``--transport NAME``. Called by the main thread before other threads start.
 
         Raises:
-            InputError: this process cannot use it.
+            InputError: this process cannot use the transport.
         """
 
     def stop(self) -> None:  # noqa: B027
-        """Frees what `start` has made."""
+        """Free what `start` has made."""
 
     def joins(self, source: Host, destination: Host) -> bool:
-        """Whether it will join two processes, as far as plans can tell."""
+        """Return whether it will connect two processes, as far as this is known before deployment."""
         return True
 
     @abstractmethod
     def offer(self, opening: Opening) -> bytes:
-        """What the caller says of itself.
+        """Return the caller's offer: what the called end must know about the caller.
 
         Raises:
-            WorkerError: this end cannot use it, `Unusable` as a rule; the message is the reason.
+            WorkerError: this end cannot use the transport, usually `Unusable`; the message is the reason.
         """
 
     @abstractmethod
     def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
-        """What the called end says to an offer, and what it makes ready.
+        """Return the called end's answer to an offer, and what it has prepared.
 
         Raises:
-            WorkerError: it cannot join the two, `Unusable` as a rule; the message is the reason.
-            ProtocolError: that is no offer.
+            WorkerError: it cannot connect the two ends, usually `Unusable`; the message is the reason.
+            ProtocolError: the offer is malformed.
         """
 
     @abstractmethod
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
-        """The caller's carrier, which is then chosen and started.
+        """Return the caller's carrier, which is then chosen and started.
 
         Raises:
-            WorkerError: it cannot join the two, `Unusable` as a rule; the link falls back to gRPC if that was offered.
-            ProtocolError: that is no answer.
+            WorkerError: it cannot connect the two ends, usually `Unusable`; the link falls back to gRPC if offered.
+            ProtocolError: the answer is malformed.
         """
 
 
@@ -174,34 +174,34 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
 
 @cache
 def transport_named(name: str) -> Transport:
-    """This process's instance of a transport.
+    """Return this process's instance of a transport.
 
     Raises:
-        WorkerError: there is none of this name; the message lists those that there are.
-        PluginError: the package that adds it is broken.
+        WorkerError: no transport has this name; the message lists the known ones.
+        PluginError: the package that provides it is broken.
     """
     return TRANSPORTS[name]()
 
 
 @cache
 def ranked() -> tuple[str, ...]:
-    """The names of the transports that `AUTO` offers, the best first."""
+    """Return the names of the transports that `AUTO` offers, the best first."""
     ranks = {name: kind.rank for name, kind in TRANSPORTS.items() if kind.rank is not None}
     return tuple(sorted(ranks, key=lambda name: -ranks[name]))
 
 
 def offered(transport: str) -> tuple[str, ...]:
-    """The names of the transports that a caller offers where a link is to have this one, the best first."""
+    """Return the names of the transports that a caller offers for this setting of a link, the best first."""
     return ranked() if transport == AUTO else (transport,)
 
 
 def memory_of(transport: str) -> str:
-    """Where tensors lie that both ends of such a link see: ``none``, ``host`` or ``device``; ``none`` for `AUTO`."""
+    """Return where the shared memory of a transport is: ``none``, ``host`` or ``device``; ``none`` for `AUTO`."""
     return "none" if transport in ("", AUTO) else transport_named(transport).memory
 
 
 def uses_codecs(transport: str) -> bool:
-    """Whether codecs write the tensors of such a link; of an unknown one (empty) they may."""
+    """Return whether a transport encodes tensors with codecs; True if it is not known yet (empty or `AUTO`)."""
     return transport in ("", AUTO) or transport_named(transport).uses_codecs
 
 
@@ -210,8 +210,8 @@ class LinkSetting:
     """How a link is to be opened.
 
     Args:
-        address: where the source reaches the destination, if not where the client does. A link with an address is to
-            pass there, so by itself it shares no memory.
+        address: where the source reaches the destination, if it differs from the client's address for it. A link
+            with an address must use that network, so `AUTO` then means gRPC.
         transport: a name, or `AUTO`.
     """
 
@@ -223,13 +223,13 @@ class LinkSetting:
         return FALLBACK if self.transport == AUTO and self.address else self.transport
 
     def expected(self, source: Host, destination: Host) -> str:
-        """The name of the transport that will carry it, as far as plans can tell."""
+        """Return the name of the transport that will carry the link, as far as this is known before deployment."""
         return next(
             (name for name in offered(self.wanted) if transport_named(name).joins(source, destination)), FALLBACK
         )
 
 
 LinkSettings = Mapping[tuple[str, str], LinkSetting]
-"""By (source, destination), either of which may be the client; `DEFAULT` where there is none."""
+"""Settings by (source, destination), either of which may be the client; `DEFAULT` for links not listed."""
 DEFAULT = LinkSetting()
 NO_SETTINGS: LinkSettings = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""``tvm-split bench``: prediction beside measurement, for every machine and link."""
+"""``tvm-split bench``: compare prediction and measurement for every machine and link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tvm-split cache``: what is kept on this host between runs."""
+"""``tvm-split cache``: show or clear the data kept on this host between runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cache(
         *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in others.items()),
     ]
     for line in lines:
-        STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # so that paths can be copied
+        STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # unwrapped, so that paths can be copied
 
 
 def _line(each: Kept) -> str:

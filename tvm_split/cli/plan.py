@@ -1,4 +1,4 @@
-"""``tvm-split plan``: which layers would run on which machine."""
+"""``tvm-split plan``: show which layers would run on which machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plan(
 def _sizes(
     source: str, batches: str, shapes: ModelOptions, request: PlanRequest, cluster: tvm_split.Cluster
 ) -> Sequence[Any]:
-    """Plans for every micro-batch size in a list with commas, the best first."""
+    """Return plans for every micro-batch size in a comma-separated list, the best first."""
     load_tvm()
     from tvm_split.planner.micro_batches import plan_sizes
 

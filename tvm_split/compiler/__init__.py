@@ -1,1 +1,1 @@
-"""From a plan to a bundle: what each operation's place is, stages built for their targets, proof before deployment."""
+"""Compile a plan into a bundle: place operations, build stages for their targets, and verify the results."""

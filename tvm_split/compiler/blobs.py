@@ -1,4 +1,4 @@
-"""Blobs on the compiling side: files known by the SHA-256 of their content."""
+"""Store compiled files as blobs: each file is named by the SHA-256 of its content."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ WEIGHT_NAME = "weight"
 
 
 class BlobFolder:
-    """A folder of blobs, each in a file named by its digest. Adding what is there already costs nothing."""
+    """A folder of blobs, each in a file named by its digest. A blob that exists is not written again."""
 
     def __init__(self, folder: Path, owner: object = None) -> None:
         self.folder = folder
-        # Keeps a temporary folder alive as long as somebody uses its blobs.
+        # A reference keeps a temporary folder until its blobs are no longer used.
         self._owner = owner
 
     @classmethod
     def temporary(cls) -> BlobFolder:
-        """A folder that is removed with the last object that uses it."""
+        """Create a temporary folder, which is removed with the last object that uses it."""
         owner = ScratchFolder("bundle")
         return cls(owner.path, owner)
 
@@ -44,10 +44,10 @@ class BlobFolder:
         return self.add(source.read_bytes())
 
     def add_weight(self, name: str, weight: tvm.runtime.Tensor) -> WeightSpec:
-        """Store a tensor as safetensors under the fixed name `WEIGHT_NAME`, so that equal weights are one blob."""
+        """Store a tensor as safetensors under the fixed name `WEIGHT_NAME`, so equal weights share one blob."""
         values = np.asarray(weight.numpy(), order="C")
         spec = TensorSpec(name, tuple(values.shape), str(weight.dtype))
-        # By address, since safetensors' own functions for numpy do not know bfloat16.
+        # safetensors' functions for numpy do not support bfloat16, so the data is passed by address.
         entry = SafeTensor(dtype=spec.dtype, shape=spec.shape, data_ptr=values.ctypes.data, data_len=values.nbytes)
         return WeightSpec(spec, self.add(serialize({WEIGHT_NAME: entry})))
 

@@ -1,4 +1,4 @@
-"""Build one stage: from its pure function to a shared library and prepacked weights."""
+"""Build one stage: compile its pure function into a shared library and prepacked weights."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from tvm_split.errors import CompileError, last_line
 
 @dataclass(frozen=True)
 class BuiltStage:
-    """A stage's library file, its weights in the order of the function's last parameters, and its kernels.
+    """A compiled stage: its library file, weights and kernels.
 
-    ``cuda`` is what a stage for a GPU needs there, and None for others.
+    ``weights`` are in the order of the function's last parameters. ``cuda`` is what the code needs of a GPU's machine;
+    None for a stage without CUDA.
     """
 
     library: Path
@@ -48,12 +49,12 @@ def build_stage(
     database: schedules.TunedKernels | None = None,
     observe: Observer | None = None,
 ) -> BuiltStage:
-    """Optimise, compile and link one stage for a target, with the kernels that ``database`` has tuned.
+    """Optimise, compile and link one stage for a target, with the tuned kernels of ``database``.
 
-    ``layers`` gives the source's name for each variable.
+    ``layers`` maps each variable to the name of its layer in the source.
 
     Raises:
-        CompileError: the stage has what TVM cannot compile, or the target cannot be compiled for, or has no linker.
+        CompileError: TVM cannot compile the stage or the target, or there is no linker for the target.
     """
     layers = layers or {}
     other_forms = {form: layers[name] for form, name in computation.origins.items() if name in layers}
@@ -70,7 +71,7 @@ def build_module(
     database: schedules.TunedKernels | None = None,
     observe: Observer | None = None,
 ) -> BuiltStage:
-    """The same for a module whose ``main`` may call functions of the module; errors call it ``name``."""
+    """Build a module like `build_stage`; its ``main`` may call functions of the module. Errors call it ``name``."""
     with _compiling(name, target) as built_for:
         module, phases = _scheduled(module, built_for, database, observe)
         lifted = lift_weights(module)
@@ -79,9 +80,10 @@ def build_module(
 
 
 def code_of(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
-    """Machine code for a module of which ``main`` is called: it alone checks what it is given.
+    """Compile a module to machine code in which only ``main`` checks its arguments.
 
-    Kernels would check again what ``main`` hands on to them, in half of all code and a quarter of the time to make it.
+    Kernels get their arguments from ``main``. Checking them again would be half of all code and a quarter of the
+    compile time.
     """
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         return relax.build(module, target)
@@ -93,7 +95,7 @@ def _scheduled(
     database: schedules.TunedKernels | None,
     observe: Observer | None,
 ) -> tuple[tvm.IRModule, dict[str, tvm.IRModule]]:
-    """The module with scheduled kernels, and what it was after each phase."""
+    """Return the module with scheduled kernels, and the module after each phase, by the phase's name."""
     phases: dict[str, tvm.IRModule] = {}
 
     def remember(name: str, after: tvm.IRModule) -> None:
@@ -106,7 +108,7 @@ def _scheduled(
 
 @dataclass(frozen=True)
 class ScheduledStage:
-    """A stage with scheduled kernels, before any code is made: ``main`` still has its weights."""
+    """A stage with scheduled kernels, before code generation: ``main`` still contains the weights."""
 
     module: tvm.IRModule
     kernels: tuple[Kernel, ...]
@@ -118,7 +120,7 @@ def schedule_stage(
     layers: Mapping[str, str],
     database: schedules.TunedKernels | None = None,
 ) -> ScheduledStage:
-    """``main`` of a module as `build_module` would compile it, as far as its kernels are decided."""
+    """Optimise and schedule a module like `build_module`, without generating code."""
     built_for = tvm_target(target)
     with built_for:
         scheduled, phases = _scheduled(module, built_for, database, None)
@@ -126,10 +128,10 @@ def schedule_stage(
 
 
 def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], library: Path, name: str) -> None:
-    """Compile scheduled kernels into a library that has each under its key; errors call it ``name``.
+    """Compile scheduled kernels into a library that exports each under its key; errors call it ``name``.
 
     Raises:
-        CompileError: the target cannot be compiled for, or there is no linker for it.
+        CompileError: TVM cannot compile for the target, or there is no linker for it.
     """
     named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()}
     with _compiling(name, target) as built_for:
@@ -137,14 +139,14 @@ def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, A
 
 
 def build_scheduled(module: tvm.IRModule, target: Mapping[str, Any], library: Path, name: str) -> None:
-    """The same of a module of which ``main`` is a network of its kernels."""
+    """Compile a scheduled module, whose ``main`` calls its kernels, into a library; errors call it ``name``."""
     with _compiling(name, target) as built_for:
         _export(code_of(module, built_for), target, library, name)
 
 
 @contextmanager
 def _compiling(name: str, target: Mapping[str, Any]) -> Iterator[tvm.target.Target]:
-    """Inside, a target is TVM's current one, and what fails is a `CompileError` that calls it ``name``."""
+    """Make a target TVM's current one inside the block; turn any error into a `CompileError` about ``name``."""
     built_for = tvm_target(target)
     try:
         with built_for, machine_code(target):
@@ -156,13 +158,13 @@ def _compiling(name: str, target: Mapping[str, Any]) -> Iterator[tvm.target.Targ
 
 
 def laid_out_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
-    """One stage as far as its layouts are chosen."""
+    """Run a stage's phases up to the choice of layouts."""
     with target:
         return run_phases(_module_of(computation), up_to_layouts(_schedules(target, None)))
 
 
 def unscheduled_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
-    """One stage as far as the phase before scheduling: what tuning starts from."""
+    """Run all phases of a stage but the last, scheduling. Tuning starts from this module."""
     with target:
         return run_phases(_module_of(computation), stage_phases(_schedules(target, None))[:-1])
 
@@ -180,10 +182,10 @@ def _schedules(target: tvm.target.Target, database: schedules.TunedKernels | Non
 
 
 def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
-    """The command that links for a target of another architecture than this host's; None for this host's.
+    """Return the command that links for a target's architecture; None for this host's own architecture.
 
     Raises:
-        CompileError: there is none here.
+        CompileError: this host has no linker for the architecture.
     """
     architecture = str(cpu_part(target).get("mtriple", "")).partition("-")[0]
     if architecture in ("", str(tvm.target.codegen.llvm_get_system_triple()).partition("-")[0]):
@@ -198,13 +200,13 @@ def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
 
 
 def _export(module: Any, target: Mapping[str, Any], library: Path, name: str) -> None:
-    """Link a library. What TVM writes on the way lies beside it, so that it goes with the folder whatever happens."""
+    """Link a library. TVM's temporary files lie in the same folder, so they are removed with it even after a crash."""
     with tempfile.TemporaryDirectory(dir=library.parent) as objects:
         module.export_library(str(library), workspace_dir=objects, **_linker(target, name))
 
 
 def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
-    """What ``export_library`` needs to link for another architecture; nothing for this host's."""
+    """Return the arguments by which ``export_library`` links for another architecture; none for this host's."""
     command = link_command(target, stage)
     if command is None:
         return {}
@@ -220,7 +222,7 @@ def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., No
 
 
 def _cross_linker(architecture: str) -> list[str] | None:
-    """A command that links for another architecture's Linux: a cross gcc, or zig from the extra ``cross``."""
+    """Return a command that links for Linux on another architecture: a cross gcc, or zig from the extra ``cross``."""
     compiler = shutil.which(f"{architecture}-linux-gnu-gcc")
     if compiler is not None:
         return [compiler]

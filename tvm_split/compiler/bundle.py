@@ -1,11 +1,11 @@
-"""A bundle: everything that compiling made, as one object and as a folder.
+"""A bundle: all results of a compilation, as one object and as a folder.
 
-manifest.json       what is in the bundle and how it fits together; names every other file by its SHA-256
-manifest.sha256     the digest of manifest.json, so that a change in it is noticed too
+manifest.json       the content and structure of the bundle; lists every other file with its SHA-256
+manifest.sha256     the digest of manifest.json, which detects changes in it
 blobs/<sha256>      libraries, and weights in safetensors format
-ir/<name>.py        the readable IR: the annotated whole, and what each machine does
+ir/<name>.py        the readable IR: the whole annotated module, and one file per machine
 
-All of them are regular files and folders.
+A bundle contains regular files and folders only.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _ERROR: TypeAdapter[float | None] = TypeAdapter(float | None)
 
 
 class Verified(enum.StrEnum):
-    """What was compared with the source framework before a bundle was made."""
+    """How a bundle's stages were compared with the source framework before the bundle was made."""
 
     NO = "no"
     AS_COMPILED = "yes"
     COMPILED_AGAIN = "with stages compiled again for this host"
-    """The code of some stages is for another kind of machine, where nobody has run it: their import and passes were."""
+    """Some stages are for another kind of machine. Their import and passes were checked, but their code never ran."""
 
 
 @dataclass(frozen=True)
 class Bundle(Shown):
     """A compiled program, the plan it follows, its blobs and its readable IR.
 
-    ``outputs`` are the names of the model's outputs, in its order; the program knows them by the names of its tensors.
-    ``verified`` says what of the compiled stages was compared with the source framework before this was made.
+    ``outputs`` are the names of the model's outputs, in its order; the program uses the names of its tensors instead.
+    ``verified`` says how the compiled stages were compared with the source framework.
 
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
-    calls, under the stage's name, and those of its further replicas under their `kernels_key`. ``versions`` are those
-    of TVM and its FFI, which a worker must have too. ``cuda`` is what stages for GPUs need there, under the same keys.
-    ``output_error`` is the largest difference from the source framework that was found, as a share of the largest
-    magnitude of an output; None where nothing was compared.
+    calls, under the stage's name or the `kernels_key` of a further replica. ``versions`` are the versions of TVM and
+    its FFI, which a worker must have too. ``cuda`` is what stages need of a GPU's machine, under the same keys.
+    ``output_error`` is the largest measured difference from the source framework, as a share of the largest magnitude
+    of an output; None if nothing was compared.
     """
 
     model: str
@@ -80,7 +80,7 @@ class Bundle(Shown):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the manifest, which names the content of everything else."""
+        """The SHA-256 of the manifest, which contains the digests of all other files."""
         return hashlib.sha256(self._manifest()).hexdigest()
 
     def blob_path(self, sha256: str) -> Path:
@@ -90,7 +90,7 @@ class Bundle(Shown):
         """Write the bundle to a folder, which may hold an older bundle but nothing else.
 
         Raises:
-            BundleError: it holds something else, or the older bundle a link; nothing was written then.
+            BundleError: the folder holds other files, or a link; nothing is written.
         """
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
@@ -112,15 +112,15 @@ class Bundle(Shown):
         for name, text in self.ir.items():
             _ir_path(folder, name).write_text(text)
         for name, content in (("manifest.json", self._manifest()), ("manifest.sha256", f"{self.digest}\n".encode())):
-            (folder / name).unlink(missing_ok=True)  # or a hard link would carry this into a file of another name
+            (folder / name).unlink(missing_ok=True)  # a hard link would also change a file of another name
             (folder / name).write_bytes(content)
 
     @classmethod
     def load(cls, folder: str | Path) -> Bundle:
-        """Read a bundle, checking version, structure and every file's digest.
+        """Read a bundle; check its version, its structure and the digest of every file.
 
         Raises:
-            BundleError: names the file, and for a changed one both digests. Links and pipes are not followed or read.
+            BundleError: a check fails; names the file, and both digests of a changed one. Links and pipes are refused.
         """
         folder = Path(folder)
         _require_plain(folder)
@@ -181,12 +181,12 @@ class Bundle(Shown):
 
 
 def kernels_key(stage: StageSpec) -> str:
-    """Under which name a bundle keeps a stage's kernels; replicas for other targets have other ones."""
+    """The key of a stage's kernels in a bundle: the stage's name, and for replicas after the first also the machine."""
     return stage.name if stage.replica == 0 else f"{stage.name} on {stage.machine}"
 
 
 def _require_plain(folder: Path) -> None:
-    """Refuses what would lead out of the folder, or keep its reader waiting for ever."""
+    """Refuse links, which lead out of the folder, and pipes and devices, which can block the reader for ever."""
     for path in chain(folder.glob("*"), folder.glob("*/*")):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -218,17 +218,17 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_program(program: Program, plan: Plan) -> None:
-    """Raises what workers would say of a program that does not hold together, or what its own properties do."""
+    """Raise the error that a worker would raise for an inconsistent program."""
     for tensor in (*program.given, *program.outputs):
         value_of(type(tensor), message_of(pb.Tensor, tensor))
     for stage in program.stages:
         value_of(StageSpec, message_of(pb.Stage, stage))
         plan.machine(stage.machine)
-    program.handovers  # noqa: B018  (refuses tensors that nobody makes, and stages that wait for each other)
+    program.handovers  # noqa: B018  (refuses tensors that no stage makes, and stages that wait for each other)
 
 
 def _ir_path(folder: Path, name: str) -> Path:
-    """Where the IR of a machine lies, whose name may be any text: never outside of the folder."""
+    """The path of a machine's IR. Any text may be the machine's name, so it is quoted to stay in the folder."""
     return folder / "ir" / f"{quote(name, safe=' ', errors='surrogatepass')}.py"
 
 

@@ -1,4 +1,4 @@
-"""CUDA stages: machine code for their kernels, made where they are compiled, and what it needs of a worker."""
+"""Compile the kernels of CUDA stages to machine code, and check what that code needs of a worker."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tvm_split.errors import CompileError, TuningError
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 RUNTIME_DRIVER = 13000
-"""What TVM 0.27's library for GPUs, and CUDA's runtime that it is linked with, need of a driver at least."""
+"""The oldest driver for TVM 0.27's GPU library and its CUDA runtime, as CUDA's version number: 13000 is 13.0."""
 _finish: ContextVar[Callable[[str], str] | None] = ContextVar("finish", default=None)
 
 
 @dataclass(frozen=True)
 class CudaNeeds:
-    """What a stage's kernels were compiled for, and by which version of CUDA; ``toolkit`` is None for source."""
+    """The GPU architecture of a stage's compiled kernels, and the CUDA version; ``toolkit`` is None for source."""
 
     arch: str
     toolkit: tuple[int, int] | None
 
 
 def needs_of(target: Mapping[str, Any]) -> CudaNeeds | None:
-    """What a stage needs that is compiled for a target here; None for one without CUDA."""
+    """Return what a stage needs if this host compiles it for a target; None for a target without CUDA."""
     if target["kind"] != "cuda":
         return None
     return CudaNeeds(str(target["arch"]), toolkit_version() if find_nvcc() is not None else None)
@@ -41,16 +41,16 @@ def needs_of(target: Mapping[str, Any]) -> CudaNeeds | None:
 
 @contextmanager
 def machine_code(target: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, what TVM compiles for CUDA has machine code in the place of source, if there is an nvcc here.
+    """Make TVM's CUDA compilation inside the block produce machine code instead of source, if nvcc is installed.
 
     Raises:
-        CompileError: nvcc does not take the kernels, or the architecture.
+        CompileError: nvcc rejects the kernels or the architecture.
     """
     if target["kind"] != "cuda":
         yield
         return
     arch = str(target["arch"])
-    # Of a process that has a GPU, TVM asks for the code at once, and otherwise whoever loads the library.
+    # In a process with a GPU, TVM requests the machine code at once; in others, when the library is loaded.
     tvm_ffi.register_global_func("tvm_callback_cuda_postproc", _finished, override=True)
     register_loader()
 
@@ -75,10 +75,10 @@ def _finished(source: str, target: Any) -> str:
 
 
 def tuning_needs(target: Mapping[str, Any]) -> GpuNeeds | None:
-    """How candidates for a target become code here, and what it needs of a device; None for a target without CUDA.
+    """Return how this host compiles tuning candidates, and what their code needs of a GPU; None without CUDA.
 
     Raises:
-        TuningError: nvcc does not take the architecture.
+        TuningError: nvcc rejects the architecture.
     """
     if target["kind"] != "cuda":
         return None
@@ -94,7 +94,7 @@ def tuning_needs(target: Mapping[str, Any]) -> GpuNeeds | None:
 
 
 def _code_for(arch: str, is_source: bool) -> Callable[[str], str]:
-    """A function within a function, which goes to builders' processes with its code."""
+    """Return a function that compiles a candidate's source; it is nested, so builder processes get it by value."""
 
     def code(source: str) -> str:
         from rpc_runtime.execution.cuda_code import marked, packed
@@ -106,7 +106,7 @@ def _code_for(arch: str, is_source: bool) -> Callable[[str], str]:
 
 
 def cuda_misfit(needs: CudaNeeds, worker: WorkerDescription) -> str:
-    """Why a worker cannot run CUDA code, and what to do, in words that follow its name; empty if it can."""
+    """Say why a worker cannot run CUDA code and what to do, as a text that follows its name; empty if it can."""
     if not worker.cuda_devices:
         return f"has no CUDA device: {worker.cuda.problem or 'it does not say why'}"
     device = worker.cuda_devices[0].arch
@@ -124,7 +124,7 @@ def cuda_misfit(needs: CudaNeeds, worker: WorkerDescription) -> str:
                 "where there is one (pip install 'tvm-split[cuda]')"
             )
         return ""
-    # Machine code of a major version of CUDA runs with all its drivers; PTX, which GPUs of later kinds take, does not.
+    # Machine code runs with every driver of its CUDA major version. PTX, for later GPU generations, does not.
     same_kind = mine[0] == wanted[0]
     least = needs.toolkit[0] * 1000 + (0 if same_kind else needs.toolkit[1] * 10)
     if worker.cuda.driver < least:
@@ -141,6 +141,6 @@ def _old_driver(worker: WorkerDescription, least: int, what: str) -> str:
 
 
 def _numbers(arch: str) -> tuple[int, int, str] | None:
-    """``sm_90a`` as 9, 0, "a"."""
+    """Parse a CUDA architecture: ``sm_90a`` gives (9, 0, "a"); None if it cannot be parsed."""
     found = _ARCH.fullmatch(arch)
     return (int(found.group(1)), int(found.group(2)), found.group(3)) if found else None

@@ -1,4 +1,4 @@
-"""A model as numbers and names, for planners that import no TVM: layers, what they need, compute and hold."""
+"""Describe a model's layers (dependencies, operations, weights) as plain data, so that planners import no TVM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def describe(model: Model) -> ModelDescription:
-    """The layers of a model with what they compute and hold."""
+    """Return a model's layer graph with the calls and the weight bytes of each layer."""
     costs: dict[str, list[Call]] = {layer: [] for layer in model.layer_names}
     weights = dict.fromkeys(model.layer_names, 0)
     for name, work, moved in calls(model.module):
@@ -36,7 +36,7 @@ def describe(model: Model) -> ModelDescription:
 
 
 def layer_graph(model: Model) -> LayerGraph:
-    """The graph of a model's layers, built anew; a model keeps its own as ``model.graph``."""
+    """Build the graph of a model's layers. A model caches it as ``model.graph``."""
     function = main_function(model.module)
     bindings = [each for each in bindings_of(function) if each.var.name in model.layers]
     inputs = {parameter.name for parameter in function.params}
@@ -53,7 +53,7 @@ def layer_graph(model: Model) -> LayerGraph:
                 consumers.setdefault(used.name, set()).add(layer)
             if model.layers.get(used.name, layer) != layer:
                 predecessors[layer].add(model.layers[used.name])
-    # A table that the model returns has to be made somewhere, so it counts like any other layer.
+    # A returned tensor must be made by some stage, so its layer counts even if it depends on no input.
     dependent = {layer for name, layer in model.layers.items() if name in depends_on_input or name in returned}
     independent = frozenset(model.layer_names) - dependent
     return LayerGraph(
@@ -64,7 +64,7 @@ def layer_graph(model: Model) -> LayerGraph:
             Value(
                 size_bytes(binding.var.ty),
                 model.layers[name],
-                # What depends on no input does not travel between layers: each computes it again.
+                # A value that depends on no input is not transferred: each stage computes it again.
                 frozenset(consumers.get(name, ()) if name in depends_on_input else ()),
                 name,
                 name in returned,
@@ -82,12 +82,12 @@ def layer_graph(model: Model) -> LayerGraph:
 
 
 def model_operations(model: Model) -> float:
-    """Floating-point operations of one run, as the layers are defined."""
+    """Floating-point operations of one run, by the definition of the layers."""
     return sum(work for _, work, _ in calls(model.module))
 
 
 def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
-    """Of every operation that makes a tensor: its variable, its operations, and the bytes of operands and results."""
+    """For every call that makes a tensor: its variable, floating-point operations, bytes of operands and results."""
     for binding in bindings_of(main_function(module)):
         call = binding.value
         result = tensors_in(call.ty) if isinstance(call, relax.Call) else []
@@ -113,7 +113,7 @@ def operations(operator: str, operands: Sequence[tuple[int, ...]], result: tuple
 
 
 def tensors_in(value_type: relax.Type) -> list[relax.TensorType]:
-    """The tensor types in a type, those in tuples too."""
+    """The tensor types in a type, including those in tuples."""
     if isinstance(value_type, relax.TensorType):
         return [value_type]
     if isinstance(value_type, relax.TupleType):

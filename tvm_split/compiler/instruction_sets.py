@@ -1,4 +1,4 @@
-"""Derive CPU targets from instruction sets, and list those that a processor lacks for a target."""
+"""Derive CPU targets from instruction sets, and list the sets of a target that a processor lacks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINUX_NAMES = {
 _LEVELS = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")}
 """By architecture, LLVM's names of processors that stand for sets of features, the largest set first.
 
-Those of x86-64 are in its psABI (https://gitlab.com/x86-psABIs/x86-64-ABI). Other architectures have ``generic`` alone.
+The levels of x86-64 are in its psABI (https://gitlab.com/x86-psABIs/x86-64-ABI). Other architectures: ``generic``.
 """
 _ADDED = {
     "x86_64": "avx512fp16 avx512bf16 avx512vnni avx512vbmi avx512vl avx512dq avx512bw avx512cd avx512f avxvnniint8 "
@@ -44,8 +44,8 @@ _ADDED = {
 }
 """Features that may be added to a level, by architecture, in LLVM's names; a feature precedes those it implies.
 
-AMX is not among them: a process has to ask the system for it first (``arch_prctl``), else its instructions are refused
-although the processor announces them. A user's own target may name it.
+AMX is not included: a process must request it from the system (``arch_prctl``). Without the request, its instructions
+are refused although the processor reports them. A user's own target may name it.
 """
 
 
@@ -56,7 +56,7 @@ def cpu_target(architecture: str, features: Collection[str], threads: int) -> di
 
     Args:
         architecture: what ``platform.machine()`` returns there.
-        features: Linux's names of what it can execute, see `rpc_runtime.hardware.cpu_features`.
+        features: Linux's names of the instruction sets that it can execute, see `rpc_runtime.hardware.cpu_features`.
         threads: how many threads a kernel uses.
     """
     return {**copy.deepcopy(_cpu_target(architecture, frozenset(features))), "num-cores": threads}
@@ -67,7 +67,7 @@ def _cpu_target(architecture: str, features: frozenset[str]) -> dict[str, Any]:
     family = _family(architecture)
     triple = {} if family == _family(platform.machine()) else {"mtriple": f"{architecture}-linux-gnu"}
     *levels, lowest = _LEVELS.get(family, ("generic",))
-    if triple and not knows_cpu(lowest, triple["mtriple"]):  # for an unknown one LLVM would end the process
+    if triple and not knows_cpu(lowest, triple["mtriple"]):  # LLVM ends the process for an unknown architecture
         return {"kind": "llvm", "mcpu": lowest, **triple}
     names = (level for level in levels if _instruction_sets({"mcpu": level, **triple}) <= features)
     target: dict[str, Any] = {"kind": "llvm", "mcpu": next(names, lowest), **triple}
@@ -82,7 +82,7 @@ def _cpu_target(architecture: str, features: frozenset[str]) -> dict[str, Any]:
 
 
 def target_text(target: Mapping[str, Any]) -> str:
-    """A target in short, for messages: ``x86-64-v4+avx512vnni``, ``sm_90``."""
+    """A short text of a target for messages: ``x86-64-v4+avx512vnni``, ``sm_90``."""
     if target["kind"] != "llvm":
         return str(target.get("arch", target["kind"]))
     return "".join(map(str, [target.get("mcpu", "generic"), *target.get("mattr", ())]))
@@ -98,8 +98,8 @@ def cannot_execute(target: Mapping[str, Any], architecture: str, features: Colle
     """Return why a processor cannot execute a target's CPU code, as the end of "the processor …"; empty if it can.
 
     Args:
-        architecture: the processor's, as ``platform.machine()`` says it.
-        features: what Linux calls its instruction sets; without any, or for an architecture whose names are not known
+        architecture: what ``platform.machine()`` returns on the processor.
+        features: Linux's names of its instruction sets. If there are none, or the architecture's names are not known
             here, only the architecture is compared.
     """
     cpu = cpu_part(target)
@@ -125,7 +125,7 @@ def require_executable(
 
 
 def _instruction_sets(cpu: Mapping[str, Any]) -> frozenset[str]:
-    """Linux's names of the instruction sets that a target lets LLVM use, as far as they have one."""
+    """Linux's names of the instruction sets that a target lets LLVM use; sets without a Linux name are left out."""
     names = _LINUX_NAMES.get(_family(_architecture_of(cpu)), {})
     relevant = {"kind": "llvm"} | {name: cpu[name] for name in ("mcpu", "mattr", "mtriple") if name in cpu}
     features = map(str, tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(relevant)))
@@ -137,7 +137,7 @@ def _architecture_of(cpu: Mapping[str, Any]) -> str:
 
 
 def _family(architecture: str) -> str:
-    """One name for an architecture: triples and systems have several."""
+    """Return one name for an architecture, since triples and systems use several."""
     if architecture.startswith(("armv", "thumb")) or architecture == "arm":
         return "arm"
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)

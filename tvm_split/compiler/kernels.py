@@ -1,4 +1,4 @@
-"""What a compiled stage consists of: its kernels in the order of their calls, and where each came from."""
+"""List the kernels of a compiled stage in the order of their calls, each with its layers and its schedule rule."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from relay_passes.rewrite import operator_name
 from tvm_split.compiler.describe import calls, size_bytes, tensors_in
 
 SLOW_RULES = ("fallback", "none")
-"""Rules that leave a kernel on plain loops: right, and slow."""
+"""Rules that leave a kernel as plain loops, which are correct but slow."""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One call of a compiled function.
 
-    ``function`` is its symbol in the library; equal kernels share it. ``layers`` are the source's own names for what it
-    computes, empty for a change of layout. ``rule`` scheduled it, by the ``choices`` that a template leaves open
-    (``tile=14x2 unroll=4``), which tuning may have measured. ``operations`` are those of the layers as they are defined
-    (a multiplication and an addition are two), whatever algorithm computes them; ``moved_bytes`` is every operand and
-    result once.
+    ``function`` is its symbol in the library; equal kernels share it. ``layers`` are the source's names of the layers
+    that it computes, empty for a change of layout. ``rule`` is the schedule rule, and ``choices`` its parameters
+    (``tile=14x2 unroll=4``), which tuning may have measured. ``operations`` counts the operations by the layers'
+    definition (a multiplication and an addition are two), independent of the algorithm; ``moved_bytes`` counts every
+    operand and result once.
     """
 
     function: str
@@ -41,7 +41,7 @@ class Kernel:
 
 
 def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) -> tuple[Kernel, ...]:
-    """The kernels of a stage from its module after each phase; ``layers`` gives a variable's layer in the source."""
+    """List a stage's kernels from its module after each phase; ``layers`` maps variables to layers of the source."""
     counted = {name: work for name, work, _ in calls(phases["simplify"])}
     origins = schedules.origins_of(main_function(phases["layout"]))
     sources = {
@@ -64,7 +64,7 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
                 layers=tuple(dict.fromkeys(layers[name] for name in behind if name in layers)),
                 rule=rules.get(function, "none"),
                 choices=str(scheduled[function].attrs.get(schedules.CHOICES_ATTRIBUTE, "")),
-                # What is padded or changed in layout has the operations of the layer it stands for, once.
+                # Padding and changes of layout map to their layer's variable; its operations count once.
                 operations=sum(counted.pop(name, 0.0) for name in behind),
                 moved_bytes=sum(size_bytes(tensor) for tensor in [*operands, *tensors_in(call.ty)]),
             )

@@ -22,9 +22,9 @@ _SILENCING = threading.Lock()
 
 
 def require_known_cpu(cpu: Mapping[str, Any]) -> None:
-    """Raise a `PlanError` for a CPU that LLVM does not know: it would print a list and compile for a generic one.
+    """Raise a `PlanError` for a CPU that LLVM does not know.
 
-    For an unknown architecture LLVM would end the process.
+    LLVM would print a list and compile for a generic CPU. For an unknown architecture it would end the process.
     """
     name, triple = str(cpu.get("mcpu", "generic")), _triple(cpu)
     if not knows_cpu(name, triple):
@@ -37,7 +37,7 @@ def require_known_cpu(cpu: Mapping[str, Any]) -> None:
 def require_known_features(cpu: Mapping[str, Any]) -> None:
     """Raise a `PlanError` for unknown features in ``mattr`` and for names without a sign, which LLVM reads as "-".
 
-    TVM refuses a ``mattr`` that is not a list of texts.
+    TVM itself refuses a ``mattr`` that is not a list of strings.
     """
     triple, given = _triple(cpu), cpu.get("mattr", ())
     texts = given if isinstance(given, Sequence) and all(isinstance(each, str) for each in given) else ()
@@ -51,7 +51,7 @@ def require_known_features(cpu: Mapping[str, Any]) -> None:
 
 @cache
 def knows_cpu(name: str, triple: str) -> bool:
-    """Whether LLVM has a CPU of this name for a triple, of whatever architecture."""
+    """Whether LLVM has a CPU of this name for a triple of any architecture."""
     if triple.startswith(("arm", "aarch64")) and not _ARM.match(triple):
         return False
     with _silenced():
@@ -60,7 +60,7 @@ def knows_cpu(name: str, triple: str) -> bool:
 
 @cache
 def _knows_feature(name: str, triple: str) -> bool:
-    """Whether a feature changes LLVM's set of features: LLVM offers no list of their names."""
+    """Whether enabling a feature adds it to LLVM's set; LLVM has no list of feature names."""
     with _silenced():
         asked = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mattr": [f"+{name}"]})
         return name in tvm.target.codegen.llvm_get_cpu_features(asked)

@@ -1,4 +1,4 @@
-"""What a plan means for each operation of a model."""
+"""Assign each operation of a model to a stage of a plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tvm_split.planner.problem import Stage
 
 
 def placement_of(model: Model, plan: Plan) -> Placement:
-    """What a plan means for each operation of a model.
+    """Return the stage of each operation of a model by a plan, and the targets of its machines.
 
     Raises:
-        PlanError: the plan leaves out a layer, names one twice or one that the model does not have, or has a stage that
-            would wait on itself.
+        PlanError: the plan omits a layer, names one twice or an unknown one, has a stage that would wait on itself or
+            on a later one, or has a stage in which nothing depends on an input.
     """
     stage_of_layer: dict[str, int] = {}
     for index, stage in enumerate(plan.stages):
@@ -52,17 +52,17 @@ def placement_of(model: Model, plan: Plan) -> Placement:
 
 
 def placed(stage: Stage) -> PlacedStage:
-    """A stage as the passes see it."""
+    """Convert a plan's stage to the form that the passes of ``relay_passes`` take."""
     if len(stage.machines) == 1:
         return PlacedStage(stage.name, stage.machine)
     return PlacedStage(stage.name, stage.machine, stage.machines, stage.turns)
 
 
 def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
-    """A target of TVM, or a `PlanError` for one that TVM does not accept or of which LLVM does not know something."""
+    """Return TVM's target; raise a `PlanError` if TVM does not accept it, or LLVM does not know its CPU or features."""
     cpu = cpu_part(target)
     require_known_cpu(cpu)
-    require_known_features(cpu)  # before TVM asks LLVM for them, which would write about it
+    require_known_features(cpu)  # checked first: TVM would let LLVM print warnings about them
     try:
         return tvm.target.Target(dict(target))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A model whose convolutions and products are computed in half precision."""
+"""Compute a model's convolutions and matrix products in half precision."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tvm_split.units import short_list
 
 
 def in_precision(model: Model, precision: Precision) -> Model:
-    """The model with operands of ``precision`` where it multiplies; every layer keeps its name, and what it rounds.
+    """Return the model with the operands of convolutions and matrix products rounded to ``precision``.
 
-    A model that is that already stays as it is.
+    Layers keep their names; a rounding belongs to the first layer that uses it. For float32 the model is unchanged.
     """
     if precision == "float32":
         return model
@@ -27,7 +27,7 @@ def in_precision(model: Model, precision: Precision) -> Model:
 
 
 def precision_remarks(model: Model, precision: Precision) -> tuple[str, ...]:
-    """Sentences on the layers that multiply and stay in float32 all the same."""
+    """Return sentences that name the layers whose multiplications stay in float32."""
     if precision == "float32":
         return ()
     staying: dict[str, list[str]] = {}

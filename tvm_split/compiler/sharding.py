@@ -1,8 +1,10 @@
-"""From a plan with shards to the stages that are compiled: each machine's part of a shared stage is some of its own.
+"""Replace each sharded stage of a plan by stages that run on one machine each.
 
-A shared stage becomes ordinary operations of the graph (`relay_passes.shards`), each on a machine. Those of a machine
-form a stage for each level, which rises by one where a value comes from another machine: what a stage needs of others
-is there before it begins, and what others need of it leaves when it ends. Levels are the machines' common steps.
+`relay_passes.shards` rewrites a sharded stage into ordinary operations of the graph, each placed on one machine. The
+operations of a machine form one stage per level. The level rises by one where a value comes from another machine: a
+stage receives all its inputs before it starts, and sends its outputs when it ends. All machines have the same levels.
+
+The rewrite also adds *cuts* (slices of a value) and *joins* (concatenations or sums of shards), placed here.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ LOOKS: Mapping[Axis, Callable[..., Mapping[tuple[str, str], float] | None]] = {
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model and a plan in which no stage is shared any more, and where each operation is.
+    """A model, a plan without sharded stages, and the stage of each operation.
 
-    The graph's parameters are the model's inputs, but for those of which machines take parts: ``cuts`` make these.
-    ``origins`` are the positions, in the plan that was given, of the stages that this plan's stages are, or are of.
+    The graph's parameters are the model's inputs. An input that machines take only in slices is replaced by the slices,
+    which ``cuts`` compute. ``origins`` has, for each stage of this plan, the position of its original stage.
     """
 
     model: Model
@@ -71,10 +73,10 @@ class PlacedModel:
 
 
 def placed_model(model: Model, plan: Plan) -> PlacedModel:
-    """What a plan means for each operation of a model, whose shared stages are parted.
+    """Place each operation of a model by a plan, and split the sharded stages by machine.
 
     Raises:
-        PlanError: as of `placement_of`, or a stage cannot be shared that way: names the layer.
+        PlanError: `placement_of` raises it, or a stage cannot be sharded that way; names the layer.
     """
     placement = placement_of(model, plan)
     if not any(stage.sharding for stage in plan.stages):
@@ -87,7 +89,7 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
             homes.update({name: _Home(index) for name, of in placement.stage_of.items() if of == index})
             continue
         sharded = _shared(model, stage, [name for name, of in placement.stage_of.items() if of == index])
-        # A part of the model's input is of the layer that takes it.
+        # A slice of the model's input belongs to the layer that takes it.
         layers.update({name: layers.get(source, stage.layers[0]) for name, source in sharded.source_of.items()})
         homes.update({name: _Home(index, machine) for name, machine in sharded.machine_of.items()})
         source_of.update(sharded.source_of)
@@ -103,7 +105,7 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
 
 @dataclass(frozen=True)
 class _Home:
-    """Where an operation is: in a stage of the plan; of a shared one on a machine, and on which level there.
+    """The placement of an operation: a stage of the plan, and in a sharded stage also the machine and the level.
 
     Cuts and joins have no machine at first.
     """
@@ -118,7 +120,7 @@ def _operations(model: Model) -> list[relax.VarBinding]:
 
 
 def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
-    """The model's module with one stage's operations parted."""
+    """Split one stage's operations over its machines and return the rewritten module."""
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     region = _region(model, stage, names)
     with _said_of(model, stage):
@@ -126,10 +128,10 @@ def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
 
 
 def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], float]:
-    """What machines would compute of a shared stage, without rewriting anything: errors are those of `placed_model`.
+    """Return the share of each variable's elements that each machine of a sharded stage computes.
 
-    By variable and machine the share of its elements, more than the machine's own where halos are computed by several;
-    nothing for channels and heads, of which every machine computes its share.
+    Nothing is rewritten; errors are those of `placed_model`. Keys are (variable, machine). A share exceeds the
+    machine's own where several machines compute a halo. Empty for channels and heads, which have no halo.
     """
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     layers = set(stage.layers)
@@ -140,7 +142,7 @@ def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], floa
 
 @contextmanager
 def _said_of(model: Model, stage: Stage) -> Iterator[None]:
-    """A rewrite names variables; a user knows the layers that these are of."""
+    """Turn a `ShardError` inside the block into a `PlanError` that names layers instead of variables."""
     try:
         yield
     except ShardError as error:
@@ -172,10 +174,10 @@ def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
 def _placed_cuts_and_joins(
     model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: dict[str, str]
 ) -> tuple[Model, dict[str, _Home]]:
-    """The model and homes with a machine for every cut and join; ``source_of`` gets what new variables are of.
+    """Give every cut and join a machine; add the original variable of each new one to ``source_of``.
 
-    A cut is where its value is made. A join is made on every machine that uses it, in the first stage there that does;
-    what is returned, on the machine with the largest share.
+    A cut is computed where its operand is. A join is computed on every machine that uses it, in the first stage there
+    that does. A returned join is computed on the machine with the largest share.
     """
     used = {each.var.name: {of.name for of in used_variables(each.value)} for each in _operations(model)}
     is_open = [name for name, home in homes.items() if _is_shared(home, plan) and home.machine is None]
@@ -207,12 +209,12 @@ def _placed_cuts_and_joins(
 
 
 def _holder(stage: Stage) -> str:
-    """The machine with the largest share, the first of equal ones."""
+    """The machine with the largest share; the first of equal ones."""
     return max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1]
 
 
 def _cuts_of_inputs(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> list[str]:
-    """The machines' parts of the model's inputs, where a machine takes nothing else of an input, and less than all."""
+    """Names of cuts of model inputs whose machine uses only slices of that input, together smaller than the input."""
     function = main_function(model.module)
     sizes = {each.name: size_bytes(each.ty) for each in function.params}
     returned = {each.name for each in returned_fields(function)}
@@ -235,8 +237,9 @@ def _cuts_of_inputs(model: Model, plan: Plan, homes: Mapping[str, _Home], source
 
 
 class _Peers(NamedTuple):
-    """What the machines of a stage have of one value of the original graph: their parts, and, by the number of
-    crossings on the way, what is made of these, like a part with its halo, or a sum."""
+    """The variables that a stage's machines make of one value of the original graph, after ``crossings`` transfers.
+
+    The shards themselves have 0 crossings; a shard with its halo, or a sum of partial sums, has more."""
 
     stage: int
     source: str
@@ -244,11 +247,11 @@ class _Peers(NamedTuple):
 
 
 def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> Mapping[str, _Home]:
-    """The homes with levels: one more than what comes from another machine, and the same for all of a value's peers.
+    """Return the placements with levels: above the level of values from other machines, and equal for a value's peers.
 
-    A machine whose part needs less of others than theirs waits for the level of these: were it ahead, the next level of
-    one machine would hold what another's last one waits for, and they would compute in turn. What depends on no input
-    is on its machine's first level that has something else: alone it would be no stage.
+    Peers share a level even if a machine's shard needs fewer values from others. Otherwise one machine would make in
+    its next level what another machine's last level waits for, and they would compute one after the other. Operations
+    that depend on no input join the first level of their machine that has others: alone they would be no stage.
     """
     dependent = dependent_names(main_function(model.module))
     peers: dict[str, _Peers] = {}

@@ -27,12 +27,12 @@ REACHED_SECONDS = 3.0
 
 
 def host_target(threads: int) -> dict[str, Any]:
-    """The target of this host's CPU; a worker on an equal host has the same."""
+    """Return the target of this host's CPU; a worker on an identical host has the same."""
     return cpu_target(platform.machine(), cpu_features(), threads)
 
 
 def resolve_targets(cluster: Cluster, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The target of every named machine; workers of other hosts are asked what they are."""
+    """Return the target of every named machine; workers on other hosts are asked for theirs if none is described."""
     return {name: _target_of(cluster, cluster.machine(name)) for name in sorted(names)}
 
 
@@ -74,7 +74,7 @@ def misfit(machine: Machine, worker: WorkerDescription) -> str:
 
 
 def require_fit(machine: Machine, worker: WorkerDescription) -> None:
-    """Raise a `ClusterError` for a `misfit`."""
+    """Raise a `ClusterError` if the worker does not match its machine's description (`misfit`)."""
     problem = misfit(machine, worker)
     if problem:
         raise ClusterError(problem)
@@ -97,7 +97,7 @@ def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:
 
 
 def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
-    """`reached_workers`; raises a `ClusterError` for a `misfit` of one."""
+    """Return `reached_workers`; raise a `ClusterError` if one does not match its machine's description."""
     workers = reached_workers(cluster)
     for name, worker in workers.items():
         require_fit(cluster.machine(name), worker)
@@ -137,5 +137,5 @@ def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, A
 
 
 def runs_here(target: Mapping[str, Any]) -> bool:
-    """Whether this host can run code for a target: a CPU's, of its architecture and with instructions that it has."""
+    """Whether this host can run a target's code: for a CPU of its architecture, with instructions that it has."""
     return target["kind"] == "llvm" and not cannot_execute(target, platform.machine(), cpu_features())

@@ -1,4 +1,4 @@
-"""How far a value may be from the source's: by its own type, and by those of what it was computed from."""
+"""Tolerances for comparing values with the source: by a value's dtype and the dtypes that it was computed from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relay_passes.contract import bindings_of, used_variables
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """The largest difference allowed, as a share of the largest magnitude of the reference.
 
-They leave room for another order of summation through a deep network: hundreds of layers of float32 (24 bits) lose
+They allow another order of summation through a deep network: hundreds of layers of float32 (24 bits) lose
 about 1e-6 a layer at worst, float16 (11 bits) and bfloat16 (8 bits) correspondingly more.
 """
 
@@ -17,8 +17,8 @@ about 1e-6 a layer at worst, float16 (11 bits) and bfloat16 (8 bits) correspondi
 def tolerances_of(function: relax.Function) -> dict[str, float]:
     """The tolerance of every floating-point tensor that ``function`` binds, by the name of its variable.
 
-    Networks of mixed precision make float32 of what was rounded to half, which does not give the lost bits back: the
-    coarsest type counts that a value was computed in. Inputs and weights are the same on both sides, whatever they are.
+    The coarsest dtype in a value's computation counts: networks of mixed precision convert half precision to float32,
+    but the lost bits do not come back. The dtypes of inputs and weights do not count: both sides have the same values.
     """
     rounding: dict[str, float] = {}
     found: dict[str, float] = {}

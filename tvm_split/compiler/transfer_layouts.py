@@ -1,4 +1,4 @@
-"""Decides in which layouts a plan's stages send each other tensors: in those that both sides compute in."""
+"""Choose the layouts in which stages transfer tensors: a blocked layout if both sides compute in it, else plain."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tvm_split.planner.problem import Stage
 def in_common_layouts(
     computations: Sequence[Computation], plan: Plan, output_names: Sequence[str]
 ) -> tuple[Computation, ...]:
-    """The plan's stages, in its order, with images between them in blocked layouts where that spares all a change.
+    """Return the plan's stages, in its order, with blocked layouts for transferred images if no stage must change them.
 
-    What the client sends and gets (``output_names``) stays plain.
+    The model's inputs and outputs (``output_names``) stay plain.
     """
     between = _images_between(computations) - set(output_names)
     if not between:
@@ -61,7 +61,7 @@ def _images_between(computations: Sequence[Computation]) -> set[str]:
 
 
 def _better_plain(end: Computation, layouts: Mapping[str, Layout], plan: Plan, stage: Stage) -> Iterator[str]:
-    """The tensors that a stage would change back, or all of them where they make it change others instead."""
+    """Names of tensors that a stage would convert back to plain; all of them if other changes of layout increase."""
     pairs = zip(_laid_out(with_layouts(end, layouts), plan, stage), _laid_out(end, plan, stage), strict=True)
     for function, plain in pairs:
         costs_more = count_changes(function) > count_changes(plain)
@@ -77,7 +77,7 @@ def _laid_out(end: Computation, plan: Plan, stage: Stage) -> Iterator[relax.Func
 
 
 def _common(made: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:
-    """The tensors that all who make them make in one layout."""
+    """The tensors that all their senders make in one layout, each with this layout."""
     for name, layouts in made.items():
         if layouts and layouts[0] is not None and all(layouts[0].is_same(other) for other in layouts):
             yield name, layouts[0]

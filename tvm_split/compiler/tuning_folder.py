@@ -1,4 +1,4 @@
-"""Which tuning database `compile` and `tune` use when none is named."""
+"""Find the tuning database that `compile` and `tune` use if none is named."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DATABASE_VARIABLE = "TVM_SPLIT_DATABASE"
 
 
 def default_folder() -> Path:
-    """The folder of the environment variable TVM_SPLIT_DATABASE, else ``tuning`` where all is kept between runs."""
+    """Return the folder in the environment variable TVM_SPLIT_DATABASE, else ``tuning`` in the cache folder."""
     named = os.environ.get(DATABASE_VARIABLE, "")
     return Path(named) if named else cache_folder("tuning")
 
 
 def usable_folder(folder: str | Path | None) -> Path:
-    """A named folder as it is, for its user trusts it; else the default one, which is made where it is missing.
+    """Return a named folder unchecked, since its user trusts it; else the default one, created if it is missing.
 
     Raises:
-        TuningError: the default folder cannot be made, or another user may write to it. What is tuned becomes code.
+        TuningError: the default folder cannot be made, or another user may write to it; its content becomes code.
     """
     named = folder or os.environ.get(DATABASE_VARIABLE)
     if named:
@@ -40,11 +40,10 @@ def usable_folder(folder: str | Path | None) -> Path:
 
 
 def open_database(folder: str | Path | None) -> TuningDatabase | None:
-    """What was tuned, from a named folder or the default one; None where nothing was named and nothing is there.
+    """Open the tuning database of a named or the default folder; None if none is named and the default one is missing.
 
     Raises:
-        TuningError: the named folder does not exist, another user may write to the one that was not named, or a file is
-            damaged.
+        TuningError: the named folder does not exist, another user may write to the default one, or a file is damaged.
     """
     if folder is None and not default_folder().is_dir():
         return None

@@ -1,4 +1,4 @@
-"""Proof before deployment: the compiled stages against the source framework, on the same inputs."""
+"""Verify compiled stages before deployment: compare their outputs with the source framework on the same inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tvm_split.planner.problem import Precision
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest absolute difference of two arrays, the largest that is allowed, and the largest magnitude."""
+    """The largest absolute difference of two arrays, its limit, and the largest magnitude of the reference."""
 
     largest: float
     allowed: float
@@ -48,10 +48,10 @@ class Difference:
 def difference(
     actual: np.ndarray, expected: np.ndarray, tolerance: float | None = None, precision: Precision = "float32"
 ) -> Difference:
-    """Compare floating-point values by their dtype's tolerance of the reference's range, others exactly.
+    """Compare floating-point arrays with a tolerance relative to the largest finite reference value, others exactly.
 
-    A ``tolerance`` that is given stands for all dtypes. What was computed in a coarser ``precision`` is compared by the
-    tolerance of that.
+    ``tolerance`` replaces the dtype's. A coarser ``precision`` of the computation raises the tolerance to its own.
+    Arrays of different shapes or dtypes have an infinite difference.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return Difference(float("inf"), 0.0)
@@ -73,14 +73,15 @@ def difference(
 def verify_bundle(
     model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]
 ) -> tuple[Verified, float | None]:
-    """Run the compiled stages in this process and compare them with the source.
+    """Run the compiled stages in this process and compare their outputs with the source framework.
 
-    Stages for targets that this host cannot run (a GPU, another CPU) are compiled once more for this host, so that at
-    least the import and the passes are checked; the answer says so. Beside it there is the largest difference that was
-    found, as a share of the largest magnitude of its output.
+    Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, so that at least
+    the import and the passes are checked. Returns how the stages were compared, and the largest difference as a share
+    of the largest magnitude of its output (None if nothing was compared).
 
     Raises:
-        VerificationError: names the output, by how much it differs, and the first layer whose values part.
+        VerificationError: an output differs by more than its tolerance; names it, the difference and the first layer
+            with other values.
     """
     if model.reference is None or (compared := _compared(model, model.reference)) is None:
         return Verified.NO, None
@@ -107,9 +108,9 @@ def verify_bundle(
 
 
 def one_by_one(program: Program) -> tuple[Program, ...]:
-    """Programs without replicas, as few as it takes for each library of each stage to be in one of them.
+    """Return the fewest programs without replicas that together contain each library of each stage.
 
-    Replicas for one target share a library, so that mostly one program is enough.
+    Replicas for one target share a library, so one program is usually enough.
     """
     libraries = [
         tuple({replica.library.sha256: replica for replica in replicas}.values())
@@ -124,13 +125,13 @@ def one_by_one(program: Program) -> tuple[Program, ...]:
 
 
 def _which_replicas(whole: Program, part: Program) -> str:
-    """Words for the machines whose replicas a part of a program has; none where there is no choice."""
+    """A text that names the replicas in a part of a program; empty if no stage has several."""
     chosen = [f"{stage.name} of {stage.machine}" for stage in part.stages if len(whole.replicas[stage.name]) > 1]
     return f" (with {', '.join(chosen)})" if chosen else ""
 
 
 def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:
-    """The example inputs; for floating-point inputs without examples seeded random ones; else None."""
+    """The example inputs, else seeded random ones if all inputs are floating-point, else None."""
     if model.example_inputs is not None:
         return model.example_inputs
     if any(tensor.dtype not in TOLERANCES for tensor in model.inputs):
@@ -139,10 +140,9 @@ def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:
 
 
 def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None:
-    """Inputs to compare with, and the source's outputs for them; None where there are none to be had.
+    """Return inputs for the comparison and the source's outputs for them; None if the source rejects generated inputs.
 
-    Integers without examples are zeros and ones, which are in nearly every table and mask; if the source does not take
-    them, nothing is compared.
+    Integers without examples are zeros and ones, which are valid in nearly every table and mask.
     """
     inputs = verification_inputs(model)
     if inputs is not None:
@@ -150,13 +150,14 @@ def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...
     inputs = _made_inputs(model)
     try:
         return inputs, reference.outputs(inputs)
-    except Exception:  # each framework's own
+    except Exception:  # each framework raises its own
         return None
 
 
 def _made_inputs(model: Model) -> tuple[np.ndarray, ...]:
-    """Seeded: random floats; integers are zeros and ones, with a one at the beginning of each row, since a mask of
-    zeros alone leaves nothing."""
+    """Generate inputs from a fixed seed: normal floats; integers 0 and 1.
+
+    Each row of integers starts with 1, since a mask of zeros alone would select nothing."""
     generator = np.random.default_rng(0)
     found = []
     for tensor in model.inputs:
@@ -183,7 +184,7 @@ def _runnable_here(plan: Plan, bundle: Bundle, computations: Sequence[Computatio
 
 
 def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision) -> str:
-    """A sentence that names the first layer whose imported operations give other values than the source."""
+    """A sentence about the first layer whose imported operations give other values than the source."""
     part = first_parting_layer(model, reference, inputs, precision)
     if part is None:
         return (
@@ -203,7 +204,7 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
 def first_parting_layer(
     model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision = "float32"
 ) -> tuple[str, str, Difference] | None:
-    """The first layer whose values, without any optimisation, differ from the source's: name, operator, difference."""
+    """Find the first layer whose unoptimised values differ from the source's: its name, operator and difference."""
     names, module = _every_value_returned(model)
     operators = {binding.var.name: binding.value for binding in bindings_of(main_function(model.module))}
     executable = relax.build(module, tvm.target.Target({"kind": "llvm"}))
@@ -220,13 +221,13 @@ def first_parting_layer(
 
 
 def _tolerances(model: Model) -> dict[str, float]:
-    """By variable; what the source itself leaves open stands for all of them."""
+    """The tolerance of each variable; the model's own tolerance, if it has one, applies to all."""
     found = tolerances_of(main_function(model.module))
     return found if model.tolerance is None else dict.fromkeys(model.layers, model.tolerance)
 
 
 def _every_value_returned(model: Model) -> tuple[list[str], tvm.IRModule]:
-    """The model's function as it was imported, but returning every tensor that it binds, and their names."""
+    """Return the names of all tensors that the imported function binds, and a module that returns these tensors."""
     function = main_function(model.module)
     builder = relax.BlockBuilder()
     values: dict[str, relax.Expr] = {}

@@ -1,4 +1,4 @@
-"""The demonstration itself: train, split, compile, run, compare. What it finds is a value; printing is in `report`."""
+"""Run the demonstration: train, split, compile, run, compare. `tvm_split.display.demo` prints the result."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from tvm_split.steps import StepProgress
 
 SEED = 0
 MICRO_BATCH = 120
-"""Images that travel together: enough that computing is not lost in the cost of a message; divides the test set."""
+"""Images in a micro-batch: enough that computing outweighs the cost of a message; divides `TEST_IMAGES`."""
 WARM_UP_MICRO_BATCHES = 60
 SHOWN_MICRO_BATCHES = 6
 ROUNDS = 5
 ROUND_SECONDS = 0.5
-"""Of each way to run, the pipeline and one after the other, in turn: the test set once takes some milliseconds only."""
+"""The duration of a round, pipelined or one by one, in turn; one pass over the test set takes milliseconds."""
 ALLOWED_DIFFERENCE = 1e-5
-"""Between scores before and after the split; float32 sums in another order differ by about 1e-6 at scores up to 10."""
+"""The limit between scores before and after the split; float32 rounding differs by about 1e-6 at scores up to 10."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the pipeline did: scores, and seconds of the test set once, medians of rounds.
+    """The results of running the pipeline: scores, and the median seconds for one pass over the test set.
 
-    ``events`` are of the last stream as far as they are kept, ``first_events`` of the first micro-batches that count.
+    ``events`` are those of the last stream that the workers kept, ``first_events`` those of the first micro-batches
+    after the warm-up.
     """
 
     scores: np.ndarray
@@ -53,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What was compiled, what it did, and how it compares; accuracies are shares between 0 and 1."""
+    """The compiled bundle, the run's results, and the comparison with the unsplit network; accuracies are in [0, 1]."""
 
     bundle: Bundle
     short_forms: dict[str, str]
@@ -69,13 +70,13 @@ class Demonstration:
 
 
 def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: bool = False) -> Demonstration:
-    """Run it all; the bundle, with the full IR, is left in ``folder / "bundle"``.
+    """Run the whole demonstration; the bundle, with the full IR, is left in ``folder / "bundle"``.
 
-    With ``shard`` all workers compute each layer together, and what is shown are micro-batches one after the other.
+    With ``shard`` each layer is sharded over all workers, and micro-batches run one after the other.
 
     Raises:
-        VerificationError: the split network does not give the scores of the whole one.
-        PlanError: too many workers, or too few to share layers.
+        VerificationError: the scores of the split network differ from those of the whole one.
+        PlanError: there are too many workers, or too few to shard layers.
     """
     steps = 5
     on_step("reading the digits", 0, steps)
@@ -114,7 +115,7 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
 
 def _run(deployment: Deployment, digits: Digits, *, shows_stream: bool) -> Run:
     batches = digits.test_images.reshape(-1, MICRO_BATCH, *digits.test_images.shape[1:])
-    # The first ones through a pipeline open connections and touch all memory for the first time.
+    # The first micro-batches open connections and touch all memory for the first time.
     for _ in deployment.stream(itertools.islice(itertools.cycle(batches), WARM_UP_MICRO_BATCHES)):
         pass
     start = time.perf_counter()

@@ -18,7 +18,7 @@ LAYERS_BY_MACHINE = {
     3: (("conv1", "relu1"), ("conv2", "relu2"), ("flatten", "fc1", "relu3", "fc2")),
     4: (("conv1", "relu1"), ("conv2", "relu2"), ("flatten", "fc1", "relu3"), ("fc2",)),
 }
-"""Which layers each machine gets, by the number of machines."""
+"""The layers of each machine, by the number of machines."""
 
 
 class DigitNetwork(nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -42,10 +42,10 @@ class DigitNetwork(nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 
 def split_over(machine_names: tuple[str, ...]) -> dict[str, list[str]]:
-    """The layers of every machine, as `tvm_split.plan` takes them.
+    """Return the layers of every machine, as the argument ``split`` of `tvm_split.plan`.
 
     Raises:
-        PlanError: more machines than the network has parts worth a machine.
+        PlanError: the demonstration has no split for this number of machines.
     """
     if len(machine_names) not in LAYERS_BY_MACHINE:
         raise PlanError(
@@ -56,10 +56,10 @@ def split_over(machine_names: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def shards_over(machine_names: tuple[str, ...]) -> tuple[Shard, ...]:
-    """All layers on all machines: convolutions by rows, with halos exchanged, and the others by channels.
+    """Shard all layers over all machines: convolutions by rows, with halo exchange, the others by channels.
 
     Raises:
-        PlanError: one machine, or more than can share an image of `IMAGE_SIZE` rows.
+        PlanError: there is one machine, or there are more than an image of `IMAGE_SIZE` rows allows.
     """
     if not 1 < len(machine_names) <= max(LAYERS_BY_MACHINE):
         raise PlanError(

@@ -1,12 +1,12 @@
-"""A machine's IR in a short form for reading: what is received, computed and sent, without devices.
+"""Print a machine's IR in a short, readable form: what it receives, computes and sends.
 
     def stage_0():  # on machine-a
         images = receive("images", "client")                # float32[8, 3, 8, 8]
         conv1 = nn.conv2d(images, constant[16, 3, 3, 3])    # float32[8, 16, 8, 8]
         send(conv1, "machine-b")
 
-Every line is one binding of the IR, in its order and with its names; left out are operators' attributes, devices, and
-the values of constants.
+Every line is one binding of the IR, in its order and with its names. Operators' attributes, devices and the values of
+constants are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMENT_COLUMN = 52
 
 
 def short_form(module: tvm.IRModule) -> str:
-    """The stages of one machine's communicating module."""
+    """Return the short form of all stages in one machine's module with send and receive calls."""
     lines: list[str] = []
     for variable, function in module.functions_items():
         lines.append(f"def {variable.name_hint}():  # on {function.attrs['machine']}")
@@ -35,7 +35,7 @@ def short_form(module: tvm.IRModule) -> str:
 def _line(binding: relax.VarBinding) -> str | None:
     value = binding.value
     if isinstance(value, relax.Tuple) and not value.fields:
-        return None  # a communicating stage returns nothing
+        return None  # a stage sends its results and returns nothing
     text, kind = _text(value), _type_text(binding.var.ty)
     if not kind:
         return text
@@ -54,7 +54,7 @@ def _text(value: relax.Expr) -> str:
     if isinstance(value, relax.Var):
         return str(value.name)
     if isinstance(value, tirx.IntImm):
-        return str(int(value))  # TVM's own integers print as T.int64(8)
+        return str(int(value))  # str() of TVM's own integers gives T.int64(8)
     if not isinstance(value, relax.Call):
         return str(value)
     if isinstance(value.op, relax.ExternFunc):

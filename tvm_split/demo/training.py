@@ -1,6 +1,6 @@
-"""The demonstration's data, scikit-learn's 1797 images of handwritten digits, and the training on them.
+"""Load the demonstration's data, scikit-learn's 1797 images of handwritten digits, and train the network on them.
 
-It takes a few seconds, and has the same result every time on the same machine.
+Training takes a few seconds, and is reproducible on the same machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from tvm_split.demo.network import CHANNELS, DigitNetwork
 
 TEST_IMAGES = 720
-"""A fifth of all images, kept apart; a multiple of the micro-batch, so that no image is padded or left out."""
+"""The size of the test set, 40 % of all images; a multiple of the micro-batch, so no image is padded or left out."""
 DARKEST = 16.0
 """The largest value of a pixel in the data set."""
 EPOCHS = 8
@@ -34,7 +34,7 @@ class Digits:
 
 
 def load_digits(seed: int) -> Digits:
-    """The digits, a fifth of each class kept apart for the test."""
+    """Return the digits, split into training and test set with equal shares of each class."""
     from sklearn.datasets import load_digits as load_from_package
     from sklearn.model_selection import train_test_split
 
@@ -49,14 +49,14 @@ def load_digits(seed: int) -> Digits:
 
 
 def train(digits: Digits, seed: int, on_epoch: Callable[[int, int], None]) -> DigitNetwork:
-    """A network trained on the training images only, in evaluation mode; ``on_epoch`` hears of those done and all."""
-    # One thread: batches this small only lose by sharing the work, and sums keep their order.
+    """Train a network and return it in evaluation mode; ``on_epoch`` gets the number of epochs done and in total."""
+    # One thread: more would slow down batches this small, and change the order of sums.
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     network = DigitNetwork()
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
     optimiser = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
-    # Smoothed labels keep the scores small, and so their rounding errors far below what the demonstration allows.
+    # Label smoothing keeps the scores small, and their rounding errors far below the allowed difference.
     loss_of = nn.CrossEntropyLoss(label_smoothing=0.1)
     for epoch in range(EPOCHS):
         for chosen in torch.randperm(len(images)).split(BATCH):
@@ -69,12 +69,12 @@ def train(digits: Digits, seed: int, on_epoch: Callable[[int, int], None]) -> Di
 
 
 def scores_of(network: DigitNetwork, images: np.ndarray) -> np.ndarray:
-    """The network's scores, float32 (count, 10), as torch computes them."""
+    """Return the network's scores, float32 (count, 10), computed by torch."""
     with torch.no_grad():
         scores: np.ndarray = network(torch.from_numpy(images)).numpy()
     return scores
 
 
 def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The share of images whose largest score is that of their label."""
+    """Return the share of images whose largest score is that of their label."""
     return float((scores.argmax(axis=1) == labels).mean())

@@ -1,1 +1,1 @@
-"""How results are shown: tables and sentences for people, JSON for programs."""
+"""Show results: as tables and sentences for people, as JSON for programs."""

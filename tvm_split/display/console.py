@@ -1,4 +1,4 @@
-"""What commands write: results on stdout; progress, notes and errors on stderr."""
+"""The output of commands: results on stdout; progress, notes and errors on stderr."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from schedules.tuning import TuningProgress
 
 STDOUT = Console()
-"""The only way to standard output: in the process of a command, ``sys.stdout`` leads to standard error."""
+"""The console for standard output; within a command's process ``sys.stdout`` is redirected to standard error."""
 
 
 def print_json(value: Any) -> None:
-    """The only thing that a command with ``--json`` writes to stdout."""
+    """Print a value as JSON on stdout; a command with ``--json`` prints nothing else there."""
     STDOUT.file.write(json.dumps(value, indent=2) + "\n")
 
 
@@ -33,12 +33,12 @@ def print_json_file(path: Path, value: Any) -> None:
 
 
 def print_line(text: str) -> None:
-    """A sentence on stdout, wrapped as tables are, and not marked up."""
+    """Print a sentence on stdout, wrapped to the console's width, without markup."""
     STDOUT.print(text, markup=False, highlight=False)
 
 
 def print_unwrapped(text: str) -> None:
-    """A line on stdout as it is, for programs to read."""
+    """Print a line on stdout unchanged, so that programs can read it."""
     STDOUT.out(text, highlight=False)
 
 
@@ -53,7 +53,7 @@ def print_note(text: str) -> None:
 
 @contextmanager
 def transfer_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar per machine, to be called with its name, the bytes sent to it so far and all that it lacks."""
+    """Yield a function that updates a machine's progress bar: its name, the bytes sent so far, the bytes in total."""
     with progress_bars(BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bars:
         tasks: dict[str, Any] = {}
 
@@ -67,7 +67,7 @@ def transfer_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
-    """A bar of trials with what is being tuned, the best so far and the time left."""
+    """Yield a function that updates the bar of tuning trials: the current kernel, the best result, the time left."""
     with progress_bars(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}", markup=False)) as bars:
         task = bars.add_task("preparing", total=None, left="")
 

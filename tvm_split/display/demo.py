@@ -1,4 +1,4 @@
-"""What the demonstration prints, and what it leaves in its folder."""
+"""Print the demonstration's report and write its files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_g
 
 
 def content_of(found: Demonstration, folder: Path) -> dict[str, Any]:
-    """Everything that was measured, and where the files are."""
+    """Return all measurements and the paths of the files, for ``report.json``."""
     return {
         "network": found.bundle.model,
         "test_images": found.test_images,
@@ -64,7 +64,7 @@ def content_of(found: Demonstration, folder: Path) -> dict[str, Any]:
 
 
 def write_files(found: Demonstration, folder: Path) -> None:
-    """The timeline as pictures and text, and ``report.json``."""
+    """Write the timeline as pictures and text, and ``report.json``."""
     machines = found.bundle.program.machines
     title = f"{found.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
     pictures = [folder / "timeline.png", folder / "timeline.svg"]
@@ -74,7 +74,7 @@ def write_files(found: Demonstration, folder: Path) -> None:
 
 
 def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) -> None:
-    """The story from the IR to the timeline."""
+    """Print the report, from the IR of each machine to the timeline."""
     machines = found.bundle.program.machines
     console.print(Rule("What each machine does"))
     for text in found.short_forms.values():
@@ -109,7 +109,7 @@ def _outcome(found: Demonstration) -> RenderableType:
 
 
 def _coloured(drawn: Timeline) -> Group:
-    """The timeline with a colour for each micro-batch; computing is bold."""
+    """Return the timeline as text with a colour for each micro-batch; computing is bold."""
     names = headings(drawn.lanes)
     lines = [Text("ms".rjust(len(names[0]) - 1) + " " + axis(drawn), "dim")] if names else []
     for name, lane in zip(names, drawn.lanes, strict=True):
@@ -143,5 +143,5 @@ def _overlap(found: Demonstration) -> str:
 
 
 def _at_once(found: Demonstration, kinds: Collection[str]) -> dict[str, float]:
-    """As `machines_at_once`, with keys that JSON can hold."""
+    """Return the result of `machines_at_once` with text keys, as JSON requires."""
     return {str(count): share for count, share in machines_at_once(found.ran.events, kinds).items()}

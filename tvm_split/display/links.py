@@ -1,4 +1,4 @@
-"""Links in sentences: what carries which."""
+"""Sentences that say which transport carries which links."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tvm_split.units import short_list
 
 
 def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
-    """A line for each transport, of links as (source, destination, transport); both ways as one where they are alike.
+    """Return a line for each transport with its links, which are given as (source, destination, transport).
 
-    Links of which the transport is not known (empty) are left out.
+    Two directions with the same transport are one entry. Links with an unknown (empty) transport are left out.
     """
     known = {(source, destination): transport for source, destination, transport in links if transport}
     ends: dict[str, list[str]] = {}
@@ -25,5 +25,5 @@ def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def _title(transport: str) -> str:
-    """In a sentence; that of a package which is not installed here by its name."""
+    """Return a transport's title, or its name if the package that adds it is not installed here."""
     return transport_named(transport).title if transport in TRANSPORTS else transport

@@ -1,4 +1,4 @@
-"""Models, bundles, what tuning found, and kits."""
+"""Views of models, bundles, tuning reports and worker kits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tvm_split.worker_kit.kit import WorkerKit
 
 @as_json.register
 def bundle_as_json(bundle: Bundle) -> dict[str, Any]:
-    """A bundle in numbers."""
+    """Return a bundle's stages, sizes and verification as JSON values."""
     return {
         "model": bundle.model,
         "digest": bundle.digest,
@@ -44,7 +44,7 @@ def bundle_as_json(bundle: Bundle) -> dict[str, Any]:
 
 @view.register
 def view_of_bundle(bundle: Bundle, *, details: bool = False) -> View:
-    """The compiled stages, with the details their kernels, and how they compare with the source."""
+    """Return the compiled stages and their comparison with the source framework; with ``details``, the kernels."""
     stages = bundle_as_json(bundle)["stages"]
     texts = ("stage", "machine", "kernels") if details else ("stage", "machine")
     rows = [
@@ -86,7 +86,7 @@ def _verified_words(bundle: Bundle) -> str:
 
 @as_json.register
 def tuning_as_json(report: TuningReport) -> dict[str, Any]:
-    """The report with its sums, and the gain of each kernel."""
+    """Return the tuning report with its totals and the gain of each kernel, as JSON values."""
     return {
         **dataclasses.asdict(report),
         "database": str(report.database),
@@ -98,7 +98,7 @@ def tuning_as_json(report: TuningReport) -> dict[str, Any]:
 
 @view.register
 def view_of_tuning(report: TuningReport, *, details: bool = False) -> View:
-    """A row for each kernel, and what all of them take."""
+    """Return a table with a row for each kernel, and their total time."""
     numbers = ("calls", "share", "default", "tuned", "gain", "trials")
     title = f"{report.model}: kernels that can be tuned"
     return [
@@ -126,7 +126,7 @@ def _time(seconds: float | None) -> str:
 
 @as_json.register
 def kit_as_json(kit: WorkerKit) -> dict[str, Any]:
-    """The kit, its platform and its parts."""
+    """Return the kit, its platform and its packages as JSON values."""
     return {
         "output": str(kit.path),
         "device": kit.device,
@@ -144,7 +144,7 @@ def kit_as_json(kit: WorkerKit) -> dict[str, Any]:
 
 @view.register
 def view_of_kit(kit: WorkerKit, *, details: bool = False) -> View:
-    """The packages of the kit, the largest first."""
+    """Return the packages of the kit, the largest first."""
     largest_first = sorted(kit.parts, key=lambda part: -part.size_bytes)
     rows = [(part.name, part.version, str(part.files), bytes_text(part.size_bytes)) for part in largest_first]
     rows.append(("all", "", str(sum(part.files for part in kit.parts)), bytes_text(kit.size_bytes)))
@@ -157,7 +157,7 @@ def view_of_kit(kit: WorkerKit, *, details: bool = False) -> View:
 
 @view.register
 def view_of_model(model: Model, *, details: bool = False) -> View:
-    """The inputs and outputs of a model, and how many layers it has."""
+    """Return a model's inputs, outputs and number of layers."""
     tensors = [("input", each) for each in model.inputs] + [("output", each) for each in model.outputs]
     rows = [(kind, each.name, each.dtype, " × ".join(map(str, each.shape))) for kind, each in tensors]
     title = f"{model.name}: {len(model.layer_names)} layers, from {model.framework}"

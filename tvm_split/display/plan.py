@@ -1,4 +1,4 @@
-"""A plan explained, at most 80 columns wide: stages, what is predicted, how sure that is, and what was not chosen."""
+"""Show a plan in at most 80 columns: its stages, its prediction, the optimality gap, and the rejected plans."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ NAMES_SHOWN, MOST_NAMES = 2, 6
 LONGEST_NAME = 24
 MACHINES_SHOWN = 4
 MOST_ROWS = 12
-"""Of stages, and of sentences about them; what has more is told by machine, and in full with the details."""
+"""The most rows and sentences about stages; a longer plan has one row per machine, unless details are requested."""
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """A plan with the model it is for, for a cluster of so many machines; ``sizes`` are those it was compared with."""
+    """A plan, its model and its cluster's number of machines; ``sizes`` are the plans for other micro-batch sizes."""
 
     model: Model
     plan: Plan
@@ -53,7 +53,7 @@ class PlanResult:
 
 @view.register
 def view_of_result(result: PlanResult, *, details: bool = False) -> View:
-    """The plan, what other sizes of micro-batches would do, and whether one machine alone is better."""
+    """Return the plan, the predictions for other micro-batch sizes, and whether one machine alone is better."""
     advice = one_machine_advice(result.plan, result.machines)
     sizes = [_sizes_table(result.sizes)] if result.sizes else []
     return [*plan_parts(result.plan, result.shares, details=details), *sizes, *filter(None, [advice])]
@@ -61,13 +61,13 @@ def view_of_result(result: PlanResult, *, details: bool = False) -> View:
 
 @view.register
 def view_of_plan(plan: Plan, *, details: bool = False) -> View:
-    """The stages, what is predicted of them, and what else was considered."""
+    """Return the stages, their prediction, and the other plans that were considered."""
     return plan_parts(plan, [math.nan] * len(plan.stages), details=details)
 
 
 @as_json.register
 def result_as_json(result: PlanResult) -> dict[str, Any]:
-    """The plan as its file has it, with what was computed of it."""
+    """Return the plan's file content, the model's inputs, the stages' shares and the prediction as JSON values."""
     model, plan = result.model, result.plan
     return {
         "model": model.name,
@@ -95,10 +95,10 @@ def result_as_json(result: PlanResult) -> dict[str, Any]:
 def plan_parts(
     plan: Plan, shares: Sequence[float], *, details: bool = False, seconds_now: float | None = None
 ) -> Iterator[Table | str | Text]:
-    """A plan in tables and sentences; of one without a prediction, its stages.
+    """Yield the tables and sentences of a plan; without a prediction, only its stages.
 
     ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970. ``details``
-    are how sure the plan is, and all that it was compared with; of many stages they are each one's row, too.
+    adds the lower bound, all plans that it was compared with, and a row for every stage of a long plan.
     """
     prediction = plan.prediction
     is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS
@@ -125,12 +125,12 @@ def plan_parts(
 
 
 def shard_lines(plan: Plan) -> list[str]:
-    """What each machine has of the stages that they compute together, and what travels between them."""
+    """Return a line for each sharded stage: each machine's shard, and what the machines exchange."""
     return [f"{stage.name} together: {sharding_words(stage)}" for stage in plan.stages if stage.sharding]
 
 
 def codec_lines(plan: Plan) -> list[str]:
-    """How tensors are written on links, how much smaller that makes them, and what it does to the outputs."""
+    """Return a line for each encoded tensor: its codec, its compression ratio, and its effect on the outputs."""
     lines = []
     for each in plan.codecs:
         size = "" if each.ratio is None else f", {each.ratio:.2f} times smaller"
@@ -142,7 +142,7 @@ def codec_lines(plan: Plan) -> list[str]:
 
 
 def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
-    """What is predicted, with rates, and with each compared plan's ratio to this one; None without a prediction."""
+    """Return the prediction with rates and each compared plan's ratio to this one, as JSON values; None without one."""
     prediction = plan.prediction
     if prediction is None:
         return None
@@ -157,7 +157,7 @@ def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
 
 
 def _sizes_table(sizes: Sequence[SizedPlan]) -> Table:
-    """What every micro-batch size would do, the chosen one first."""
+    """Return a table of the predictions for every micro-batch size, the chosen one first."""
     rows = [
         (
             str(each.size),
@@ -171,13 +171,13 @@ def _sizes_table(sizes: Sequence[SizedPlan]) -> Table:
 
 
 def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
-    """How many times as good as the plan another one is, by the objective; below 1 is worse."""
+    """Return how many times as good as the predicted plan another plan is, by the objective; below 1 is worse."""
     value = objective_seconds(objective, other)
     return objective_seconds(objective, prediction) / value if value > 0 else 1.0
 
 
 def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
-    """Throughput and latency, the objective first; what limits them, and what they rest on."""
+    """Return lines with throughput and latency (the objective first), what limits them, and the measurements' age."""
     throughput = (
         f"{prediction.samples_per_second:.4g} micro-batches a second (one every {_ms(prediction.period_seconds)} ms)"
     )
@@ -197,7 +197,7 @@ def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) 
 
 
 def cores_lines(prediction: Prediction) -> list[str]:
-    """What machines keep busy of cores that are too few for all of them to compute at once."""
+    """Return a line for each set of oversubscribed cores: its machines, its busy time and the resulting rate limit."""
     return [
         f"{short_list(each.machines)} share {'one core' if each.cores == 1 else f'{each.cores} cores'}: a result takes "
         f"{_ms(each.busy_seconds)} ms of one, so no more than {1 / each.least_period_seconds:.4g} come a second"
@@ -207,7 +207,7 @@ def cores_lines(prediction: Prediction) -> list[str]:
 
 
 def certificate_lines(prediction: Prediction, objective: str) -> list[str]:
-    """Why to believe that there is no better plan."""
+    """Return lines with the lower bound, the optimality gap and the search method."""
     value = "latency" if objective == "latency" else "period"
     bound = f"Lower bound: no plan has a {value} below {_ms(prediction.lower_bound_seconds)} ms; "
     bound += f"this one's gap to it is {prediction.gap:.2%}" if prediction.gap > 0 else "this one reaches it"
@@ -222,7 +222,7 @@ def certificate_lines(prediction: Prediction, objective: str) -> list[str]:
 
 
 def _best_others(plan: Plan, prediction: Prediction) -> list[str]:
-    """The best baseline and the best plan that lost, each in a line."""
+    """Return a line each for the best baseline and the best alternative plan."""
     return [
         f"{title}: {others[0].name}, {ratio_to_plan(others[0], prediction, plan.objective):.2f} times as good"
         for title, others in (("Best without a planner", prediction.baselines), ("Next", prediction.alternatives))
@@ -231,14 +231,15 @@ def _best_others(plan: Plan, prediction: Prediction) -> list[str]:
 
 
 def memory_text(used: float, limit: float | None) -> str:
-    """How much of a machine's memory is used, and where there is a limit its share."""
+    """Return the used memory as text, with its share of the limit if there is one."""
     return bytes_text(used) if limit is None else f"{bytes_text(used)} {used / limit:.0%}"
 
 
 def _stages_table(plan: Plan, shares: Sequence[float], *, by_machine: bool) -> Table:
-    """A row per stage and machine, or one per machine; each machine's times and memory stand once, in its first row.
+    """Return a table with a row per stage and machine, or per machine.
 
-    Without a prediction, the stages' estimated shares; of one that machines compute together, each one's part.
+    Each machine's times and memory are in its first row only. Without a prediction, rows have the stages' estimated
+    shares; for a sharded stage, each machine's part.
     """
     predicted = {each.machine: each for each in plan.prediction.machines} if plan.prediction else None
     rows = []
@@ -255,7 +256,7 @@ def _stages_table(plan: Plan, shares: Sequence[float], *, by_machine: bool) -> T
 
 
 def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str, str, float]]:
-    """Stage, machine, the stage's layers, and the machine's share of the model's work in it."""
+    """Yield the stage, the machine, the stage's layers, and the machine's share of the model's work in it."""
     most = MOST_NAMES if plan.prediction is None else NAMES_SHOWN
     for stage, share in zip(plan.stages, shares, strict=True):
         beside = f"shares the {stage.sharding.axis}" if stage.sharding else "takes turns"
@@ -265,7 +266,7 @@ def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str,
 
 
 def _machine_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str, str, float]]:
-    """How many stages, machine, how many layers these have, and the machine's share of the model's work."""
+    """Yield the number of stages, the machine, their number of layers, and the machine's share of the model's work."""
     rows = list(_stage_rows(plan, shares))
     for name in dict.fromkeys(machine for _, machine, _, _ in rows):
         own = [stage for stage in plan.stages if name in stage.machines]
@@ -280,7 +281,7 @@ def _cells(machine: MachinePrediction) -> list[str]:
 
 def _layers_text(layers: Sequence[str], most: int) -> str:
     count = f"({len(layers)} layers)" if len(layers) > 1 else "(1 layer)"
-    # The end of a long name tells more than its beginning, which its neighbours share.
+    # Keep the end of a long name, since its beginning is often the same as its neighbours'.
     names = [name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}" for name in layers]
     return f"{', '.join(names) if len(names) <= most else f'{names[0]} … {names[-1]}'} {count}"
 
@@ -307,5 +308,5 @@ def _ms(seconds: float) -> str:
 
 
 def _share_text(share: float) -> str:
-    """A share of the model's work, where it is known."""
+    """Return a share of the model's work as text; a dash if it is unknown (NaN)."""
     return NOTHING if math.isnan(share) else f"{share:.1%}"

@@ -1,4 +1,4 @@
-"""Where the time of a model goes: kernel by kernel on one machine, or piece by piece on a cluster."""
+"""Show a model's profile: its kernels on one machine, or its pieces on each machine of a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_LAYERS_SHOWN = 2
 
 @dataclass(frozen=True)
 class _Row:
-    """Calls that are shown together."""
+    """Kernel calls that are shown in one row."""
 
     calls: tuple[KernelProfile, ...]
 
@@ -48,14 +48,14 @@ class _Row:
 
 @dataclass(frozen=True)
 class ProfiledKernels:
-    """The kernels of a model in the rows in which they are shown."""
+    """The kernels of a model, grouped into the rows in which they are shown."""
 
     profile: ModelProfile
     rows: Sequence[_Row]
 
     @classmethod
     def of(cls, profile: ModelProfile, *, calls: bool) -> ProfiledKernels:
-        """Every call in its order, or those of one function together, the longest first."""
+        """Make one row per call in order, or one row per function, the longest total time first."""
         if calls:
             return cls(profile, [_Row((each,)) for each in profile.kernels])
         groups: dict[str, list[KernelProfile]] = {}
@@ -66,7 +66,7 @@ class ProfiledKernels:
 
 @as_json.register
 def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
-    """Times, operations and bytes of each kernel, beside what the machine can do at most."""
+    """Return the time, operations and bytes of each kernel, with the machine's peaks, as JSON values."""
     found = profiled.profile
     return {
         "model": found.model,
@@ -101,7 +101,7 @@ def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
 
 @view.register
 def view_of_kernels(profiled: ProfiledKernels, *, details: bool = False) -> View:
-    """A row for each kernel, and how near the machine's peaks they come."""
+    """Return a table with a row for each kernel, with its share of the machine's peaks."""
     found = profiled.profile
     peak, bandwidth = found.ceilings.operations_per_second, found.ceilings.bytes_per_second
     threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
@@ -133,7 +133,7 @@ def view_of_kernels(profiled: ProfiledKernels, *, details: bool = False) -> View
 
 @view.register
 def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
-    """What each machine and link was measured to do."""
+    """Return the measurements of each machine and link."""
     profile = found.profile
     title = f"{profile.model}: {len(profile.pieces)} pieces, one micro-batch"
     numbers = ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "free")
@@ -181,7 +181,7 @@ def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
 
 @as_json.register
 def cluster_as_json(found: MeasuredCluster) -> dict[str, Any]:
-    """The profile, and a report for each machine."""
+    """Return the profile, and a report for each machine, as JSON values."""
     return {**asdict(found.profile), "reports": [asdict(report) for report in found.reports]}
 
 

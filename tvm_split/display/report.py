@@ -1,4 +1,4 @@
-"""What a run or a benchmark measured, as tables and sentences, at most 80 columns wide."""
+"""Show the measurements of a run or a benchmark in tables and sentences of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_split.units import bytes_text, seconds_text, short_list
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a stream of micro-batches took; ``inputs`` says where they are from, ``output`` where the outputs are."""
+    """The times of a stream of micro-batches, which come from ``inputs``; ``output`` says where the results are."""
 
     model: str
     inputs: str
@@ -33,7 +33,7 @@ class RunResult:
 
 @view.register
 def view_of_run(result: RunResult, *, details: bool = False) -> View:
-    """Times of each stage, and the throughput."""
+    """Return the times of each stage, and the throughput."""
     count = f"{result.micro_batches} micro-batches"
     rate = f"{count} in {result.seconds:.3f} s: {result.micro_batches_per_second:.1f} a second"
     return [statistics_table(result.stages, f"{result.model}: {count}"), rate]
@@ -45,7 +45,7 @@ UNSURE = "unsure"
 
 @view.register
 def view_of_report(report: DeploymentReport, *, details: bool = False) -> View:
-    """Prediction, measurement and their ratio for the whole, every machine and every link; and what to do."""
+    """Return prediction, measurement and their ratio for the deployment, every machine and every link, with advice."""
     title = f"{report.model}: milliseconds per micro-batch"
     return [Table(title, ("", " "), ("predicted", "measured", "ratio"), list(_rows(report))), *summary(report)]
 
@@ -70,7 +70,7 @@ def _rows(report: DeploymentReport) -> Iterator[Row]:
 
 
 def summary(report: DeploymentReport) -> list[str]:
-    """What the table does not say: rates, how much was measured, and advice."""
+    """Return the sentences below the table: rates, the number of measurements, and advice."""
     lines = []
     if any(each.compute.predicted is not None for each in report.machines):
         lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
@@ -90,7 +90,7 @@ def summary(report: DeploymentReport) -> list[str]:
 
 
 def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
-    """Times per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
+    """Return a table of each stage's times for computing, waiting, receiving and sending, and of the bytes it sent."""
     times = ("median_compute_seconds", "compute_seconds", "wait_seconds", "receive_seconds", "send_seconds")
     rows = [
         (
@@ -106,7 +106,7 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
 
 
 def _short_name(stage: StageStatistics) -> str:
-    """A stage's name without its machine's, which stands beside it: parts of sharded stages have it in theirs."""
+    """Return the name of a stage's shard without its machine, which the next column shows."""
     return stage.name.replace(f"_{stage.machine.replace('-', '_')}_", "_…_")
 
 
@@ -124,7 +124,7 @@ def _row(name: str, what: str, compared: Comparison, scale_seconds: float, *, wi
 
 
 def _stage(name: str, share: float) -> str:
-    """A stage, with the share of the micro-batches that this machine computes of it."""
+    """Return a stage's name, with the share of its micro-batches that this machine computes if it is not all."""
     return name if share == 1 else f"{share:.0%} of {name}"
 
 

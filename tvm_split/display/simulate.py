@@ -1,4 +1,4 @@
-"""What a simulated stream did, in a table and sentences."""
+"""Show a simulated stream in a table and sentences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tvm_split.simulation.simulate import Latencies, Simulation
 from tvm_split.units import seconds_text
 
 MOST_ROWS = 12
-"""Of machines; of more, those that compute most."""
+"""The most machines in the table; of more, those that compute most are shown."""
 
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """A simulation of a plan, what happened in it, and the period and latency that were predicted."""
+    """A simulation of a plan, its result, and the predicted period and latency."""
 
     model: str
     simulation: Simulation
@@ -29,7 +29,7 @@ class SimulatedPlan:
 
 @as_json.register
 def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
-    """The simulation without its events, beside what was predicted."""
+    """Return the simulation, without its events, and the prediction as JSON values."""
     content = dataclasses.asdict(result.simulation)
     del content["events"]
     return {
@@ -46,7 +46,7 @@ def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
 
 @view.register
 def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
-    """What each machine did with its time, and the throughput and latency beside what was predicted."""
+    """Return a table of how each machine spent its time, and the throughput and latency beside the prediction."""
     machines = sorted(result.simulation.machines, key=lambda each: -each.computing)
     rows = [
         (each.machine, *(f"{share:.0%}" for share in (each.computing, each.waits_for_inputs, each.waits_for_room)))
@@ -88,7 +88,7 @@ def _latency_text(latencies: Latencies) -> str:
 
 
 def _loss_lines(losses: Sequence[Loss], found: Simulation) -> list[str]:
-    """When machines are lost, and what that does: all results that were asked for may have come before or in spite."""
+    """Return lines about lost machines and their effect; all requested results may arrive nevertheless."""
     lost = [
         f"{each.machine} is lost at {seconds_text(each.at_seconds)}"
         for each in sorted(losses, key=lambda each: each.at_seconds)

@@ -1,4 +1,4 @@
-"""A solved planning problem: which machine has which pieces, and how good that is."""
+"""Show a solved planning problem: each machine's pieces, and the lower bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_split.units import bytes_text, seconds_text, short_list
 
 @dataclass(frozen=True)
 class SolvedProblem:
-    """A problem with its solution, under a name."""
+    """A planning problem with its solution and a name."""
 
     name: str
     problem: Problem
@@ -21,7 +21,7 @@ class SolvedProblem:
 
 @view.register
 def view_of_solution(solved: SolvedProblem, *, details: bool = False) -> View:
-    """A row for each machine of each stage, and the bound."""
+    """Return a table with a row for each machine of each stage, and the lower bound."""
     problem, solution = solved.problem, solved.solution
     evaluation = solution.evaluation
     loads = {load.machine: load for load in evaluation.loads}

@@ -1,7 +1,7 @@
-"""What a value looks like: tables and sentences, the same on a terminal, in print() and in a notebook.
+"""Show values as tables and sentences, the same on a terminal, in print() and in a notebook.
 
-``view(value)`` gives the tables and sentences of a value, ``show`` prints them, ``as_json`` gives what ``--json``
-writes. A module of this package registers the views of the values of one package: `MODULES`.
+``view(value)`` returns the tables and sentences of a value, ``show`` prints them, and ``as_json`` returns the value
+that ``--json`` writes. `MODULES` lists the modules that register the views of each package's values.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MODULES = {
     "tvm_split.tuning": "other",
     "tvm_split.worker_kit": "other",
 }
-"""By package of a value's class: the module here that registers its view."""
+"""The package of a value's class, with the module of this package that registers its view."""
 Row = Sequence[str | Text]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that fits 80 columns as long as its numbers do: texts are folded, numbers never; none is marked up.
+    """A table that fits 80 columns if its numbers do: texts are folded, numbers are not, and markup is ignored.
 
-    An empty row is a line between sections. ``min_widths`` are of texts, ``left`` names numbers that stand to the left.
+    An empty row ends a section. ``min_widths`` are those of text columns; ``left`` names left-aligned number columns.
     """
 
     title: str
@@ -55,7 +55,7 @@ View = Iterable[Table | str | Text]
 
 @singledispatch
 def view(value: Any, *, details: bool = False) -> View:
-    """The tables and sentences that show a value; ``details`` asks for all of them.
+    """Return the tables and sentences that show a value; ``details`` requests all of them.
 
     Raises:
         TypeError: no view is registered for the value's class.
@@ -68,7 +68,7 @@ def view(value: Any, *, details: bool = False) -> View:
 
 @singledispatch
 def as_json(value: Any) -> Any:
-    """A value as ``--json`` writes it: its fields, by pydantic, where no other form is registered for its class."""
+    """Return a value as ``--json`` writes it: its fields, by pydantic, unless its class has a registered form."""
     _load_views(type(value))
     if as_json.dispatch(type(value)) is as_json.dispatch(object):
         return TypeAdapter(type(value)).dump_python(value, mode="json")
@@ -87,7 +87,7 @@ def print_parts(parts: View, console: Console = STDOUT) -> None:
 
 
 def write(value: Any, *, json: bool, details: bool = False) -> None:
-    """What a command ends with: its result on standard output, as JSON or shown."""
+    """Write a command's result to standard output, as JSON or as tables and sentences."""
     if json:
         print_json(as_json(value))
     else:

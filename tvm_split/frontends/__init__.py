@@ -1,4 +1,4 @@
-"""From a trained network in its own framework to ``tvm_split.model.Model``."""
+"""Import trained networks of several frameworks as ``tvm_split.model.Model``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["FRONTENDS", "Frontend", "ImportRequest", "load_model"]
 
 MOST_ELEMENTS = 2**31 - 1
-"""Along one axis: importers and frameworks count in 32 bits here and there."""
+"""The largest size of an axis: some importers and frameworks use 32-bit sizes."""
 
 _LOCK = threading.RLock()
-"""Held while a network is imported: frameworks are traced with classes of theirs changed for the time."""
+"""Held during an import: tracing patches classes of the frameworks, which must not overlap."""
 
 
 def load_model(
@@ -36,7 +36,7 @@ def load_model(
 
     ``source`` is a torch ``nn.Module`` (needs ``example_inputs``), a torch ``ExportedProgram`` or the path of one
     (``.pt2``), an ONNX model as a path, bytes or ``ModelProto``, a function of JAX or a module of Flax (need
-    ``example_inputs``), what ``jax.export`` makes of one (``.jax``), a StableHLO module (``.mlir`` as text or bytecode,
+    ``example_inputs``), the result of ``jax.export`` (``.jax``), a StableHLO module (``.mlir`` as text or bytecode,
     ``.mlirbc``), a Keras model or its ``.keras`` file, a TFLite file (``.tflite``) or its bytes, the folder of a
     TensorFlow SavedModel, or a Model, which is returned as it is; installed packages may add others.
     ``example_inputs`` is a tuple of tensors or arrays (one alone is accepted), or a dict by name. Sizes that the
@@ -44,9 +44,9 @@ def load_model(
     the example inputs. One network is imported at a time; other threads wait.
 
     Raises ModelImportError: unreadable file, unknown kind of source, framework not installed, operators that cannot be
-    imported (each with its layer), open sizes, sizes that are none, or example inputs that do not fit.
+    imported (each with its layer), open sizes, invalid sizes, or example inputs that do not fit.
     """
-    from tvm_split.model import Model  # it loads TVM, which the table of frontends does not need
+    from tvm_split.model import Model  # imported here: it loads TVM, which the table of frontends does not need
 
     if isinstance(source, Model):
         return source
@@ -78,7 +78,7 @@ def _require_sizes(request: ImportRequest) -> None:
 
 
 def _require_file(path: Path, frontend: Frontend) -> None:
-    """Raise unless a file is there and begins as one of its suffix does; nobody installs a framework to hear that."""
+    """Raise unless a file exists and begins like one of its suffix. This check needs no installed framework."""
     if not path.is_file():
         raise ModelImportError(f"there is no file {str(path)!r}")
     with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""Relax with channels last becomes Relax with channels first, whose axes lie as they were computed.
+"""Rewrite Relax functions from channels last to channels first.
 
-JAX, TensorFlow and TFLite have channels last, and kernels are fastest with channels first. Convolutions, pools and
-resizings are written so, and what follows keeps their order of axes. A transposition only changes what the order is
-called. Values are transposed where an operator knows no other order.
+JAX, TensorFlow and TFLite have channels last, but kernels are fastest with channels first. Convolutions, pooling and
+resizing are rewritten to channels first, and the operators after them keep that order of axes. A transposition only
+updates the recorded order of axes. Values are transposed only where an operator supports no other order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FIRST = "NCHW"
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor: axis i of ``expr`` is axis ``order[i]`` of it."""
+    """A tensor of the original function: axis i of ``expr`` is the tensor's axis ``order[i]``."""
 
     expr: relax.Expr
     order: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's sizes, in its own order of axes."""
+        """The tensor's sizes in its original order of axes."""
         sizes = dict(zip(self.order, shape_of(self.expr), strict=True))
         return tuple(sizes[axis] for axis in range(self.rank))
 
@@ -45,19 +45,19 @@ class Value:
 
 
 def in_place(expr: relax.Expr) -> Value:
-    """A value whose axes lie as they are numbered."""
+    """A value whose expression has the original order of axes."""
     return Value(expr, tuple(range(len(shape_of(expr)))))
 
 
 class Arranger(Operators):
-    """Relax's operators, and values brought into the order in which an operator takes them, each once."""
+    """Relax's operators, plus cached transpositions of values into the order that an operator needs."""
 
     def __init__(self, builder: Any) -> None:
         super().__init__(builder)
         self._arranged: dict[tuple[str, tuple[int, ...], tuple[int, ...]], relax.Expr] = {}
 
     def in_order(self, value: Value, order: Sequence[int] | None = None) -> relax.Expr:
-        """``value`` with its axes in ``order``, or as they are numbered."""
+        """Return ``value`` with its axes in ``order``; by default in the original order."""
         order = tuple(range(value.rank) if order is None else order)
         places = [value.order.index(axis) for axis in order]
         if order == value.order or value.is_constant:
@@ -79,18 +79,18 @@ Rule = Callable[[Arranger, relax.Call, Sequence[Value]], Result]
 
 @dataclass(frozen=True)
 class LaidOut:
-    """What is held is what was held before; axis i of its variable is axis ``orders[source][i]`` of it."""
+    """The rewritten function; axis i of the variable for ``source`` is the source's axis ``orders[source][i]``."""
 
     imported: Imported
     orders: Mapping[Any, tuple[int, ...]]
 
     def named(self, variables: Mapping[Any, str]) -> dict[str, tuple[int, ...]]:
-        """The orders by the names of ``variables``."""
+        """The orders of axes by the names of ``variables``."""
         return {variable: self.orders[source] for source, variable in variables.items()}
 
 
 def channels_first(imported: Imported) -> LaidOut:
-    """Rewrite ``imported``, one block of straight-line code over static shapes."""
+    """Rewrite ``imported`` to channels first; it must be one block of straight-line code with static shapes."""
     function = imported.function
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     layer_of = layers_of_all(bindings, imported.layers)
@@ -113,7 +113,7 @@ def channels_first(imported: Imported) -> LaidOut:
 
 
 def _returned(op: Arranger, value: Value) -> relax.Expr:
-    """An output in order, which belongs to the layer that makes it."""
+    """An output in its original order of axes; a transposition for it belongs to the layer that makes it."""
     op.builder.layer = op.builder.layers.get(getattr(value.expr, "name", ""), op.builder.layer)
     return op.in_order(value)
 
@@ -146,7 +146,7 @@ def _is_tensor(argument: relax.Expr) -> bool:
 
 
 def _as_it_is(op: Arranger, call: relax.Call, values: Mapping[relax.Var, Result]) -> Result:
-    """Operators that are not known here get their operands in order."""
+    """Emit an operator without a rule here, with operands in their original order of axes."""
 
     def substituted(argument: relax.Expr) -> relax.Expr:
         if isinstance(argument, relax.Tuple):
@@ -177,7 +177,7 @@ def _elementwise(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> V
 
 
 def _with_rank(op: Arranger, value: Value, rank: int) -> Value:
-    """``value`` with as many axes as it is computed with; scalars stay what they are."""
+    """``value`` with leading axes of size 1 up to ``rank`` axes; scalars are unchanged."""
     added = rank - value.rank
     if not added or not value.rank:
         return value
@@ -214,7 +214,7 @@ def _normalised(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Va
 
 
 def _scaled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    """``quantize`` and ``dequantize``, whose scales lie along one axis."""
+    """Convert ``quantize`` and ``dequantize``, whose scales lie along one axis."""
     data, scale, zero_point = operands
     axis = int(call.attrs.axis) % max(data.rank, 1)
     place = data.order.index(axis) if data.rank else 0
@@ -258,7 +258,7 @@ def _cut(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
 
 
 def _reshaped(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    """Axes that only gain or lose neighbours of size 1 stay where they lie; otherwise they must lie in order."""
+    """Convert a reshape. If it only adds or removes axes of size 1, the order of axes is kept; else it is restored."""
     (data,) = operands
     shape = shape_of(call)
     before = [axis for axis in range(data.rank) if data.shape[axis] != 1]
@@ -281,13 +281,13 @@ def _broadcast(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Val
 
 
 def _leading_order(values: Sequence[Value]) -> tuple[int, ...]:
-    """The order of the largest value that is no constant, which is the one not to transpose."""
+    """The order of axes of the largest non-constant value, so that this value is not transposed."""
     candidates = [value for value in values if not value.is_constant] or list(values)
     return max(candidates, key=lambda value: np.prod(shape_of(value.expr)) if value.rank else 0).order
 
 
 def _order(layout: str) -> tuple[int, ...]:
-    """The order of channels first, in places of ``layout``."""
+    """For each axis of NCHW, its position in ``layout``."""
     return tuple(layout.index(axis) for axis in _FIRST)
 
 

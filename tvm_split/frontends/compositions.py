@@ -1,4 +1,4 @@
-"""What TVM's operators get wrong or lack, as torch and ONNX both define it."""
+"""Operators that TVM lacks or gets wrong, composed as torch and ONNX both define them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tvm_split.frontends.operators import Operators, constant, dtype_of, is_floa
 
 
 def shifted(op: Operators, value: relax.Expr, by: relax.Expr, to_the_left: bool) -> relax.Expr:
-    """``value`` shifted ``by`` bits, both of one integer dtype: by less than 0, or the width or more, nothing is left.
+    """Return ``value`` shifted ``by`` bits, both of one integer dtype, defined for every ``by``.
 
-    Nothing is 0, and -1 for a negative value shifted to the right. TVM's shifts are undefined there, as LLVM's are.
+    For ``by`` below 0, or of at least the dtype's width, the result is 0, or -1 for a negative value shifted to the
+    right. TVM's shifts are undefined there, as LLVM's are.
     """
     dtype = dtype_of(value)
     width, is_signed = np.iinfo(dtype).bits, np.iinfo(dtype).min < 0
@@ -37,9 +38,9 @@ def shifted(op: Operators, value: relax.Expr, by: relax.Expr, to_the_left: bool)
 
 
 def floor_remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    """The remainder that has the divisor's sign, exact for floats: for a finite x, x mod inf is x, or inf below 0.
+    """Return the remainder with the divisor's sign, exact for floats; for finite x, x mod inf is x, or inf if x < 0.
 
-    TVM's own is x - floor(x / y) · y for floats, NaN where y is infinite and off where the quotient is large.
+    TVM computes x - floor(x / y) · y for floats: NaN for infinite y, and inaccurate for a large quotient.
     """
     if not is_float(dtype_of(left)):
         return op.floor_mod(left, right)
@@ -49,9 +50,9 @@ def floor_remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax
 
 
 def power(op: Operators, base: relax.Expr, exponent: Any, dtype: str) -> relax.Expr:
-    """``base`` to the ``exponent`` (an expression or a number), computed and given in ``dtype``.
+    """Return ``base`` to the ``exponent`` (an expression or a number), computed and returned in ``dtype``.
 
-    TVM's power takes one dtype, no integers, and gives NaN for bases below 0: whole numbers are products here.
+    TVM's power takes operands of one float dtype and gives NaN for bases below 0, so integer powers become products.
     """
     numbers = numbers_of(exponent) if isinstance(exponent, relax.Expr) else np.asarray(exponent)
     number = float(numbers.astype("float64").item()) if numbers is not None and numbers.size == 1 else math.nan
@@ -70,7 +71,7 @@ def power(op: Operators, base: relax.Expr, exponent: Any, dtype: str) -> relax.E
 
 
 def _product(op: Operators, base: relax.Expr, count: int) -> relax.Expr:
-    """``count`` times ``base``, multiplied."""
+    """The product of ``count`` factors ``base``."""
     if count < 2:
         return base if count else op.full_like(base, 1)
     half = _product(op, base, count // 2)
@@ -79,12 +80,12 @@ def _product(op: Operators, base: relax.Expr, count: int) -> relax.Expr:
 
 
 def is_infinite(op: Operators, value: relax.Expr) -> relax.Expr:
-    """Of either sign; TVM's isinf does not compile."""
+    """Whether each element is infinite, of either sign; TVM's isinf does not compile."""
     return op.equal(op.abs(value), math.inf)
 
 
 def half_to_even(op: Operators, value: relax.Expr) -> relax.Expr:
-    """Floats rounded, halves to even; TVM rounds them away from zero."""
+    """Round floats to integers, halves to even; TVM rounds halves away from zero."""
     below = op.floor(value)
     rest, halved = op.subtract(value, below), op.multiply(below, 0.5)
     is_odd = op.not_equal(op.floor(halved), halved)
@@ -93,13 +94,13 @@ def half_to_even(op: Operators, value: relax.Expr) -> relax.Expr:
 
 
 def limited(op: Operators, value: relax.Expr, low: Any, high: Any) -> relax.Expr:
-    """``value`` between two limits, expressions, numbers, or None."""
+    """Clamp ``value`` between two limits, each an expression, a number, or None for no limit."""
     value = value if low is None else op.maximum(value, low)
     return value if high is None else op.minimum(value, high)
 
 
 def counted_from_front(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
-    """Indices in 0 … size − 1, int64; negative ones count from the end, where TVM reads outside the tensor."""
+    """Return int64 indices in 0 … size − 1; negative ones count from the end. TVM would read outside the tensor."""
     index = op.cast(index, "int64")
     numbers = numbers_of(index)
     if numbers is not None:
@@ -108,7 +109,7 @@ def counted_from_front(op: Operators, index: relax.Expr, size: int) -> relax.Exp
 
 
 def parts(op: Operators, data: relax.Expr, sizes: Sequence[int], axis: int) -> relax.Expr:
-    """``data`` split into parts of ``sizes``; TVM's split refuses parts without elements."""
+    """Split ``data`` into parts of ``sizes``; TVM's split refuses parts without elements."""
     ends = np.cumsum([0, *sizes]).tolist()
     if 0 not in sizes:
         return op.split(data, ends[1:-1], axis)

@@ -1,4 +1,4 @@
-"""Sizes that a model leaves open: what is said about them, by whom, and whether it agrees."""
+"""Bind the sizes that a model leaves open, and check that all sources of a size agree."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tvm_split.frontends.frontend import ImportRequest
 
 Array = np.ndarray[Any, Any]
 Specs = Sequence[tuple[str, Sequence[int | None], str]]
-"""Name, sizes (None: open) and dtype of each input."""
+"""The name, sizes (None: open) and dtype of each input."""
 
 
 class OpenSizes:
-    """The sizes of a model's symbols. An axis may be called by its symbol (``N``) or its place (``x[1]``)."""
+    """The sizes of a model's symbols. An axis is named by its symbol (``N``) or its place (``x[1]``)."""
 
     def __init__(self, batch: int | None, dimensions: Mapping[str, int], symbols_are_names: bool = True) -> None:
-        """``batch`` is the size of every open first axis; symbols may be names that a person gave."""
+        """``batch`` is the size of every open first axis; ``symbols_are_names`` if a person chose the symbols."""
         self.symbols_are_names = symbols_are_names
         self.batch = batch
         self.dimensions = dimensions
@@ -29,7 +29,7 @@ class OpenSizes:
         self.first: set[str] = set()
 
     def open(self, symbol: str, place: str) -> None:
-        """``symbol`` is the size at ``place``: bind it to what ``dimensions`` and ``batch`` say."""
+        """Record that ``place`` has the size ``symbol``, and bind it to a size in ``dimensions`` or ``batch``."""
         self.places.setdefault(symbol, place)
         self.bind(symbol, self.dimensions.get(place), f"dimensions[{place!r}]")
         self.bind(symbol, self.dimensions.get(symbol), f"dimensions[{symbol!r}]")
@@ -38,7 +38,7 @@ class OpenSizes:
             self.bind(symbol, self.batch, "batch")
 
     def bind(self, symbol: str, size: int | None, source: str) -> None:
-        """Raises ModelImportError if another source said otherwise before."""
+        """Bind a symbol to a size. Raises ModelImportError if another source gave a different size before."""
         if size is None:
             return
         before, other = self.found.setdefault(symbol, (size, source))
@@ -46,7 +46,7 @@ class OpenSizes:
             raise ModelImportError(f"{source} is {size}, but {other} says {before} for the same size ({symbol!r})")
 
     def fixed(self, place: str, fixed: int, *said: tuple[int | None, str]) -> None:
-        """Raises ModelImportError if ``dimensions``, or one of ``said`` with its source, has another size there."""
+        """Record a fixed size. Raises ModelImportError if ``dimensions``, or a (size, source) of ``said``, differs."""
         for size, source in ((self.dimensions.get(place), f"dimensions[{place!r}]"), *said):
             if size is not None and size != fixed:
                 raise ModelImportError(
@@ -56,7 +56,7 @@ class OpenSizes:
         self.fixed_places.add(place)
 
     def sizes(self) -> dict[str, int]:
-        """Every symbol's size. Raises OpenAxesError if some are left open, ModelImportError for names of none."""
+        """Return every symbol's size. Raises OpenAxesError for open sizes, ModelImportError for unknown names."""
         for wrong in sorted(
             self.dimensions.keys() - self.places.keys() - set(self.places.values()) - self.fixed_places
         ):
@@ -71,9 +71,9 @@ class OpenSizes:
 
 
 def rows_to_repeat(batch: int, shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether examples of these shapes must be repeated to have ``batch`` rows; they may have them already.
+    """Whether examples of these shapes must be repeated to have ``batch`` rows.
 
-    All must have the same number of rows, or it is not known which first axes are the batch's. Raises ModelImportError.
+    Raises ModelImportError if their numbers of rows differ: then the batch axes are unknown.
     """
     rows = {shape[0] if len(shape) else None for shape in shapes}
     if rows == {batch}:
@@ -88,14 +88,17 @@ def rows_to_repeat(batch: int, shapes: Sequence[Sequence[int]]) -> bool:
 
 
 def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
-    """Example inputs with ``batch`` rows, if that is given, made by repeating the rows there are."""
+    """Return example inputs with ``batch`` rows, made by repeating their rows; unchanged if ``batch`` is None."""
     if batch is None or not rows_to_repeat(batch, [array.shape for array in arrays]):
         return arrays
     return [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
 
 
 def in_order(names: Sequence[str], given: Any) -> list[Any]:
-    """Example inputs that are given by name, in the inputs' order, or one alone. Raises ModelImportError."""
+    """Return example inputs in the inputs' order, from a dict by name, a sequence or a single one.
+
+    Raises ModelImportError for other names or another number of inputs.
+    """
     if isinstance(given, Mapping):
         if set(given) != set(names):
             raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(given)}")
@@ -111,11 +114,10 @@ def in_order(names: Sequence[str], given: Any) -> list[Any]:
 def bound_inputs(
     specs: Specs, request: ImportRequest, symbols: Mapping[str, str] | None = None
 ) -> tuple[list[list[int]], list[Array] | None]:
-    """The shape of each input, its open sizes from ``dimensions``, ``batch`` or the examples, in this order; and the
-    examples, if some are given and have these shapes.
+    """Return the static shape of each input, and the example inputs if they have these shapes (else None).
 
-    ``symbols`` are the names of open sizes by their places (``x[1]``); without one, a size is called by its place.
-    Raises ModelImportError.
+    Open sizes come from ``dimensions``, ``batch`` or the examples, in this order. ``symbols`` maps the place of an open
+    size (``x[1]``) to its name; a size without a name is named by its place. Raises ModelImportError.
     """
     given = request.example_inputs
     examples = None if given is None else _checked_examples(specs, given)
@@ -125,7 +127,7 @@ def bound_inputs(
 
 
 def _checked_examples(specs: Specs, given: Any) -> list[Array]:
-    """Arrays for the inputs. Raises ModelImportError where they do not fit."""
+    """Return the examples as arrays. Raises ModelImportError if a shape or dtype does not fit its input."""
     arrays = [np.asarray(value) for value in in_order([name for name, _, _ in specs], given)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
         fits = array.ndim == len(shape) and all(

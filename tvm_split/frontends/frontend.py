@@ -1,4 +1,4 @@
-"""The table of frontends: which one takes a source, what it needs, and where it is; no framework is imported for it."""
+"""The table of frontends: the sources, packages and loader of each. It imports no framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm_split.errors import ModelImportError
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What a caller of `load_model` says besides the source; its docstring explains each."""
+    """The arguments of `load_model` besides the source; its docstring explains each."""
 
     example_inputs: Any = None
     batch: int | None = None
@@ -22,25 +22,25 @@ class ImportRequest:
 
 
 def begins_as_wanted(suffix: str, content: bytes) -> bool:
-    """True: files of most suffixes begin with anything."""
+    """Accept every file: most suffixes have no fixed first bytes."""
     return True
 
 
 @dataclass(frozen=True)
 class Frontend:
-    """One kind of source, and how it becomes a Model.
+    """One kind of source, and how to load it as a Model.
 
     Args:
-        name: of the framework.
-        title: what it reads, as in "for models in ONNX files".
+        name: the framework's name.
+        title: a description of its sources, such as "models in ONNX files".
         load: ``module:function`` of (source, `ImportRequest`) → Model; imported when it is used.
-        packages: the import names that it needs.
-        install: what pip installs them by; left out, the extra of its name, ``tvm-split[name]``.
-        suffixes: of the files that it reads, in lower case.
+        packages: the import names of the packages that it needs.
+        install: the argument of ``pip install`` for them; by default the extra of its name, ``tvm-split[name]``.
+        suffixes: the suffixes of its files, in lower case.
         classes: full names of base classes of its sources, which are compared without importing them.
-        claims: whether it takes a source that no suffix or class tells: bytes, folders, functions.
-        rank: of several frontends that take a source, the one of the highest rank loads it.
-        is_intact: from a file's suffix and its first bytes, whether it may be a file of that suffix.
+        claims: whether it takes a source without such a suffix or class: bytes, folders, functions.
+        rank: if several frontends take a source, the one with the highest rank loads it.
+        is_intact: whether a file of this suffix may begin with these bytes.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Frontend:
     is_intact: Callable[[str, bytes], bool] = begins_as_wanted
 
     def takes(self, source: Any) -> bool:
-        """Whether ``source`` is one of its kind."""
+        """Whether this frontend can load ``source``."""
         is_file = isinstance(source, str | Path) and Path(source).suffix.lower() in self.suffixes
         return is_file or self.has_class_of(source) or self.claims(source)
 
@@ -95,18 +95,18 @@ _TABLE = (
     Frontend(
         "onnx", "models in ONNX files", "tvm_split.frontends.onnx.load:load_onnx",
         packages=("onnx",), suffixes=(".onnx",), classes=("onnx.onnx_ml_pb2.ModelProto",),
-        claims=_is_bytes, rank=-2,  # bytes that are of no other kind
+        claims=_is_bytes, rank=-2,  # takes bytes that no other frontend takes
     ),
     Frontend(
         "jax", "models of JAX and Flax, and StableHLO files", "tvm_split.frontends.jax.load:load_jax",
         packages=("jax",), suffixes=(".mlir", ".mlirbc", ".stablehlo", ".jax"), is_intact=_is_mlir,
         classes=("flax.linen.module.Module", "flax.nnx.module.Module", "jax._src.export._export.Exported"),
-        claims=_is_function_or_bytecode, rank=-1,  # a network of another framework can be called as well
+        claims=_is_function_or_bytecode, rank=-1,  # networks of other frameworks are callable as well
     ),
     Frontend(
         "keras", "models of Keras", "tvm_split.frontends.keras.load:load_keras",
         packages=("keras",), suffixes=(".keras",), is_intact=_is_archive, classes=("keras.src.models.model.Model",),
-        rank=1,  # where Keras computes with torch, its models are torch modules
+        rank=1,  # with the torch backend, models of Keras are torch modules as well
     ),
     Frontend(
         "tensorflow", "TensorFlow's SavedModels", "tvm_split.frontends.tensorflow:load_tensorflow",
@@ -123,11 +123,11 @@ _TABLE = (
 FRONTENDS: Registry[Frontend] = Registry(
     "tvm_split.frontends", "frontend", {each.name: each for each in _TABLE}, Frontend, ModelImportError
 )
-"""All frontends by name; installed packages add theirs by entry points of this group."""
+"""All frontends by name; installed packages add theirs by entry points of the group ``tvm_split.frontends``."""
 
 
 def file_suffixes() -> tuple[str, ...]:
-    """The endings of all files that are imported."""
+    """The suffixes of all files that can be imported."""
     return tuple(dict.fromkeys(suffix for _, frontend in FRONTENDS.items() for suffix in frontend.suffixes))
 
 
@@ -137,7 +137,7 @@ def is_network(value: Any) -> bool:
 
 
 def frontend_of(source: Any) -> Frontend:
-    """The frontend that loads ``source``. Raises ModelImportError if none does, with what is accepted."""
+    """Return the frontend that loads ``source``. Raises ModelImportError, which lists valid sources, if none does."""
     able = [frontend for _, frontend in FRONTENDS.items() if frontend.takes(source)]
     if able:
         return max(able, key=lambda frontend: frontend.rank)

@@ -1,4 +1,4 @@
-"""What both of TVM's importers need around them: remembered layers, refusals and errors with names, checked results."""
+"""Helpers shared by the importers: a builder that records layers, errors that name operators, and type checks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LOOP = "it loops while it runs"
 
 @dataclass(frozen=True)
 class Imported:
-    """``function`` computes a graph's outputs from its inputs; weights are constants in it.
+    """An imported graph: ``function`` computes its outputs from its inputs, with weights as constants.
 
-    By the names of its variables: the ``layers`` of those that were emitted, and ``held``, what of the source each
-    holds (an fx node, the name of an ONNX tensor), in the order of execution and the first of several.
+    ``layers`` maps the names of emitted variables to layers. ``held`` maps variable names to the value of the source
+    (an fx node, the name of an ONNX tensor) that each holds, in execution order; the first of several values.
     """
 
     function: relax.Function
@@ -34,7 +34,7 @@ class Imported:
 
 
 class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
-    """Set ``layer`` before emitting; ``layers`` then maps the emitted variables' names to it."""
+    """A block builder that records in ``layers`` the current ``layer`` of each emitted variable, by its name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
         self.layer = ""
 
     def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Expr:
-        """Bind ``expr``; a variable is returned as it is, and what can be computed of constants is a constant."""
+        """Bind ``expr`` to a variable; return a variable unchanged, and an expression of constants as a constant."""
         if isinstance(expr, relax.Var):
             return expr
         expr = self.normalize(expr)
@@ -54,13 +54,13 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
         return variable
 
     def emit_te(self, *arguments: Any, **keywords: Any) -> relax.Var:
-        """Refused: it would make a kernel of an operator, which can be neither planned nor split."""
+        """Raise ModelImportError: an operator emitted as a kernel can be neither planned nor split."""
         raise ModelImportError("TVM imports it as a kernel of its own; a split network is made of Relax operators")
 
     call_te = emit_te
 
     def imported(self, values: Mapping[Any, Any]) -> Imported:
-        """What was built; ``values`` are the expressions of the source's values."""
+        """Return the built function; ``values`` maps the source's values to their expressions."""
         held: dict[str, Any] = {}
         for source, value in values.items():
             if isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType):
@@ -69,7 +69,7 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
 
 
 def refuse(problems: Iterable[tuple[str, str]]) -> None:
-    """Raise ModelImportError if there are operators that cannot be imported, each given with a layer that it is in."""
+    """Raise ModelImportError if there are ``problems``: pairs of an operator that cannot be imported and its layer."""
     layers: dict[str, list[str]] = {}
     for operator, layer in problems:
         layers.setdefault(operator, []).append(layer)
@@ -83,7 +83,7 @@ def refuse(problems: Iterable[tuple[str, str]]) -> None:
 
 @contextmanager
 def named(operator: str) -> Iterator[None]:
-    """Turns whatever is raised into one line that says which ``operator`` (of which layer) cannot be imported."""
+    """Turn any error inside the block into a ModelImportError of one line that names ``operator`` and its layer."""
     try:
         yield
     except Exception as error:
@@ -92,7 +92,7 @@ def named(operator: str) -> Iterator[None]:
 
 
 def check_type(found: relax.Type, dtype: str, shape: Sequence[int] | None, operator: str, framework: str) -> None:
-    """Raise if an importer's type is not the ``dtype`` ("": unknown) and ``shape`` (None) of the same result there."""
+    """Raise if an imported type differs from the source's ``dtype`` ("": unknown) or ``shape`` (None: unknown)."""
     try:
         sizes = [int(size) for size in found.shape]
     except (TypeError, AttributeError) as error:

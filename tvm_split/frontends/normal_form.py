@@ -1,7 +1,7 @@
-"""Brings an imported function into the form that ``tvm_split.model.Model`` promises.
+"""Bring an imported function into the normal form that ``tvm_split.model.Model`` guarantees.
 
-One binding is one operator call, nothing is bound that nobody uses, every variable is named after its layer, and the
-function returns a tuple, with at least one layer that makes something of it.
+Each binding is one operator call, no binding is unused, and every variable is named after its layer. The function
+returns a tuple, and at least one layer computes a part of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS_OF_TVMSCRIPT = frozenset({"R", "T", "I", "tir", "relax", "cls", "main"})
 
 
 def identifier(layer: str) -> str:
-    """A valid Python and TVMScript identifier that reads like ``layer``: ``layer1.0.conv1`` → ``layer1_0_conv1``."""
+    """Return a valid Python and TVMScript identifier similar to ``layer``: ``layer1.0.conv1`` → ``layer1_0_conv1``."""
     name = re.sub(r"\W+", "_", layer, flags=re.ASCII).strip("_") or "value"
     if name[0].isdigit():
         name = f"layer_{name}"
@@ -33,7 +33,7 @@ def identifier(layer: str) -> str:
 
 
 class UniqueNames:
-    """Gives every name once: the second ``conv`` becomes ``conv_1``."""
+    """Make names unique: the second ``conv`` becomes ``conv_1``."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -50,10 +50,10 @@ class UniqueNames:
 
 @dataclass(frozen=True)
 class NormalForm:
-    """``module`` as Model promises it, its variables' ``layers``, and where the importer's variables went.
+    """A module in normal form, the ``layers`` of its variables, and the new names of the importer's variables.
 
-    ``renamed`` maps the importer's variable names to the names of the variables that hold the same value now; a
-    variable that became an input, a constant, or nothing is not in it.
+    ``renamed`` maps the importer's variable names to the names of the variables that hold the same value now. It lacks
+    variables that became an input or a constant, or were removed.
     """
 
     module: tvm.IRModule
@@ -62,17 +62,17 @@ class NormalForm:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The parameters, by their names."""
+        """The function's parameters."""
         return tuple(_spec(parameter.name, parameter.ty) for parameter in self.module["main"].params)
 
     def outputs(self, names: Sequence[str] = ()) -> tuple[TensorSpec, ...]:
-        """The outputs by ``names``, or numbered."""
+        """The function's outputs with ``names``, by default ``output_0``, ``output_1``, …."""
         fields = self.module["main"].body.body.ty.fields
         names = names or [f"output_{index}" for index in range(len(fields))]
         return tuple(_spec(name, field) for name, field in zip(names, fields, strict=True))
 
     def variables(self, held: Mapping[str, Any]) -> dict[Any, str]:
-        """Where the values are that the importer's variables ``held``; of several in one (a clone), the first."""
+        """Map the source's values that the importer ``held`` to variables; of several in one (a clone), the first."""
         first: dict[str, Any] = {}
         for old, source in held.items():
             if old in self.renamed:
@@ -85,11 +85,11 @@ def _spec(name: str, kind: Any) -> TensorSpec:
 
 
 def normal_form(function: relax.Function, layers: Mapping[str, str], input_names: Sequence[str]) -> NormalForm:
-    """Rewrite ``function`` (one block of straight-line code).
+    """Rewrite ``function`` (one block of straight-line code) into normal form.
 
-    ``layers`` names the layer of the variables that the importer emitted itself; the builder puts the calls nested
-    in such a call right before it, so an unnamed variable belongs to the next named one. ``input_names`` are the
-    wanted names of the parameters, in order.
+    ``layers`` has the layers of the variables that the importer emitted itself. The builder emits nested calls right
+    before their outer call, so a variable without a layer belongs to the layer of the next one. ``input_names`` are the
+    names for the parameters, in order.
     """
     return _Rewriter(function, layers, input_names).run()
 
@@ -120,7 +120,7 @@ class _Rewriter:
                 fields = [self._substituted(value) for value in self._fields(self.function.body.body)]
                 outputs = self._made_by_layers(fields)
             self.builder.emit_func_output(relax.Tuple(outputs))
-        # Every variable was emitted as an output of the block; those that are none become dataflow variables here.
+        # All variables were emitted as outputs of the block. Those that are not become dataflow variables here.
         module = relax.transform.CanonicalizeBindings()(self.builder.get())
         module = relax.transform.DeadCodeElimination()(module)
         kept = {binding.var.name for block in module["main"].body.blocks for binding in block.bindings}
@@ -159,9 +159,9 @@ class _Rewriter:
         return [result]
 
     def _made_by_layers(self, outputs: Sequence[relax.Expr]) -> list[relax.Expr]:
-        """The outputs, each constant as a layer ``output_N``, since some machine must hold it.
+        """Make each constant output a layer ``output_N``, since some machine must hold it.
 
-        An input that is returned as it is needs no machine, unless there is no layer at all.
+        An input that is returned unchanged becomes a layer only if the model has no other layer.
         """
         is_layer = [not (isinstance(output, relax.Var) and self.layers) for output in outputs]
         made = []
@@ -171,7 +171,7 @@ class _Rewriter:
         return made
 
     def _substituted(self, value: relax.Expr) -> relax.Expr:
-        """``value`` over the new variables, its nested calls bound."""
+        """``value`` with the new variables, and its nested calls bound."""
         if isinstance(value, relax.Var):
             return self.values.get(value, value)
         if isinstance(value, relax.Tuple):
@@ -189,7 +189,7 @@ class _Rewriter:
         return value
 
     def _atom(self, value: relax.Expr) -> relax.Expr:
-        """``value`` itself if it needs no binding, else the variable it is bound to."""
+        """Return ``value`` if it needs no binding, else a variable bound to it."""
         if not isinstance(value, relax.Call | relax.TupleGetItem) or _is_null(value):
             return value
         name = self.names.take(identifier(self.layer))

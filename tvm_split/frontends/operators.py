@@ -1,4 +1,4 @@
-"""Relax's operators as the repairs of TVM's importers write them: bound where called, numbers for constants."""
+"""Relax's operators in short notation for the importers: each call is emitted, and numbers become constants."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ELEMENTWISE = (
     "left_shift", "right_shift", "where", "full_like", "less", "less_equal", "greater", "greater_equal", "equal",
     "not_equal",
 )  # fmt: skip
-"""Operators whose numbers take the dtype of the last tensor beside them."""
+"""Operators whose numbers get the dtype of the last tensor argument."""
 
 
 class Operators:
-    """``op.add(x, 1)`` is ``relax.op.add`` bound in ``builder``, the number as a constant of the tensor's dtype."""
+    """Relax's operators, emitted when called: ``op.add(x, 1)`` emits ``relax.op.add`` with 1 in the dtype of x."""
 
     def __init__(self, builder: Any, room: Any = relax.op) -> None:
-        """``room`` has the operators: ``relax.op``, or one of its modules (``op.nn``, ``op.image``)."""
+        """``room`` is the module of the operators: ``relax.op``, or one inside it (``op.nn``, ``op.image``)."""
         self.builder = builder
         self._room = room
 
@@ -38,25 +38,25 @@ class Operators:
         return bound
 
     def cast(self, value: Any, dtype: str) -> relax.Expr:
-        """``value``, an expression or a Python number, in ``dtype``."""
+        """Convert ``value``, an expression or a Python number, to ``dtype``."""
         if not isinstance(value, relax.Expr):
             return constant(value, dtype)
         return value if dtype_of(value) == dtype else self.astype(value, dtype)
 
     def shaped(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-        """``value`` reshaped, if it is of another shape."""
+        """Reshape ``value`` if it has another shape."""
         return value if shape_of(value) == list(shape) else self.reshape(value, list(shape))
 
     def repeated(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
-        """``value`` broadcast, if it is of another shape."""
+        """Broadcast ``value`` if it has another shape."""
         return value if shape_of(value) == list(shape) else self.broadcast_to(value, list(shape))
 
     def transposed(self, value: relax.Expr, axes: Sequence[int]) -> relax.Expr:
-        """``value`` with its axes in this order, if they are in another."""
+        """Permute the axes of ``value`` into this order; no operator is emitted for the identity."""
         return value if list(axes) == sorted(axes) else self.permute_dims(value, list(axes))
 
     def item(self, value: relax.Expr, place: int) -> relax.Var:
-        """One field of a tuple."""
+        """Return the field at position ``place`` of a tuple."""
         return self.builder.emit(relax.TupleGetItem(value, place))
 
 
@@ -78,12 +78,12 @@ def is_float(dtype: str) -> bool:
 
 
 def wide(dtype: str) -> str:
-    """What half precision is accumulated in."""
+    """The dtype for accumulating ``dtype``: float32 for half precision, else ``dtype`` itself."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def constant(value: Any, dtype: str) -> relax.Expr:
-    """A scalar, or an array of numbers."""
+    """A constant of a scalar or an array."""
     return relax.const(np.asarray(value).astype(np.dtype(dtype)), dtype)
 
 

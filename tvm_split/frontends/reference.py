@@ -1,7 +1,7 @@
-"""The source framework's own answers, which the compiled network is compared with.
+"""Reference outputs of the source framework, with which the compiled network is compared.
 
-References of files and bytes are computed in a child process: what a file makes a framework do (crash, never end, take
-all memory) ends that process, and becomes an error. `python -m tvm_split.frontends.reference FD` is the child.
+References of files and bytes are computed in a child process, since a file can make a framework crash, hang or use all
+memory. Then only the child ends, and the caller gets an error. The child is `python -m tvm_split.frontends.reference`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 TIMEOUT_SECONDS = 900.0
-"""Until the next answer: for one input, or the values of some layers."""
+"""Timeout for the next array from the child: an output, or the value of a layer."""
 
 _IDLE_SECONDS = 60.0
-"""A child that is not asked for so long ends, and gives its memory back; the next question starts another one."""
+"""A child without requests for this long ends to free its memory; the next request starts another one."""
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """The answers of ``reference``, values with their axes in the order in which the module's variables have them."""
+    """Wrap ``reference``: transpose its values to the order of axes of the module's variables."""
 
     reference: Reference
     orders: Mapping[str, tuple[int, ...]]
@@ -51,10 +51,10 @@ class Arranged:
 
 @dataclass(frozen=True)
 class InChildProcess:
-    """The answers of ``reference``, which can be pickled, computed by a child process.
+    """Wrap a picklable ``reference`` so that a child process computes its arrays.
 
-    Raises ReferenceFailedError where the child crashes, gives no answer for ``timeout_seconds``, or needs more than
-    ``memory_bytes`` (left out: nine tenths of what is free when it starts).
+    Raises ReferenceFailedError if the child crashes, gives no answer for ``timeout_seconds``, or needs more than
+    ``memory_bytes`` (default: 90 % of the memory that is available when it starts).
     """
 
     reference: Reference
@@ -71,7 +71,7 @@ class InChildProcess:
         child = _idle_child(self.memory_bytes) or _started(self.memory_bytes)
         try:
             yield from child.answers(self, method, inputs)
-        except BaseException:  # among them the end of an iteration: there may be answers on the way
+        except BaseException:  # includes the end of an iteration (GeneratorExit): unread answers may be in the pipe
             child.end()
             raise
         _IDLE.append(child)
@@ -79,7 +79,7 @@ class InChildProcess:
 
 @dataclass
 class _Child:
-    """A process that answers for one reference after another; ``holds`` is the last one that it was given."""
+    """A child process that serves one reference at a time; ``holds`` is the last one that it received."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
@@ -113,7 +113,7 @@ _IDLE: list[_Child] = []
 
 
 def _idle_child(memory_bytes: int | None) -> _Child | None:
-    """A child that waits, with this limit; others, and those that have ended, are left."""
+    """Return an idle child with this memory limit, or None; end all other idle children on the way."""
     while _IDLE:
         child = _IDLE.pop()
         if child.memory_bytes == memory_bytes and child.process.poll() is None and not child.connection.poll():
@@ -149,7 +149,7 @@ def _ending(code: int) -> str:
 
 
 def _answer(connection: Connection) -> None:
-    """Answer until the parent ends, or asks for nothing for a while."""
+    """Serve requests until the parent ends or sends none for `_IDLE_SECONDS`."""
     reference: Any = None
     while connection.poll(_IDLE_SECONDS):
         try:
@@ -173,7 +173,7 @@ def _answer(connection: Connection) -> None:
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Let this process, and not another one, end where memory is short."""
+    """Limit this process's memory, and make the system end this process first if memory is short."""
     import resource
 
     from rpc_runtime.hardware import available_memory_bytes

@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModel folders to Model, through the StableHLO that TensorFlow itself makes of them."""
+"""Load TensorFlow's SavedModel folders as Models, through StableHLO that TensorFlow exports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SIGNATURE = "serving_default"
 
 
 def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
-    """A Model of a SavedModel's signature ``serving_default``, or of its only one.
+    """Return a Model of a SavedModel's signature ``serving_default``, or of its only signature.
 
     ``example_inputs`` (a sequence, a dict by input name, or one array) may be left out where ``batch`` and
-    ``dimensions`` bind all open sizes. Layers are called by TensorFlow's scopes; outputs are in the order of their
-    names, as TensorFlow has them. Raises ModelImportError.
+    ``dimensions`` bind all open sizes. Layers are named by TensorFlow's scopes; outputs are sorted by name, as in
+    TensorFlow. Raises ModelImportError.
     """
     path = Path(source)
     function = _signature(path)
@@ -54,11 +54,11 @@ def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
 
 
 def _signature(path: Path) -> Any:
-    """The function of a SavedModel's signature, its variables as constants."""
+    """Return the function of a SavedModel's signature with its variables as constants."""
     if not (path / "saved_model.pb").is_file():
         raise ModelImportError(f"{str(path)!r} is no folder of a SavedModel: there is no saved_model.pb in it")
     try:
-        loaded = tf.saved_model.load(str(path))  # its functions see its variables only while it is held
+        loaded = tf.saved_model.load(str(path))  # this reference keeps its variables alive for its functions
     except Exception as error:
         raise ModelImportError(f"{str(path)!r} cannot be read as a SavedModel: {last_line(error)}") from error
     signatures = loaded.signatures
@@ -67,5 +67,5 @@ def _signature(path: Path) -> Any:
         raise ModelImportError(
             f"{str(path)!r} has the signatures {', '.join(signatures) or '(none)'}: call the network's {SIGNATURE}"
         )
-    # Loops stay loops: XLA knows none in the form that TensorFlow would otherwise write them in.
+    # Loops stay functional: XLA does not support the lowered form that TensorFlow makes by default.
     return convert_variables_to_constants_v2(function, lower_control_flow=False)

@@ -1,4 +1,4 @@
-"""Which versions of a framework this project is tested with, as its own package metadata says."""
+"""Compare installed versions of frameworks with the tested ranges in this project's package metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISTRIBUTION = "tvm-split"
 
 
 def warn_if_untested(package: str, version: str, extra: str) -> None:
-    """Warns if ``version`` of ``package`` is outside of the range that ``extra`` asks for."""
+    """Warn if ``version`` of ``package`` is outside the range that the extra ``extra`` requires."""
     try:
         texts = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:  # imported from a checkout that is not installed

@@ -146,7 +146,7 @@ def test_softmax_of_rows_of_infinities_and_nan() -> None:
 
 
 def test_nan_stays_where_torch_keeps_it() -> None:
-    """What loses it is listed in docs/frontends.md."""
+    """What loses it is listed in docs/models.md."""
 
     def kept(x: Any) -> Any:
         return (

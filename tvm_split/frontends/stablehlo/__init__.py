@@ -1,1 +1,1 @@
-"""StableHLO, the form in which JAX and TensorFlow write networks, to Relax: one file for each group of operators."""
+"""Import StableHLO, the exchange format of JAX and TensorFlow, as Relax."""

@@ -1,4 +1,4 @@
-"""A written-out StableHLO program as one Relax function, every operation under its layer's name."""
+"""Translate a flattened StableHLO program to one Relax function, each operation with its layer."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ CONVERSIONS: Conversions = {
 }
 
 REFUSED: Mapping[str, str] = dict.fromkeys(("rng", "rng_bit_generator"), RANDOM)
-"""Operation to the reason."""
+"""Operations that are refused, each with the reason."""
 
 
 def import_program(program: Program, input_names: Mapping[int, str]) -> Imported:
-    """Translate a program; ``input_names`` are those of the arguments that are no weights, by place.
+    """Translate a program; ``input_names`` maps the positions of the arguments that are not weights to names.
 
-    What is held are results in their whole shape, by the places of their step and among its results. Raises
-    ModelImportError naming every operation that cannot be imported, with the layers it is in.
+    ``held`` of the result has the values with their whole shape, as (position of the step, position of the result).
+    Raises ModelImportError, which names every operation that cannot be imported and its layers.
     """
     with in_context():
         return _Importer(program, input_names).translate()
@@ -98,7 +98,7 @@ class _Importer:
                         break
 
     def _value(self, value: ir.Value) -> relax.Expr:
-        """It has size 1 along axes on which it only repeats itself."""
+        """Return the expression of a value; its size is 1 along axes on which the value only repeats."""
         if value not in self.values:
             array = self.program.known[value]
             self.values[value] = constant(np.array(without_repeats(array), order="C"), str(array.dtype))
@@ -127,7 +127,7 @@ class _Importer:
             yield result, value
 
     def _output(self, result: ir.Value) -> relax.Expr:
-        """What an output needs to have its whole shape belongs to the layer that makes it."""
+        """Return an output in its whole shape; a broadcast for it belongs to the layer that makes it."""
         self.builder.layer = self.builder.layers.get(getattr(self._value(result), "name", ""), self.builder.layer)
         return self._whole(result)
 
@@ -137,7 +137,7 @@ def _sizes(value: ir.Value) -> list[int]:
 
 
 def _kind(operation: Any) -> str:
-    """The operation's name; of a composite operation the name of what it is composed to be."""
+    """The operation's name; for a composite operation or custom call, the name of the operation that it stands for."""
     if operation.name in ("stablehlo.composite", "stablehlo.custom_call"):
         return _called(operation)
     return str(operation.name)

@@ -1,4 +1,4 @@
-"""What the attributes of an operation say, as Python's own values."""
+"""Read the attributes of an operation as Python values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tvm_split.frontends.stablehlo.modules import array_of, shape_and_dtype
 
 
 def result_kind(operation: ir.Operation, place: int = 0) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of one result; its sizes are known."""
+    """Shape and dtype of one result of static shape."""
     shape, dtype = shape_and_dtype(operation.results[place].type)
     return tuple(size for size in shape if size is not None), np.dtype(dtype)
 
 
 def integers(operation: ir.Operation, name: str, otherwise: Any = None) -> list[int]:
-    """An array of integers; ``otherwise`` where it is left out."""
+    """The integers of an array attribute; ``otherwise`` if it is absent."""
     if name not in operation.attributes:
         return list(otherwise or ())
     attribute = operation.attributes[name]
@@ -31,14 +31,14 @@ def integer(operation: ir.Operation, name: str, otherwise: int = 0) -> int:
 
 
 def pairs(operation: ir.Operation, name: str, count: int) -> list[tuple[int, int]]:
-    """Two numbers for each axis, such as paddings; 0 where they are left out."""
+    """Two numbers for each of ``count`` axes, such as paddings; zeros if the attribute is absent."""
     if name not in operation.attributes:
         return [(0, 0)] * count
     return [(int(low), int(high)) for low, high in array_of(operation.attributes[name]).reshape(-1, 2)]
 
 
 def word(operation: ir.Operation, name: str) -> str:
-    """An enumeration's value: ``#stablehlo<comparison_direction LT>`` is ``LT``; a string's text; "" if left out."""
+    """An enumeration's value (``LT`` of ``#stablehlo<comparison_direction LT>``) or a string; "" if it is absent."""
     if name not in operation.attributes:
         return ""
     attribute = operation.attributes[name]
@@ -48,5 +48,5 @@ def word(operation: ir.Operation, name: str) -> str:
 
 
 def comparison(operation: ir.Operation) -> str:
-    """``LT``, ``EQ`` and so on."""
+    """The direction of a comparison: ``LT``, ``EQ`` and so on."""
     return word(operation, "comparison_direction")

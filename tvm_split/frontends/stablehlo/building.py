@@ -1,4 +1,4 @@
-"""A StableHLO module with static sizes to a Model."""
+"""Build a Model from a StableHLO module with static sizes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def model_of(
     name: str,
     naming: Naming = as_they_are,
 ) -> Model:
-    """A Model of ``module``, whose main function's arguments are ``weights`` and named ``inputs``, by place.
+    """Return a Model of ``module``; arguments of its main function are ``weights`` or named ``inputs``, by position.
 
-    ``naming`` makes layers' names of paths. Raises ModelImportError.
+    ``naming`` converts paths of operations to names of layers. Raises ModelImportError.
     """
     from tvm_split.frontends.stablehlo.reference import StableHloReference
 

@@ -1,4 +1,4 @@
-"""From a module with functions, loops and branches to one list of operations, each with its layer."""
+"""Flatten a module with functions, loops and branches to one list of operations, each with its layer."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tvm_split.frontends.stablehlo.locations import words_of
 from tvm_split.frontends.stablehlo.modules import Array, block_of, functions, in_context, main_of
 
 MOST_OPERATIONS = 200_000
-"""A network of more, written out, is refused: a loop of so many steps is no network to split."""
+"""The most operations of a flattened network. A loop that unrolls to more is not worth splitting."""
 
 _QUIET = frozenset(
     f"stablehlo.{name}" for name in ("constant", "iota", "broadcast_in_dim", "reshape", "convert", "transpose", "slice")
 )
 
 _KEPT_WHOLE = frozenset({"chlo.erf", "chlo.top_k", "chlo.asin", "chlo.acos", "chlo.atan"})
-"""Composite operations that are imported as one; others as what they are composed of."""
+"""Composite operations that are imported as one operation; others are replaced by their decomposition."""
 
 _WITHOUT_EFFECT = frozenset({"Sharding", "shape_assertion", "annotate_device_placement", "SPMDFullToShardShape"})
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation, the layer that it belongs to, and what is known of its operands."""
+    """One operation and its layer."""
 
     operation: ir.Operation
     layer: str
@@ -40,10 +40,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """``module`` has one function, main, of ``steps`` in a row, and what composite operations are composed of.
+    """A flattened program: the main function of ``module`` is the sequence ``steps``, without calls.
 
-    ``known`` are the values that do not depend on any input. ``arguments`` are the main function's, the weights
-    included.
+    ``module`` also contains the decompositions of composite operations. ``known`` has the values that depend on no
+    input. ``arguments`` are those of the main function, including weights.
     """
 
     module: ir.Module
@@ -54,10 +54,10 @@ class Program:
 
 
 def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = as_they_are) -> Program:
-    """``module`` (static sizes) written out; ``weights`` are what is known of the main function's arguments, by place.
+    """Flatten ``module`` (static sizes); ``weights`` are the known arguments of its main function, by position.
 
-    ``naming`` makes layers' names of paths. Raises ModelImportError for loops and branches that depend on data, each
-    with its layer.
+    ``naming`` converts paths of operations to names of layers. Raises ModelImportError for loops and branches that
+    depend on data, each with its layer.
     """
     with in_context():
         return _Flattening(module, weights, naming).run()
@@ -94,7 +94,7 @@ class _Flattening:
         return Program(flat, steps, arguments, tuple(results), self.known)
 
     def _block(self, block: Any, given: Sequence[ir.Value], frame: Frame, outer: Any = None) -> list[ir.Value]:
-        """Write a block's operations out, and give what it returns."""
+        """Append a block's operations to the program, and return the block's results."""
         values: dict[ir.Value, ir.Value] = dict(outer or {})
         values.update(zip(block.arguments, given, strict=True))
         for each in block.operations:
@@ -152,7 +152,7 @@ class _Flattening:
         return results
 
     def _copy_function(self, name: str) -> None:
-        """What a composite operation is composed of, and what that calls."""
+        """Copy a composite operation's decomposition and the functions that it calls."""
         if name in self.copied:
             return
         self.copied.add(name)
@@ -168,12 +168,12 @@ class _Flattening:
         for count in itertools.count():
             (goes_on,) = self._evaluated(condition, [self.known.get(operand) for operand in operands], values)
             if goes_on is None:
-                # What comes after it is written out nevertheless, so that all problems are found at once.
+                # Flattening continues after the loop, so that all problems are found at once.
                 return self._refused(operation, f"while ({LOOP}{' more often than is known' * bool(count)})", frame)
             if not goes_on:
                 return operands
             operands = self._block(body, operands, frame, values)
-        raise AssertionError  # a loop ends, or is refused
+        raise AssertionError  # unreachable: a loop ends, or is refused
 
     def _branch(
         self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
@@ -196,7 +196,7 @@ class _Flattening:
     def _evaluated(
         self, block: Any, given: Sequence[Array | None], outer: Mapping[ir.Value, ir.Value]
     ) -> list[Array | None]:
-        """What a block returns, as far as it is known, without writing it out."""
+        """Compute a block's results without appending it to the program; None for unknown results."""
         known = {value: self.known[mine] for value, mine in outer.items() if mine in self.known}
         known.update((value, array) for value, array in zip(block.arguments, given, strict=True) if array is not None)
         for each in block.operations:
@@ -221,7 +221,7 @@ def _target(operation: ir.Operation) -> str:
 
 
 def _give_outer_values(operation: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
-    """In the regions of a copied operation, put for what they use of outside what it has become."""
+    """In the regions of a copied operation, replace the values from outside by their copies."""
     for region in operation.regions:
         for block in region.blocks:
             for each in block.operations:

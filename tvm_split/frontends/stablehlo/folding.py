@@ -1,7 +1,7 @@
-"""What is known before anything runs: operations on constants, computed with numpy.
+"""Constant folding: compute operations on known values with numpy.
 
-Loops are counted by it, and what a network makes of its weights alone (a batch norm's factors, one layer's part of
-weights that are stacked for a loop) becomes a weight.
+It counts loops, and it computes new weights from weights alone: a batch norm's factors, or one layer's slice of weights
+that are stacked for a loop.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tvm_split.frontends.stablehlo.attributes import comparison, integers, resul
 from tvm_split.frontends.stablehlo.modules import Array, array_of
 
 LARGEST = 1 << 16
-"""Numbers that an operation without large operands may give; what only repeats others counts as those."""
+"""The most elements of a folded result without larger operands; repeated elements count once."""
 
 
 def folded(operation: ir.Operation, operands: Sequence[Array]) -> list[Array] | None:
-    """The results of an operation on known operands; None where they are left to be computed."""
+    """Return the results of an operation on known operands; None if it is not folded."""
     kind = operation.name
     if kind == "stablehlo.constant":
         return [array_of(operation.attributes["value"])]
@@ -39,7 +39,7 @@ def folded(operation: ir.Operation, operands: Sequence[Array]) -> list[Array] | 
 
 
 def without_repeats(array: Array) -> Array:
-    """One along every axis on which the array only repeats itself, as ``numpy.broadcast_to`` makes them."""
+    """Slice an array to size 1 along each axis on which ``numpy.broadcast_to`` only repeated it (stride 0)."""
     place = tuple(slice(0, 1) if step == 0 else slice(None) for step in array.strides)
     return array[place] if array.size else array
 
@@ -58,7 +58,7 @@ def _remainder(left: Array, right: Array) -> Array:
 
 
 def _converted(operation: ir.Operation, operand: Array) -> Array:
-    """Floats become the nearest integer towards zero that there is, NaN 0."""
+    """Convert to the result's dtype; floats to integers round towards zero and saturate, and NaN becomes 0."""
     dtype = result_kind(operation)[1]
     if operand.dtype.kind not in "fV" or dtype.kind not in "iu":
         return operand
@@ -142,7 +142,7 @@ def _iota(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, 
 
 
 def broadcast_shape(dimensions: Sequence[int], sizes: Sequence[int], rank: int) -> list[int]:
-    """The shape of an operand with one along each axis of the result that it does not have."""
+    """The shape of an operand, with size 1 for each axis of the result that it lacks."""
     placed = dict(zip(dimensions, sizes, strict=True))
     return [placed.get(axis, 1) for axis in range(rank)]
 
@@ -164,7 +164,7 @@ def _reshape(operation: ir.Operation, operands: Sequence[Array], shape: tuple[in
 
 
 def _starts(operand: Array, starts: Sequence[Array], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """Where a dynamic slice lies: starts are moved so that it is inside."""
+    """The bounds of a dynamic slice; its starts are clamped so that it lies inside the operand."""
     places = [
         min(max(int(start), 0), whole - size) for start, whole, size in zip(starts, operand.shape, sizes, strict=True)
     ]

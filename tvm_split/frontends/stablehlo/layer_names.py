@@ -1,4 +1,4 @@
-"""The layer of every operation of a program, from the words of their locations."""
+"""Name the layer of every operation of a program, by the words in the operations' locations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tvm_split.frontends.stablehlo.locations import called, is_block, is_call
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One call or loop that was put in place of itself: its words, the frame that it is in, and what is called.
+    """One inlined call, loop or branch: its words, the frame around it, and the name of the called function.
 
-    ``has_blocks``: it is a loop or branch, whose operations are named as the function is that it stands in.
+    ``has_blocks`` is true for a loop or branch. Its operations have the words of the function around it.
     """
 
     words: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Frame:
 
     @property
     def word(self) -> str:
-        """What it is called where it is called; the function's own name where nothing is said there."""
+        """The call's name at its call site; the called function's name if the call site has none."""
         return called(self.words[-1]) if len(self.words) > 1 and self._is_said else self.name
 
     @property
@@ -31,20 +31,20 @@ class Frame:
         return bool(self.words) and (self.outer is None or self.words != self.outer.words)
 
     def words_within(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        """The words of an operation in it; a called function has them without its caller's, or with."""
+        """Return the full words of an operation inside; a function's operations may lack the words of its caller."""
         words = self.outer.words_within(own) if self.has_blocks and self.outer else own
         said = tuple(word for word in self.words if not is_call(word))
-        if self.has_blocks and said and own[: len(said)] == said:  # TensorFlow leaves its calls out within a loop
+        if self.has_blocks and said and own[: len(said)] == said:  # inside a loop, TensorFlow omits words of calls
             words = self.words + own[len(said) :]
         return words if words[: len(self.words)] == self.words else self.words + own
 
     def path_of(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        """The user's own among the words of an operation in it: what JAX adds of calls and loops left out."""
+        """Return the user's own words of an operation inside, without those that JAX adds for calls and loops."""
         added = self._added(words)
         return tuple(word for place, word in enumerate(words) if place not in added and not is_call(word))
 
     def _added(self, words: tuple[str, ...]) -> set[int]:
-        """The places of the words that are of this frame, and of those around it."""
+        """The positions of the words that stand for this loop or branch, and for those around it."""
         added = self.outer._added(words) if self.outer else set()
         length = len(self.words)
         if self.has_blocks and self._is_said and words[:length] == self.words:
@@ -60,10 +60,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operation comes from: its frame, all its words, and the kind of operation.
+    """The origin of an operation: its frame, all its words, and the kind of operation.
 
-    ``source`` tells apart what has the same words at several places of the user's program. ``is_quiet``: it only brings
-    values into place, which says nothing of what is computed when.
+    ``source`` distinguishes operations with the same words at several places of the user's program. ``is_quiet`` is
+    true for operations that only move values: they do not start a new call of a layer.
     """
 
     frame: Frame
@@ -79,25 +79,25 @@ class Origin:
 
 Path = tuple[str, ...]
 Naming = Callable[[Sequence[Path]], Sequence[Path]]
-"""From the paths of all operations to those that make up the layers' names, in the same order."""
+"""A function from the paths of all operations to the paths for names of layers, in the same order."""
 
 
 def as_they_are(paths: Sequence[Path]) -> Sequence[Path]:
-    """The naming for sources whose paths are the user's own."""
+    """Keep all paths: the naming for sources whose paths are the user's own."""
     return paths
 
 
 def below_the_network(paths: Sequence[Path]) -> Sequence[Path]:
-    """The naming for sources whose paths begin with the network's own name."""
+    """Drop the first word: the naming for sources whose paths begin with the network's name."""
     return [path[1:] for path in paths]
 
 
 def layers_of(origins: Sequence[Origin], naming: Naming = as_they_are) -> list[str]:
-    """A layer for each origin, in order.
+    """Return the layer of each origin, in order.
 
-    An operation in a module without modules of its own belongs to that module (``block/conv``); where others were
-    computed in between, it is called again (``block/conv@1``). What a module with others in it computes itself is named
-    by the call (``block/relu``, one layer each time) or the operation (``block/add``) after its path, and numbered.
+    An operation in a module without submodules belongs to this module (``block/conv``). If another module ran in
+    between, it is a further call (``block/conv@1``). In a module with submodules, the module's own operations are named
+    by its path and the call (``block/relu``, one layer per call) or the operation (``block/add``), and numbered.
     """
     paths = naming([origin.path for origin in origins])
     containers = {path[:length] for path in paths for length in range(len(path))} | {()}
@@ -126,14 +126,14 @@ def layers_of(origins: Sequence[Origin], naming: Naming = as_they_are) -> list[s
         if not origin.is_quiet:
             last, plain = key, (plain if plain[0] == key else (None, ""))
     for place in range(len(layers) - 2, -1, -1):
-        # What is brought into place for a call belongs to it, and not to the call before.
+        # Moving values for a call belongs to this call, not to the one before.
         if origins[place].is_quiet and paths[place] == paths[place + 1] and paths[place] not in containers:
             layers[place] = layers[place + 1]
     return layers
 
 
 def _word(origin: Origin) -> str:
-    """The last of the words, which is the operation's in JAX; where that is only a call, the kind of operation."""
+    """The last word, which JAX writes for the operation; the kind of operation if that word is a call."""
     word = origin.words[-1] if origin.words else ""
     return word if word not in ("", "while", "cond") and not is_call(word) else origin.kind
 
@@ -143,7 +143,7 @@ def _numbered(path: tuple[str, ...], call: int) -> str:
 
 
 def _outermost(origin: Origin) -> Frame | None:
-    """The first call or loop that the module which computes ``origin`` made to come there; None if it made none."""
+    """The outermost call or loop around ``origin`` that is still in the same module; None if there is none."""
     found = None
     frame: Frame | None = origin.frame
     while frame is not None and frame.words and frame.path == origin.path:

@@ -1,4 +1,4 @@
-"""What JAX and TensorFlow wrote into the locations of operations: in which modules of the user's each was made."""
+"""Parse the locations of operations, in which JAX and TensorFlow record the user's modules."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _INLINED = re.compile(r"(?:jit|pjit)\((.*)\)")
 
 @cache
 def words_of(location: str) -> tuple[str, ...]:
-    """The parts of the name in ``str(location)``: ``jit(f)``, ``Conv_0``, ``conv_general_dilated``; none, if unnamed.
+    """Return the parts of the name in ``str(location)``, such as ``jit(f)``, ``Conv_0``; empty without a name.
 
-    Of fused locations the first that has a name counts, of call sites the callee under the caller.
+    A fused location has the name of its first part with a name. A call site has the caller's name, then the callee's.
     """
     return tuple(_divided(_name(location.removeprefix("loc(").removesuffix(")"))))
 
@@ -41,18 +41,18 @@ def _name(text: str) -> str:
         return ""
     name = _decoded(found[1])
     if name.endswith(":"):
-        # TensorFlow writes "Conv2D:", the kind of operation, beside the name; JAX a scope's around it.
+        # "Conv2D:" is TensorFlow's kind of operation beside the name; in JAX it is the scope around the name.
         within = _name(found[2] or "")
         return f"{name}/{within}" if within else ""
-    # TensorFlow writes a function after the operation's name, and all names of what it made one operation of, of which
-    # the last counts; a "@" or ";" elsewhere is the user's.
+    # TensorFlow appends "@function" to the operation's name, and joins the names of fused operations by ";", of which
+    # the last counts. A "@" or ";" elsewhere is the user's.
     name = _FOLLOWED.sub("", name)
     operation = name.rpartition("/")[2]
     return name.removesuffix(operation) + (operation.partition("@")[0] or operation)
 
 
 def _decoded(text: str) -> str:
-    r"""MLIR writes a backslash as ``\\``, and each byte of UTF-8 that is not printed as ``\C3``; others stay so."""
+    r"""Decode MLIR's escapes: a backslash is ``\\``, and an unprintable byte of UTF-8 is ``\C3``."""
 
     def byte(found: re.Match[bytes]) -> bytes:
         return found[1] if found[1] == b"\\" else bytes.fromhex(found[1].decode())
@@ -69,10 +69,10 @@ def _listed(text: str) -> list[str]:
 
 
 def _outside(text: str, separator: str) -> tuple[str, str, str]:
-    """``text`` around the first ``separator`` that is in no parentheses, brackets or quotation marks."""
+    """Partition ``text`` at the first ``separator`` outside parentheses, brackets and quotation marks."""
     depth, quoted = 0, False
     for place, letter in enumerate(text):
-        if letter == '"':  # in a name it is written as \22
+        if letter == '"':  # a quotation mark inside a name is written as \22
             quoted = not quoted
         elif not quoted:
             depth += (letter in "([") - (letter in ")]")
@@ -82,7 +82,7 @@ def _outside(text: str, separator: str) -> tuple[str, str, str]:
 
 
 def _divided(name: str) -> list[str]:
-    """The parts between slashes; what JAX writes with parentheses, ``vmap(block/layer)``, is one."""
+    """Split a name at slashes outside parentheses; JAX's ``vmap(block/layer)`` gives the parts inside."""
     parts: list[str] = []
     rest = name.split("/")
     while rest:
@@ -101,20 +101,20 @@ def _is_balanced(text: str) -> bool:
 
 
 def is_call(word: str) -> bool:
-    """Whether JAX or TensorFlow wrote ``word`` for a call or an einsum, wherever it stands.
+    """Whether JAX or TensorFlow wrote ``word`` for a call or an einsum, at any position.
 
-    ``checkpoint`` is taken for JAX's, which writes it as a scope's name is written.
+    ``checkpoint`` counts as JAX's word, although JAX writes it like the name of a user's scope.
     """
     einsum = _EINSUM.fullmatch(word)
     return bool(_CALL.fullmatch(word) or (einsum and set(einsum[2]) <= set(einsum[1])))
 
 
 def is_block(word: str) -> bool:
-    """Whether ``word`` is what JAX calls a part of a loop or branch, if it stands right after its word."""
+    """Whether ``word`` is JAX's name for a part of a loop or branch, if it follows the loop's or branch's word."""
     return bool(_BLOCK.fullmatch(word))
 
 
 def called(word: str) -> str:
-    """What a call or loop is called: ``jit(relu)`` is ``relu``."""
+    """Return the name of a call or loop from its word: ``relu`` for ``jit(relu)``."""
     inlined = _INLINED.fullmatch(word)
     return (inlined[1] or "call") if inlined else word

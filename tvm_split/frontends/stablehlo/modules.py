@@ -1,4 +1,4 @@
-"""StableHLO modules: read from text, bytecode or ``jax.export``, with their sizes bound, and what is asked of them."""
+"""Read StableHLO modules from text or bytecode, bind their open sizes, and read their contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tvm_split.errors import ModelImportError, last_line
 Array = np.ndarray[Any, Any]
 
 _PORTABLE = b"StableHLO_v"
-"""Stands at the beginning of bytecode that is meant for other versions as well."""
+"""The first bytes of portable bytecode, which other versions can read."""
 
 _DTYPES = {
     "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -32,7 +32,7 @@ _DTYPES = {
 
 @cache
 def _context() -> ir.Context:
-    """With the dialects that JAX and TensorFlow export; parsing needs jaxlib alone."""
+    """The MLIR context with the dialects that JAX and TensorFlow export; parsing needs only jaxlib."""
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     context = ir.Context()
@@ -46,13 +46,13 @@ def _context() -> ir.Context:
 
 @contextmanager
 def in_context() -> Iterator[None]:
-    """Where modules are built and changed."""
+    """Enter the MLIR context, in which modules are built and changed."""
     with _context(), ir.Location.unknown(_context()):
         yield
 
 
 def parsed(text: str | bytes, shown: str) -> ir.Module:
-    """The module of a text or bytecode, portable artefacts of other versions included; ``shown`` names it in errors."""
+    """Parse text or bytecode, including portable artefacts of other versions; ``shown`` names it in errors."""
     with in_context():
         try:
             if isinstance(text, bytes) and _PORTABLE in text[:32]:
@@ -78,7 +78,7 @@ def functions(module: ir.Module) -> dict[str, Any]:
 
 
 def main_of(module: ir.Module) -> Any:
-    """The function that is called from outside: ``main``, or the only public one."""
+    """Return the entry function: ``main``, or the only public one. Raises ModelImportError if there is none."""
     found = functions(module)
     public = [
         function
@@ -104,7 +104,7 @@ def size_of(value: int) -> int | None:
 
 
 def shape_and_dtype(kind: ir.Type) -> tuple[tuple[int | None, ...], str]:
-    """Sizes (None: open) and dtype of a tensor type. Raises ModelImportError for what is none."""
+    """Sizes (None: open) and dtype of a tensor type. Raises ModelImportError for other types."""
     try:
         tensor = ir.RankedTensorType(kind)
     except ValueError as error:
@@ -116,7 +116,7 @@ def shape_and_dtype(kind: ir.Type) -> tuple[tuple[int | None, ...], str]:
 
 
 def with_sizes(module: ir.Module, shapes: Sequence[Sequence[int]]) -> ir.Module:
-    """A copy of ``module`` whose main function takes these shapes, and all other sizes follow from them."""
+    """Return a copy of ``module`` whose main function takes these shapes; all other sizes are inferred."""
     with in_context():
         copy = ir.Module.parse(bytecode(module))
         main = main_of(copy)
@@ -141,9 +141,9 @@ def with_sizes(module: ir.Module, shapes: Sequence[Sequence[int]]) -> ir.Module:
 
 
 def _set_kind(argument: ir.Value, kind: ir.Type, first: ir.InsertionPoint) -> None:
-    """Give an argument known sizes; its uses see it with the open ones, from which XLA finds all others.
+    """Give an argument static sizes. A wrapper keeps the open type for its uses, so that XLA refines them all.
 
-    As ``stablehlo-refine-arguments`` does it (StableHLO, ``StablehloRefineArguments.cpp``).
+    StableHLO's pass ``stablehlo-refine-arguments`` (``StablehloRefineArguments.cpp``) does the same.
     """
     before = argument.type
     argument.set_type(kind)
@@ -168,7 +168,7 @@ def _set_kind(argument: ir.Value, kind: ir.Type, first: ir.InsertionPoint) -> No
 
 
 def array_of(attribute: ir.Attribute) -> Array:
-    """The numbers of a ``dense`` attribute."""
+    """The elements of a ``dense`` attribute. Raises ModelImportError if the text omits them."""
     if isinstance(attribute, ir.DenseResourceElementsAttr):
         raise ModelImportError("a constant's values were left out of the text; write it with all its values")
     shape, dtype = shape_and_dtype(ir.ShapedType(attribute.type))
@@ -184,12 +184,12 @@ def array_of(attribute: ir.Attribute) -> Array:
 
 
 def _wrapped(number: Any, dtype: np.dtype[Any]) -> Any:
-    """MLIR says of an unsigned integer what its bits are as a signed one."""
+    """Convert an integer to the range of ``dtype``: MLIR returns the bits of unsigned integers as signed."""
     return number % (np.iinfo(dtype).max + 1) if dtype.kind == "u" else number
 
 
 def _bfloat16_of(text: str) -> Array:
-    """The numbers in the text of a ``dense`` attribute, which MLIR's bindings cannot give: bits, or one by one."""
+    """Parse bfloat16 elements from the text of a ``dense`` attribute, since MLIR's bindings cannot return them."""
     inner = text[len("dense<") : text.rindex("> : ")]
     if inner.startswith('"0x'):
         return np.frombuffer(bytes.fromhex(inner.strip('"')[2:]), ml_dtypes.bfloat16)

@@ -1,4 +1,4 @@
-"""The right answers for a StableHLO program: XLA's, on the processor."""
+"""Compute reference values for a StableHLO program with XLA on the CPU."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tvm_split.frontends.stablehlo.attributes import result_kind
 from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of
 
 _BYTES_AT_A_TIME = 1 << 28
-"""Of intermediate values asked for in one run; a large network's values need not be in memory at once."""
+"""The limit for intermediate values of one run, so that those of a large network need not fit in memory."""
 
 
 @dataclass(frozen=True)
 class StableHloReference:
-    """Runs ``source``, a module as it was given (sizes bound), and ``flat``, the same written out, in bytecode.
+    """Run the original module ``source`` (sizes bound), and its flattened form ``flat``; both are bytecode.
 
-    ``weights`` are arguments by place, ``inputs`` the places of the others. ``variables`` are those of results, by step
-    and place among its results, in execution order.
+    ``weights`` are arguments by position, ``inputs`` the positions of the others. ``variables`` maps (position of the
+    step, position of the result) to the variable that holds the result, in execution order.
     """
 
     source: bytes
@@ -40,7 +40,7 @@ class StableHloReference:
         return tuple(self._run(self.source, inputs))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
-        """Variable name and value of every result that a variable holds, in execution order."""
+        """Yield the variable name and the value of every result that a variable holds, in execution order."""
         keys = list(self.variables)
         while keys:
             with in_context():
@@ -58,7 +58,7 @@ class StableHloReference:
         device = client.local_devices()[0]
         try:
             options = xla_client.CompileOptions()
-            # Half precision is rounded after every operation, as it is written.
+            # Without this option, XLA may keep excess precision between operations on half precision.
             options.env_option_overrides = [("xla_allow_excess_precision", False)]
             executable = client.compile_and_load(code, _jax.DeviceList((device,)), options)
             with jax.enable_x64(True):
@@ -73,7 +73,7 @@ class StableHloReference:
 
 
 def _returning(flat: bytes, keys: Sequence[tuple[int, int]]) -> tuple[Any, int]:
-    """The program with the first results of ``keys`` as its outputs, and how many of them it gives."""
+    """Return the program with the first results of ``keys`` as its outputs, and the number of these results."""
     module = ir.Module.parse(flat)
     main = main_of(module)
     *steps, end = [each.operation for each in block_of(main).operations]

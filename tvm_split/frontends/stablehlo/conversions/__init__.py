@@ -1,1 +1,1 @@
-"""Operations of StableHLO as operators of Relax, by family."""
+"""Convert operations of StableHLO to operators of Relax; one module per family."""

@@ -1,4 +1,4 @@
-"""Arithmetic that is defined where TVM's is not, or is nearer to the truth: each function gives the source's dtype."""
+"""Arithmetic with defined edge cases, or more accurate than TVM's; results have the operands' dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_split.frontends.operators import Operators, constant, dtype_of, is_floa
 
 
 def divided(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    """Integers towards zero, as XLA: by 0 they are all ones, and the least one by -1 is itself."""
+    """Divide like XLA: integers round towards zero; x / 0 has all bits set, and the least integer / -1 is itself."""
     dtype = dtype_of(left)
     if is_float(dtype) or _divides(right):
         return op.divide(left, right)
@@ -24,20 +24,20 @@ def divided(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
 
 
 def remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    """With the dividend's sign; of integers by 0 it is the dividend, as XLA has it."""
+    """Return the remainder with the dividend's sign; of an integer by 0 it is the dividend, as in XLA."""
     if is_float(dtype_of(left)) or _divides(right):
         return op.mod(left, right)
     return op.where(op.equal(right, 0), left, op.mod(left, _divisor(op, right)))
 
 
 def _divides(right: relax.Expr) -> bool:
-    """Whether every integer can be divided by ``right``: known numbers, none 0 or -1. Else the process would end."""
+    """Whether ``right`` is constant without 0 and -1, so that no integer division ends the process."""
     numbers = numbers_of(right)
     return numbers is not None and not np.isin(numbers.astype("int64"), (0, -1)).any()
 
 
 def _divisor(op: Operators, right: relax.Expr) -> relax.Expr:
-    """``right``, and 1 where it is 0, or -1, by which the least integer cannot be divided."""
+    """``right`` with 0 replaced by 1, and -1 as well: the least integer divided by it overflows."""
     is_unsafe = op.equal(right, 0)
     if np.iinfo(dtype_of(right)).min < 0:
         is_unsafe = op.logical_or(is_unsafe, op.equal(right, -1))
@@ -45,7 +45,7 @@ def _divisor(op: Operators, right: relax.Expr) -> relax.Expr:
 
 
 def converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
-    """Floats become the nearest integer towards zero that there is, NaN 0, as XLA has it."""
+    """Convert to ``dtype`` like XLA: floats to integers round towards zero and saturate, and NaN becomes 0."""
     source = dtype_of(operand)
     if dtype == "bool" and source != "bool":
         return op.not_equal(operand, constant(0, source))
@@ -60,7 +60,7 @@ def converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
 
 
 def less_precise(op: Operators, operand: relax.Expr, exponent_bits: int, mantissa_bits: int) -> relax.Expr:
-    """``operand`` rounded to a float of so many bits: its own, more, or bfloat16's."""
+    """Round ``operand`` to a float of so many bits; supported are bfloat16's, and at least the operand's own."""
     dtype = dtype_of(operand)
     own = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
     if exponent_bits >= own[0] and mantissa_bits >= own[1]:
@@ -74,7 +74,7 @@ def less_precise(op: Operators, operand: relax.Expr, exponent_bits: int, mantiss
 
 
 def exp_minus_one(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """Within 0.5 of 0 by Taylor's series, since exp(x) - 1 keeps none of x's digits there."""
+    """Return exp(x) - 1; for abs(x) < 0.5 by Taylor's series, since the subtraction would lose x's digits."""
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
     series: Any = op.full_like(x, 1)
@@ -85,7 +85,7 @@ def exp_minus_one(op: Operators, operand: relax.Expr) -> relax.Expr:
 
 
 def log_one_plus(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """Within 0.5 of 0 as 2 artanh(x / (2 + x)) by its series (Abramowitz and Stegun, 4.1.27)."""
+    """Return log(1 + x); for abs(x) < 0.5 by the series of 2 artanh(x / (2 + x)) (Abramowitz and Stegun, 4.1.27)."""
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
     is_small = op.less(op.abs(x), 0.5)
@@ -97,10 +97,10 @@ def log_one_plus(op: Operators, operand: relax.Expr) -> relax.Expr:
 
 
 def erfc(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """The complement of the error function, to 1.2e-7 of itself.
+    """Return the complementary error function, with a relative error up to 1.2e-7.
 
-    Press et al., Numerical Recipes, 6.2 (erfcc): a Chebyshev fit of t = 1 / (1 + |x| / 2). In double precision only
-    beyond 2, where 1 - erf(x) keeps fewer digits.
+    Press et al., Numerical Recipes, 6.2 (erfcc): a Chebyshev fit in t = 1 / (1 + |x| / 2). In double precision it is
+    used only for x > 2, where 1 - erf(x) is less accurate.
     """
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
@@ -121,7 +121,7 @@ _ERFC = (
 
 
 def polynomial(op: Operators, x: relax.Expr, factors: tuple[float, ...] | list[float]) -> relax.Expr:
-    """By Horner's rule, the factor of the highest power first."""
+    """Evaluate a polynomial by Horner's rule; the coefficient of the highest power is first."""
     result: Any = op.full_like(x, factors[0])
     for factor in factors[1:]:
         result = op.add(op.multiply(result, x), factor)

@@ -1,4 +1,4 @@
-"""An operation of StableHLO as its conversion sees it."""
+"""The arguments of a conversion: an operation of StableHLO and its operands in Relax."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tvm_split.frontends.stablehlo.modules import Array
 class Call:
     """An operation and its operands; ``call[0]`` is the first operand in its whole shape.
 
-    ``operands`` are of the same rank, but of size 1 along axes on which they only repeat themselves, as elementwise
-    operators take them. ``known`` are the operands that do not depend on the model's inputs.
+    ``operands`` have the same rank, but size 1 along axes on which they only repeat; elementwise operators broadcast
+    them. ``known`` has the values of operands that depend on no input of the model, and None for others.
     """
 
     operation: ir.Operation
@@ -46,4 +46,4 @@ class Call:
 
 Conversion = Callable[[Operators, Call], relax.Expr | list[relax.Expr]]
 Conversions = Mapping[str, Conversion]
-"""By the operation's name."""
+"""Conversions by the operation's name."""

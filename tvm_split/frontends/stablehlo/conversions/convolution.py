@@ -1,4 +1,4 @@
-"""Convolutions, transposed and grouped ones too: computed with channels first, for which kernels are fast."""
+"""Convert convolutions, also transposed and grouped ones, to channels first, for which kernels are fast."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _convolution(op: Operators, call: Call) -> relax.Expr:
 def _with_plain_padding(
     op: Operators, data: relax.Expr, space: Sequence[int], spread: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> tuple[relax.Expr, list[tuple[int, int]]]:
-    """Data that is spread apart and cut as a convolution would do it itself, and what is left of its padding."""
+    """Return the data with its base dilation and negative padding applied, and the remaining padding."""
     inner, low, high = ([0] * len(shape_of(data)) for _ in range(3))
     for axis, apart, (before, after) in zip(space, spread, padding, strict=True):
         inner[axis], low[axis], high[axis] = apart - 1, min(before, 0), min(after, 0)
@@ -77,9 +77,9 @@ def _with_plain_padding(
 def _transposed_padding(
     kernel: Sequence[int], dilation: Sequence[int], spread: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[int]] | None:
-    """A transposed convolution's padding and output padding that give the same; None if there are none.
+    """Return the padding and output padding of the equivalent transposed convolution; None if there is none.
 
-    Padding data that is spread apart by p is, for a kernel that reaches over k, cutting k - 1 - p off the full result.
+    For a kernel of extent k, padding dilated data by p equals slicing k - 1 - p off the full result.
     """
     before, after, further = [], [], []
     for size, apart, step, (low, high) in zip(kernel, dilation, spread, padding, strict=True):
@@ -94,7 +94,7 @@ def _transposed_padding(
 
 
 def _transposed_weights(op: Operators, weight: relax.Expr, order: Sequence[int], groups: int) -> relax.Expr:
-    """The kernel of a convolution as a transposed one has it: turned round, inputs (of all groups) before outputs."""
+    """Convert a kernel to the form of transposed convolutions: flipped, inputs of all groups before outputs."""
     weight = op.transposed(reversed_along(op, weight, order[2:]), order)
     outputs, inputs, *kernel = shape_of(weight)
     grouped = op.reshape(weight, [groups, outputs // groups, inputs, *kernel])

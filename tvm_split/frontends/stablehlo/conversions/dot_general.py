@@ -1,4 +1,4 @@
-"""Products of matrices and of everything that can be laid out as matrices."""
+"""Convert products of matrices, and general contractions that reshape to them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _dot(op: Operators, call: Call) -> relax.Expr:
 def _product(
     op: Operators, call: Call, batch: tuple[Sequence[int], Sequence[int]], summed: tuple[Sequence[int], Sequence[int]]
 ) -> relax.Expr:
-    # Integers are multiplied in the dtype of the result, and half precision that is asked for in float32 as well.
+    # Operands are cast to the result's dtype: integers need it, and half precision with a float32 result.
     left, right = (op.cast(call[place], call.dtype) for place in (0, 1))
     free = [
         [axis for axis in range(len(shape_of(value))) if axis not in around and axis not in within]
         for value, around, within in zip((left, right), batch, summed, strict=True)
     ]
-    # The axes of the result: the batch's, then what is left of each operand.
+    # The axes of the result: those of the batch, then the free axes of each operand.
     places = list(range(len(call.shape)))
     first, second = len(batch[0]), len(batch[0]) + len(free[0])
     order = places

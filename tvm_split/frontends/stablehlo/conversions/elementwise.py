@@ -1,4 +1,4 @@
-"""Operations on each element by itself, of operands that broadcast."""
+"""Convert elementwise operations, whose operands broadcast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Elementwise = Callable[..., relax.Expr]
 
 
 def elementwise(op: Operators, call: Call, change: Elementwise) -> relax.Expr:
-    """``change`` takes the operators and the operands, which broadcast."""
+    """Convert an elementwise operation; ``change`` takes the operators and the operands, which broadcast."""
     return change(op, *call.operands)
 
 
@@ -37,7 +37,7 @@ def _named(name: str) -> Elementwise:
 
 
 def _in_float32(name: str) -> Elementwise:
-    """TVM has it for float32 and float64 only, or makes too much of its error in half precision."""
+    """Compute an operator in float32 for half precision, which TVM lacks or computes inaccurately."""
 
     def change(op: Operators, operand: relax.Expr) -> relax.Expr:
         dtype = dtype_of(operand)
@@ -55,7 +55,7 @@ def _bitwise(name: str) -> Elementwise:
 
 
 def _of_numbers(name: str, of_booleans: str) -> Elementwise:
-    """StableHLO adds and multiplies booleans as well."""
+    """Use ``of_booleans`` for booleans, which StableHLO also adds and multiplies."""
 
     def change(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
         return getattr(op, of_booleans if dtype_of(left) == "bool" else name)(left, right)
@@ -79,7 +79,7 @@ def _power(op: Operators, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
 
 
 def _compared(op: Operators, left: relax.Expr, right: relax.Expr, direction: str) -> relax.Expr:
-    if dtype_of(left) == "bool":  # of which TVM's comparisons do not compile
+    if dtype_of(left) == "bool":  # TVM's comparisons of booleans do not compile
         left, right = op.cast(left, "int8"), op.cast(right, "int8")
     names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
     return getattr(op, names[direction])(left, right)
@@ -98,7 +98,7 @@ def _clamped(op: Operators, low: relax.Expr, operand: relax.Expr, high: relax.Ex
 
 
 def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """TVM's own rounds halves as whatever it compiles to does."""
+    """Round halves away from zero; TVM's round depends on the target."""
     size = op.abs(operand)
     below = op.floor(size)
     is_up = op.greater_equal(op.subtract(size, below), 0.5)
@@ -106,7 +106,7 @@ def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
 
 
 def _sign(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """Of NaN it is NaN, and of -0 itself, which TVM's own makes 0 of."""
+    """Return the sign; NaN for NaN and -0 for -0, which TVM's operator turns into 0."""
     if not is_float(dtype_of(operand)):
         return op.sign(operand)
     return op.where(op.greater(operand, 0), 1, op.where(op.less(operand, 0), -1, operand))
@@ -120,7 +120,10 @@ def _cube_root(op: Operators, operand: relax.Expr) -> relax.Expr:
 
 
 def _erf_inverse(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011): single precision, as XLA computes it."""
+    """Return the inverse error function in single precision, as in XLA.
+
+    Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011).
+    """
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
     w = op.negative(op.log(op.multiply(op.subtract(1, x), op.add(x, 1))))
@@ -210,7 +213,7 @@ def _compare(op: Operators, call: Call) -> relax.Expr:
     (left, right), direction = call.operation.operands, comparison(call.operation)
     value, other = call.operands
     if left == right and is_float(dtype_of(value)) and direction in ("EQ", "NE"):
-        # TVM takes x == x for true: this is how JAX asks for NaN.
+        # JAX tests for NaN by x != x, but TVM simplifies x == x to true.
         found = op.isnan(op.cast(value, wide(dtype_of(value))))
         return found if direction == "NE" else op.logical_not(found)
     return _compared(op, value, other, direction)

@@ -1,4 +1,4 @@
-"""Parts that are chosen by computed indices: slices, gathers and scatters."""
+"""Convert operations with computed indices: dynamic slices, gathers and scatters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _dynamic_slice(op: Operators, call: Call) -> relax.Expr:
 
 
 def _within(op: Operators, index: relax.Expr, last: int | np.ndarray) -> relax.Expr:
-    """``index`` moved to 0 … ``last``, in int64."""
+    """Clamp ``index`` to 0 … ``last``, in int64."""
     index = op.cast(index, _INDEX)
     return op.minimum(op.maximum(index, constant(0, _INDEX)), constant(last, _INDEX))
 
@@ -50,7 +50,7 @@ def _dynamic_update(op: Operators, call: Call) -> relax.Expr:
     cut = [axis for axis in range(len(shape)) if part[axis] != shape[axis]]
     if all(known[axis] is not None for axis in cut):
         return _replaced(op, value, update, cut, known)
-    # Each element of the result is looked up in the update, and taken from there where it lies in it.
+    # Each element of the result is read from the update if it lies in it, else from the value.
     inside = None
     for axis in cut:
         first = _within(op, starts[axis], shape[axis] - part[axis])
@@ -65,7 +65,7 @@ def _dynamic_update(op: Operators, call: Call) -> relax.Expr:
 def _replaced(
     op: Operators, value: relax.Expr, update: relax.Expr, cut: Sequence[int], known: Sequence[np.ndarray | None]
 ) -> relax.Expr:
-    """The update between the parts of the value before and after it, axis by axis from the last."""
+    """Replace a part at a known position: concatenate slices of the value around the update, last axis first."""
     if not cut:
         return update
     *outer, axis = cut
@@ -82,7 +82,7 @@ def _replaced(
 
 
 def _start(known: np.ndarray | None, size: int, length: int) -> int:
-    """Where an update of this length begins, moved so that it is inside; what is not cut is not known to begin at 0."""
+    """The start of a part, clamped so that it is inside; 0 for an unknown start of a whole axis."""
     return 0 if known is None else min(max(int(known), 0), size - length)
 
 
@@ -115,10 +115,10 @@ def _gather(op: Operators, call: Call) -> relax.Expr:
 def _taken(
     op: Operators, call: Call, value: relax.Expr, indices: relax.Expr, axis: int, vector: int, offset: Sequence[int]
 ) -> relax.Expr:
-    """Whole rows along one axis, such as those of an embedding."""
+    """Convert a gather of whole rows along one axis, such as an embedding."""
     places = _within(op, indices, shape_of(value)[axis] - 1)
     shape = [size for each, size in enumerate(shape_of(indices)) if each != vector]
-    # The axes of the result: those of the operand, those of the indices in place of the one that is taken from.
+    # The axes of the result: those of the operand, with its gathered axis replaced by those of the indices.
     result = op.take(value, op.shaped(places, shape), axis)
     batch = [each for each in range(len(call.shape)) if each not in offset]
     order = [*offset[:axis], *batch, *offset[axis:]]
@@ -126,7 +126,7 @@ def _taken(
 
 
 def _places(op: Operators, indices: relax.Expr, vector: int, lasts: Sequence[int] | None) -> relax.Expr:
-    """Index vectors as the last axis, in int64, moved inside where ``lasts`` are given."""
+    """Index vectors as the last axis, in int64, clamped to ``lasts`` unless it is None."""
     rank = len(shape_of(indices))
     if vector < rank:
         indices = op.transposed(indices, [*(axis for axis in range(rank) if axis != vector), vector])
@@ -136,7 +136,7 @@ def _places(op: Operators, indices: relax.Expr, vector: int, lasts: Sequence[int
 
 
 def _flat(op: Operators, places: relax.Expr, steps: Sequence[int]) -> relax.Expr:
-    """Where index vectors point to in a flat tensor."""
+    """The positions in a flat tensor of index vectors."""
     return op.sum(op.multiply(places, constant(np.array(steps), _INDEX)), [-1])
 
 
@@ -180,7 +180,7 @@ def _scatter(op: Operators, call: Call) -> relax.Expr:
         within = within + _numbers_along(axis, part, steps[operand_axis])
     size, count = math.prod(whole), math.prod(part)
     where = op.add(op.reshape(where, spread), constant(within, _INDEX))
-    # An update that lies outside changes nothing: it goes to a place of its own, behind the tensor.
+    # An update that lies outside changes nothing: it goes to an extra element behind the tensor.
     where = op.where(op.reshape(fits, spread), where, constant(size, _INDEX))
     flat_places = op.reshape(op.repeated(where, part), [count])
     longer = op.concat([op.reshape(value, [size]), constant(np.zeros(1), call.dtype)], 0)

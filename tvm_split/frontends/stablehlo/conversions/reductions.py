@@ -1,4 +1,4 @@
-"""Sums, extremes and their places over axes, and over windows: pooling and running sums."""
+"""Convert reductions over axes (sums, extremes, argmax) and over windows (pooling, cumulative sums)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_TWO = {"add": "add", "multiply": "multiply", "maximum": "maximum", "minimum"
 
 
 def combined_by(operation: ir.Operation) -> str:
-    """What a region of two arguments does with them: ``add``, ``maximum`` and so on. Raises for all else."""
+    """Return how a region combines its two arguments: ``add``, ``maximum`` and so on. Raises ModelImportError else."""
     block = operation.regions[0].blocks[0]
     *body, end = [each.operation for each in block.operations]
     arguments = list(block.arguments)
@@ -38,7 +38,7 @@ def combined_by(operation: ir.Operation) -> str:
 
 
 def neutral(kind: str, dtype: str) -> float | int:
-    """What changes nothing: 0 for a sum, the least number for a maximum."""
+    """The neutral element of a reduction: 0 for a sum, the least number for a maximum."""
     if kind in ("add", "or"):
         return 0
     if kind in ("multiply", "and"):
@@ -80,7 +80,7 @@ def _reduce(op: Operators, call: Call) -> relax.Expr | list[relax.Expr]:
 
 
 def reduced(op: Operators, value: relax.Expr, axes: Sequence[int], kind: str) -> relax.Expr:
-    """``value`` reduced over ``axes``; half precision is accumulated in float32."""
+    """Reduce ``value`` over ``axes``; half precision is accumulated in float32."""
     dtype = dtype_of(value)
     value = op.cast(value, "int8" if dtype == "bool" else wide(dtype))
     result = getattr(op, _OVER_AXES[kind])(value, list(axes)) if axes else value
@@ -96,7 +96,7 @@ def _with(op: Operators, kind: str, left: relax.Expr, right: relax.Expr) -> rela
 
 
 def _extreme_and_place(op: Operators, call: Call, axes: Sequence[int]) -> list[relax.Expr]:
-    """The largest or smallest element and its place: what argmax and argmin are written as."""
+    """Convert a reduction to the extreme element and its position, by which argmax and argmin are written."""
     value = call[0]
     counted = call.known[1]
     block = call.operation.regions[0].blocks[0]
@@ -109,7 +109,7 @@ def _extreme_and_place(op: Operators, call: Call, axes: Sequence[int]) -> list[r
 
 
 def _keeps_the_larger(block: Any) -> bool | None:
-    """Whether a region of two pairs of value and place keeps the larger value; None if it does something else."""
+    """Whether a region of two pairs (value, position) keeps the larger value; None if it does something else."""
     mine, _, other, _ = block.arguments
     for each in block.operations:
         operation = each.operation
@@ -166,7 +166,7 @@ def _pooled(
     windows: tuple[list[int], ...],
     padding: Sequence[tuple[int, int]],
 ) -> relax.Expr:
-    """As pooling over one to three axes of space; the others are batch and channels."""
+    """Convert a window reduction to pooling over one to three axes; the others become batch and channels."""
     value, dtype = call[0], call.dtype
     if len(along) > 3 or kind not in ("add", "maximum", "minimum") or not is_float(dtype):
         raise ModelImportError(
@@ -186,7 +186,7 @@ def _pooled(
     others = [axis for axis in range(len(call.shape)) if axis not in along]
     sizes = [shape_of(value)[axis] for axis in others]
     computed = wide(dtype)
-    # Pooling wants a batch and channels.
+    # Pooling needs an axis for the batch and one for channels.
     data = op.cast(op.transposed(value, [*others, *along]), computed)
     two = sizes if len(sizes) == 2 else [1, math.prod(sizes)]
     data = op.shaped(data, [*two, *shape_of(data)[len(others) :]])

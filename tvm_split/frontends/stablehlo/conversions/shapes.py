@@ -1,4 +1,4 @@
-"""Operations that only move elements."""
+"""Convert operations that only move elements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def broadcast(op: Operators, value: relax.Expr, dimensions: Sequence[int], rank:
 
 
 def _reshape(op: Operators, call: Call) -> relax.Expr:
-    """Where axes only gain or lose neighbours of size 1, what repeats itself stays of size 1."""
+    """Convert a reshape. If it only adds or removes axes of size 1, repeated axes keep size 1."""
     before, after = call.shape_of(0), call.shape
     if [size for size in before if size != 1] != [size for size in after if size != 1]:
         return op.shaped(call[0], after)
@@ -56,7 +56,7 @@ def sliced(
     lasts: Sequence[int],
     steps: Sequence[int] | None = None,
 ) -> relax.Expr:
-    """The elements between ``firsts`` and ``lasts`` along each axis of ``shape``, each ``steps``-th."""
+    """Slice from ``firsts`` to ``lasts`` (exclusive) by ``steps`` along each axis of ``shape``."""
     steps = [1] * len(shape) if steps is None else steps
     lengths = [len(range(*bounds)) for bounds in zip(firsts, lasts, steps, strict=True)]
     axes = [axis for axis, size in enumerate(shape_of(value)) if lengths[axis] != shape[axis] == size]
@@ -69,7 +69,7 @@ def _reverse(op: Operators, call: Call) -> relax.Expr:
 
 
 def reversed_along(op: Operators, value: relax.Expr, axes: Sequence[int]) -> relax.Expr:
-    """``value`` with the elements along ``axes`` from last to first."""
+    """Reverse ``value`` along ``axes``."""
     for axis in axes:
         value = op.flip(value, axis) if shape_of(value)[axis] > 1 else value
     return value
@@ -89,7 +89,7 @@ def _pad(op: Operators, call: Call) -> relax.Expr:
 def padded(
     op: Operators, value: relax.Expr, low: Sequence[int], high: Sequence[int], inner: Sequence[int], filling: float
 ) -> relax.Expr:
-    """``value`` with so many fillings before, after and between the elements along each axis; less than 0 cuts off."""
+    """Pad ``value`` before, after and between its elements along each axis; negative widths slice elements off."""
     for axis, between in enumerate(inner):
         value = _spread_apart(op, value, axis, between, filling)
     shape = shape_of(value)
@@ -100,7 +100,7 @@ def padded(
 
 
 def _spread_apart(op: Operators, value: relax.Expr, axis: int, between: int, filling: float) -> relax.Expr:
-    """``value`` with fillings ``between`` each two elements along an axis."""
+    """Insert ``between`` fillings between neighbouring elements along an axis."""
     shape = shape_of(value)
     if not between or shape[axis] < 2:
         return value
@@ -112,7 +112,7 @@ def _spread_apart(op: Operators, value: relax.Expr, axis: int, between: int, fil
 
 
 def filled(op: Operators, value: relax.Expr, widths: Sequence[int], filling: float) -> relax.Expr:
-    """``value`` with ``widths`` of ``filling`` before and after each of its axes."""
+    """Pad each axis of ``value`` with ``filling``; ``widths`` has the widths before and after, axis by axis."""
     dtype = dtype_of(value)
     value = op.cast(value, "int8") if dtype == "bool" else value
     return op.cast(op.nn.pad(value, list(widths), "constant", filling), dtype)

@@ -1,4 +1,4 @@
-"""Sorting by one key, and the largest elements."""
+"""Convert sorting by one key, and top-k."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _sort(op: Operators, call: Call) -> list[relax.Expr]:
 
 
 def _sortable(op: Operators, key: relax.Expr) -> relax.Expr:
-    """In a dtype of which TVM's order is right: of bfloat16 it is not, and of small integers there is none.
+    """Cast keys to a dtype that TVM sorts correctly: it sorts bfloat16 wrongly, and small integers not at all.
 
-    NaN is the greatest in JAX's order, and has no place in TVM's: it counts as infinity.
+    NaN becomes infinity: it is the greatest in JAX's order and has no defined position in TVM's.
     """
     dtype = dtype_of(key)
     if not is_float(dtype):
@@ -34,9 +34,9 @@ def _sortable(op: Operators, key: relax.Expr) -> relax.Expr:
 
 
 def _key(block: Any) -> tuple[int, bool]:
-    """Which operand is sorted by, and whether the largest comes first.
+    """Return the position of the operand that is the sort key, and whether the order is descending.
 
-    JAX compares floats by their integer bits, or with zeros and NaNs made alike: what is compared in the end counts.
+    JAX converts floats to integer bits, or normalises zeros and NaNs, before it compares: the last comparison counts.
     """
     *body, end = [each.operation for each in block.operations]
     compared = [each for each in body if each.name == "stablehlo.compare" and comparison(each)[0] in "GL"]
@@ -50,7 +50,7 @@ def _key(block: Any) -> tuple[int, bool]:
 
 
 def _arguments_of(value: ir.Value, arguments: list[ir.Value]) -> list[int]:
-    """The places of the arguments that a value is made of."""
+    """The positions of the arguments that a value is computed from."""
     if value in arguments:
         return [arguments.index(value)]
     operation = value.owner
