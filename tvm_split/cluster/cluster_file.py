@@ -66,7 +66,7 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
-# YAML 1.1 reads 16e9 as a string, because its exponent has no sign.
+# YAML 1.1 reads 16e9 as a string, because it has no decimal point and its exponent has no sign.
 _Number = Annotated[float, BeforeValidator(_no_truth_value)]
 
 
