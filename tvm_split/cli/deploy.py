@@ -19,11 +19,11 @@ def deploy(
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Check the workers, send them what they lack, load the stages once, and unload them again.
+    """Check the workers, send them missing files, load the stages once, and unload them again.
 
-    Workers keep what they were sent, by its SHA-256. So a run after this sends nothing and starts at once, and what
-    does not fit (versions, memory, a missing GPU) shows here and not later. With workers on this host, which end with
-    the command, it is a rehearsal.
+    Workers keep the files by their SHA-256. So a later run sends nothing and starts at once, and misfits (versions,
+    memory, a missing GPU) are reported here and not later. With workers on this host, which end with the command, it is
+    only a test.
     """
     load_tvm()
     loaded = tvm_split.Bundle.load(bundle)

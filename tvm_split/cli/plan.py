@@ -36,7 +36,7 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write what is searched, for `tvm-split solve`.")
     ] = None,
 ) -> None:
-    """Show the best split of a model over the machines: measured, proven, and compared with the obvious others."""
+    """Show the best split of a model over the machines, from measurements, with a lower bound and simpler splits."""
     shown.require_possible(model)
     options.require_folder(write_problem, "--write-problem")
     if layers:

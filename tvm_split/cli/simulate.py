@@ -73,9 +73,9 @@ def simulate(
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Say what a plan would do, without machines: the runtime's own rules in simulated time.
+    """Simulate a plan without machines, by the runtime's own rules.
 
-    Exit code 1 if a machine that is lost leaves the stream without all of its results.
+    Exit code 1 if results of the stream are missing because a machine is lost.
     """
     if picture is not None:
         _require_drawable(picture)

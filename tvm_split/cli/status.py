@@ -41,7 +41,7 @@ def status(
     timeout: options.TimeoutOption = 5.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Ask workers what they are, what they hold and what will carry links between them.
+    """Ask workers for their description and deployments, and show the transports of the links between them.
 
     Exit code 1 if a worker does not answer, or is not the expected one.
     """

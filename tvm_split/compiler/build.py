@@ -31,8 +31,8 @@ from tvm_split.errors import CompileError, last_line
 class BuiltStage:
     """A compiled stage: its library file, weights and kernels.
 
-    ``weights`` are in the order of the function's last parameters. ``cuda`` is what the code needs of a GPU's machine;
-    None for a stage without CUDA.
+    ``weights`` are in the order of the function's last parameters. ``cuda`` is what a GPU stage needs of its worker;
+    None for other stages.
     """
 
     library: Path
