@@ -1,15 +1,15 @@
-"""Bound indices: what a model looks up at run time stays inside the tensor that it looks into.
+"""Bound indices: limit the indices of run-time look-ups to the tensor that they read or write.
 
     take of float16, float32, float64           ──▶ NaN where the index is outside
-    take of others                              ──▶ the nearest element there is
+    take of others                              ──▶ the nearest element
     gather_elements, gather_nd, scatter_nd      ──▶ indices limited to 0 … length − 1
     scatter_elements                            ──▶ indices limited to −length … length − 1
-    roi_align, roi_pool                         ──▶ a region's number of its image limited to 0 … images − 1
+    roi_align, roi_pool                         ──▶ the image number of a region limited to 0 … images − 1
 
 Requires: a normalised function ``main`` with static shapes.
-Ensures: no index that is computed or comes from outside leads to memory of somebody else; indices inside mean what they
-did. TVM's kernels check none, and a token beyond the vocabulary would read, or end, the worker's process. Indices that
-are constants were checked by who made the model.
+Ensures: no index that is computed or is an input addresses memory outside the tensor; the meaning of valid indices is
+unchanged. TVM's kernels check no index, so a token beyond the vocabulary could read the worker's memory or crash it.
+Constant indices are left to the model's author.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BoundIndices:
 
 
 def _bounded(expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-    """The same operation with its indices kept inside; None for what looks up nothing, or by constants only."""
+    """Return the same operation with its indices bounded; None if it needs no bound or its indices are constants."""
     operator = operator_name(expression)
     if operator not in _BOUNDED or is_tensor_constant(expression.args[1]):
         return None
@@ -78,12 +78,12 @@ _BOUNDED = (
 def _limited(
     index: relax.Expr, lengths: int | list[int], builder: relax.BlockBuilder, *, lowest: int = 0
 ) -> relax.Expr:
-    """The index, or the coordinates along its last axis, between ``lowest`` and the lengths less one."""
+    """Limit an index, or the coordinates along its last axis, to ``lowest`` … ``lengths`` − 1."""
     return _between(index, np.array(lowest), np.asarray(lengths) - 1, builder)
 
 
 def _of_images(regions: relax.Expr, images: int, builder: relax.BlockBuilder) -> relax.Expr:
-    """Regions (number of the image, four coordinates), whose images there are; other columns stay as they are."""
+    """Limit the image numbers (column 0) of regions to 0 … ``images`` − 1; the four coordinates are unchanged."""
     lowest, highest = np.full(5, -np.inf), np.full(5, np.inf)
     lowest[0], highest[0] = 0, images - 1
     return _between(regions, lowest, highest, builder)

@@ -1,16 +1,17 @@
-"""Communication: how a split is shown, from the very functions that are compiled.
+"""Communication: printable modules that show a split, made from the same functions that are compiled.
 
-`annotated_module` is the whole graph with a device on every value: one `VDevice` per machine, whose memory scope is the
-machine's name. The operations of a stage stand together, and a value that crosses to another machine crosses once per
-machine, by an ``R.to_vdevice`` in the first stage that needs it.
+`annotated_module` returns the whole graph with a device on every value: one `VDevice` per machine, whose memory scope
+is the machine's name. The operations of a stage are consecutive. A value is transferred once to each machine that needs
+it, by an ``R.to_vdevice`` in the first stage that needs it.
 
-`machine_modules` are the machines' parts, and read like what each does: a stage receives what it needs, by
-``R.call_packed("tvm_split.receive", name, source)``, computes, and sends what others need, by
-``R.call_packed("tvm_split.send", tensor, name, destination)`` once per destination. A source or destination is a
-machine's name or ``client``; a machine that sends to itself hands a tensor from one of its stages to another, in
-memory. A stage with replicas stands in the module of each of their machines, with the attributes ``replica`` and
-``turns``; to others it is one source or destination, ``machine-b or machine-c``, and each micro-batch goes to the one
-whose turn it is. (The annotated graph shows it on the first.)
+`machine_modules` returns one module per machine. A stage receives its inputs by
+``R.call_packed("tvm_split.receive", name, source)``, computes, and sends its results by
+``R.call_packed("tvm_split.send", tensor, name, destination)``, once per destination. A source or destination is a
+machine's name or ``client``. A machine that sends to itself passes a tensor between two of its stages, in memory.
+
+A stage with replicas is in the module of each of their machines, with the attributes ``replica`` and ``turns``. In
+other stages it is one source or destination, ``machine-b or machine-c``: its round-robin schedule chooses the replica
+of each micro-batch. (The annotated graph shows such a stage on its first machine.)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CLIENT = "client"
 
 
 def virtual_devices(placement: Placement) -> dict[str, VDevice]:
-    """One `VDevice` per machine that holds a stage; devices of one target kind are counted from 0."""
+    """Return one `VDevice` per machine that has a stage; devices of the same target kind are numbered from 0."""
     counts: dict[str, int] = {}
     devices: dict[str, VDevice] = {}
     for machine in (machine for stage in placement.stages for machine in stage.machines):
@@ -51,13 +52,13 @@ def annotated_module(
     outputs: Sequence[str],
     placement: Placement,
 ) -> tvm.IRModule:
-    """The stages as one graph of the model's ``parameters`` that returns the tensors named ``outputs``.
+    """Return the stages as one graph that takes the model's ``parameters`` and returns the tensors named ``outputs``.
 
-    ``cuts`` are what the client makes of the parameters before it sends them; they are on no device.
+    ``cuts`` are the slices of parameters that the client computes before it sends them; they are on no device.
     """
     devices = virtual_devices(placement)
     made: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
-    # What lies on a machine, by the machine and the tensor's name.
+    # The tensors on each machine, by the machine's and the tensor's name.
     present: dict[tuple[str, str], relax.Expr] = {}
     builder = relax.BlockBuilder()
     with builder.function("main", list(parameters)):
@@ -87,7 +88,7 @@ def annotated_module(
 def machine_modules(
     computations: Sequence[Computation], outputs: Sequence[str], placement: Placement
 ) -> dict[str, tvm.IRModule]:
-    """The communicating module of every machine, by the machine's name, in the order of their first stages."""
+    """Return the module with sends and receives of every machine, by name, in the order of their first stages."""
     devices = virtual_devices(placement)
     stages = list(zip(placement.stages, computations, strict=True))
     sources = {name: _written(stage) for stage, part in stages for name in part.sent}
@@ -118,7 +119,7 @@ def machine_modules(
             functions.setdefault(machine, {})[part.name] = builder.get()[part.name]
     modules = {machine: tvm.IRModule(parts) for machine, parts in functions.items()}
     for module in modules.values():
-        # All devices, since a device's number in the printed types is its place in this list.
+        # List all devices, since the number of a device in the printed types is its position in this list.
         module.update_global_info("vdevice", list(devices.values()))
     return modules
 
@@ -126,7 +127,7 @@ def machine_modules(
 def _emit_stage(
     builder: relax.BlockBuilder, part: Computation, values: Mapping[str, relax.Expr]
 ) -> dict[str, relax.Expr]:
-    """Emit a stage's operations; the tensors that it sends, by name."""
+    """Emit a stage's operations; return the tensors that it sends, by name."""
     inside = dict(values)
     emit_operations(builder, operations_of(part.function), inside)
     return {

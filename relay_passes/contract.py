@@ -1,7 +1,7 @@
-"""The form that every module has between the passes, its errors, and small readers of that form.
+"""The required form of modules between the passes, its errors, and helpers that read modules of that form.
 
-The room may not know the others, so its errors have bases of their own. They are registered, so that they keep their
-class when they pass through TVM's pass manager; for the same reason a message is all they carry.
+This package may not import the packages above it, so its errors have their own bases. They are registered with TVM, so
+that they keep their class when they pass through its pass manager. For the same reason they carry only a message.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from tvm_ffi import register_error
 
 @register_error
 class ContractError(Exception):
-    """A module does not have the form that a pass requires, or a pass did not ensure what it promises."""
+    """A module does not have the form that a pass requires, or a pass did not produce the form that it ensures."""
 
 
 @register_error
 class SelfWaitError(ValueError):
-    """A stage would have to wait for its own result; the front door says it in the user's words."""
+    """A stage needs a tensor of a later stage, so it would wait for its own result."""
 
 
 def main_function(module: tvm.IRModule) -> relax.Function:
-    """The function ``main`` of a module, or a `ContractError`."""
+    """Return the function ``main`` of a module; raise `ContractError` if there is none."""
     if "main" not in {variable.name_hint for variable in module.get_global_vars()}:
         raise ContractError("the module has no function 'main'")
     return module["main"]
 
 
 def bindings_of(function: relax.Function) -> Iterator[relax.VarBinding]:
-    """All bindings of a function's blocks, in order."""
+    """Yield all bindings of a function's blocks, in order; raise `ContractError` if the function is not normalised."""
     if not isinstance(function.body, relax.SeqExpr):
         raise ContractError("the function's body is not normalised to a sequence of bindings")
     for block in function.body.blocks:
@@ -43,17 +43,17 @@ def bindings_of(function: relax.Function) -> Iterator[relax.VarBinding]:
 
 
 def names_of(function: relax.Function) -> list[str]:
-    """The names of a function's parameters and of what it binds."""
+    """Return the names of a function's parameters and of its bound variables."""
     return [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
 
 
 def operations_of(function: relax.Function) -> list[relax.VarBinding]:
-    """All bindings but that of the returned tuple."""
+    """Return all bindings of a function except that of the returned tuple."""
     return [binding for binding in bindings_of(function) if not binding.var.same_as(function.body.body)]
 
 
 def dependent_names(function: relax.Function) -> set[str]:
-    """The names of the parameters, and of the variables that depend on one: the others are tables and masks."""
+    """Return the names of the parameters and of the variables that depend on one; the others are tables and masks."""
     dependent = {parameter.name for parameter in function.params}
     for binding in bindings_of(function):
         if any(used.name in dependent for used in used_variables(binding.value)):
@@ -62,10 +62,12 @@ def dependent_names(function: relax.Function) -> set[str]:
 
 
 def require_whole_graph(module: tvm.IRModule) -> None:
-    """Check the form in which a model enters the passes.
+    """Check that a model has the form that the passes require.
 
-    One function ``main`` that binds each variable once under a name of its own and returns a tuple of variables (its
-    parameters among them). Raises `ContractError` that names the first variable which does not fit.
+    This is one function ``main`` that binds each variable once, with unique names, and returns a tuple.
+
+    Raises:
+        ContractError: the module has another form; the message says where.
     """
     function = main_function(module)
     for name, count in Counter(names_of(function)).items():
@@ -75,7 +77,7 @@ def require_whole_graph(module: tvm.IRModule) -> None:
 
 
 def returned_fields(function: relax.Function) -> tuple[relax.Expr, ...]:
-    """The expressions that a function returns as a tuple, looked up through the variable that holds the tuple."""
+    """Return the fields of a function's returned tuple; raise `ContractError` if it returns anything else."""
     result = function.body.body
     if isinstance(result, relax.Var):
         for binding in bindings_of(function):
@@ -87,7 +89,7 @@ def returned_fields(function: relax.Function) -> tuple[relax.Expr, ...]:
 
 
 def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
-    """The variables that an expression reads, each once, in the order of their first use."""
+    """Return the variables that an expression reads, each once, in the order of their first use."""
     found: dict[str, relax.Var] = {}
 
     def visit(node: relax.Expr) -> None:

@@ -1,11 +1,11 @@
-"""Exchange layouts: stages whose neighbours compute in the same layout send each other tensors in it.
+"""Exchange layouts: neighbouring stages that compute in the same layout send tensors in that layout.
 
-Schedules choose layouts stage by stage, and a stage takes and returns plain tensors. Where the one that makes a tensor
-changes it to plain as the last it does, and no one who takes it must change it back, or others in its place, it travels
-as it is: as many bytes, in another order. `layouts_made`, `changed_parameters` and `count_changes` read that off stages
-after their layout phase, in which all variables have names of their own. `with_layouts` gives a stage before that phase
-another interface, with the changes to and from plain inside, which the phase then finds it does not need. A change that
-it does need stays: results never depend on the choice.
+Schedules choose layouts for each stage, and a stage takes and returns plain tensors. If the sender changes a tensor to
+plain as its last step and no receiver would need an additional change, the tensor is sent unchanged: it has the same
+number of bytes in another order. `layouts_made`, `changed_parameters` and `count_changes` find such tensors in stages
+after the layout phase, where all names are unique. `with_layouts` changes the interface of a stage before that phase.
+It adds the changes to and from plain inside the stage; the layout phase removes those that cancel out. Those that do
+not cancel out remain, so results never depend on the choice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYOUT_TRANSFORM = "relax.layout_transform"
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a tensor's elements lie: ``index_map`` leads from the plain tensor's indices to those in ``shape``."""
+    """The memory layout of a tensor: ``index_map`` maps the plain tensor's indices to indices in ``shape``."""
 
     shape: tuple[int, ...]
     index_map: IndexMap
@@ -42,7 +42,7 @@ class Layout:
 
 
 def layouts_made(function: relax.Function) -> list[Layout | None]:
-    """For each tensor of the returned tuple the layout that it is changed from before it is returned, or None."""
+    """Return, for each returned tensor, the layout that it is changed from just before it is returned, or None."""
     values = {binding.var.name: binding.value for binding in bindings_of(function)}
     found: list[Layout | None] = []
     for field in returned_fields(function):
@@ -56,7 +56,7 @@ def layouts_made(function: relax.Function) -> list[Layout | None]:
 
 
 def changed_parameters(function: relax.Function) -> list[bool]:
-    """For each parameter whether the function changes its layout."""
+    """Return, for each parameter, whether the function changes its layout."""
     changed = {
         binding.value.args[0].name
         for binding in bindings_of(function)
@@ -66,19 +66,19 @@ def changed_parameters(function: relax.Function) -> list[bool]:
 
 
 def count_changes(function: relax.Function) -> int:
-    """How many tensors the function changes to another layout."""
+    """Return the number of layout changes in the function."""
     return sum(_is_change(binding.value) for binding in bindings_of(function))
 
 
 def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Computation:
-    """The stage with those of its received and sent tensors in ``layouts``, by name; the others as they are."""
+    """Return the stage with the received and sent tensors named in ``layouts`` in these layouts, the others plain."""
     function = computation.function
     taken = set(names_of(function))
     origins = dict(computation.origins)
     builder = relax.BlockBuilder()
 
     def changed(value: relax.Expr, index_map: IndexMap, tensor: str, form: str) -> relax.Var:
-        # Passes go by names: another variable's may not be taken.
+        # Passes look variables up by name, so the name must be new.
         names = (f"{tensor}_{number}_{form}" if number else f"{tensor}_{form}" for number in itertools.count())
         free = next(name for name in names if name not in taken)
         taken.add(free)
@@ -105,5 +105,5 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
 
 
 def _is_change(expression: relax.Expr) -> bool:
-    """Whether an expression is a change of layout that adds no padding."""
+    """Return whether an expression is a layout change without padding."""
     return operator_name(expression) == LAYOUT_TRANSFORM and expression.attrs.pad_value is None

@@ -1,13 +1,13 @@
-"""Fold affine: draw per-channel scales and shifts behind a convolution or matrix product into its weights.
+"""Fold affine: fold per-channel scales and shifts behind a convolution or matrix product into its weights.
 
     conv(x, W) + b, then batch norm  ──▶  conv(x, W·s) + t
 
 Requires: batch norm decomposed into arithmetic, constants folded.
-Ensures: behind a convolution or matrix product with constant weights, a chain of add, subtract, multiply and divide by
-constants of one value per output channel is one product with scaled weights and one addition.
+Ensures: a convolution or matrix product with constant weights, followed by a chain of add, subtract, multiply and
+divide by constants with one value per output channel, becomes one product with scaled weights and one addition.
 
-TVM's own `FoldBatchnormToConv2D` knows only a batch norm that follows a convolution directly, but importers write a
-convolution's bias as an addition of its own, between the two.
+TVM's own `FoldBatchnormToConv2D` supports only a batch norm directly behind a convolution. Importers write a
+convolution's bias as a separate addition between the two.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FoldAffine:
             if name in starts:
                 products[name] = builder.emit(_scaled(expression, starts[name]), name_hint=name)
                 return products[name]
-            # What stands between a chain's ends is bound as it was, and then dead.
+            # Operations inside a chain are emitted unchanged and removed later as dead code.
             return _shifted(name, products[chains[name].members[0]], chains[name], builder) if name in chains else None
 
         return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
@@ -58,9 +58,9 @@ class FoldAffine:
 
 @dataclass
 class _Chain:
-    """A product and the arithmetic behind it: the value is ``scale · product + shift``, both per output channel.
+    """A product and the arithmetic behind it: its value is ``scale · product + shift``, both per output channel.
 
-    ``members`` are the names of the variables, from the product's to the last one's.
+    ``members`` are the names of its variables, from the product to the last one.
     """
 
     operator: str
@@ -70,7 +70,7 @@ class _Chain:
 
 
 def _find_chains(function: relax.Function) -> dict[str, _Chain]:
-    """Chains by the name of their last variable; only those that save something."""
+    """Return the chains that save an operation or have a scale, by the name of their last variable."""
     uses = _use_counts(function)
     ends: dict[str, _Chain] = {}
     for binding in bindings_of(function):
@@ -104,7 +104,7 @@ def _is_foldable(call: relax.Call, operator: str) -> bool:
 def _affine_step(
     value: relax.Expr, ends: dict[str, _Chain], uses: Counter[str]
 ) -> tuple[_Chain, np.ndarray, np.ndarray] | None:
-    """The chain that a call continues, and the scale and shift it applies to it."""
+    """Return the chain that a call continues and the scale and shift of the call; None if it continues none."""
     operator = operator_name(value)
     if operator not in ("relax.add", "relax.subtract", "relax.multiply", "relax.divide"):
         return None
@@ -131,7 +131,7 @@ def _affine_step(
 
 
 def _per_channel(array: np.ndarray, channels: int, axis_from_end: int) -> np.ndarray | None:
-    """The array as one float64 per channel, or None if it varies along another axis."""
+    """Return the array as one float64 per channel, or None if it varies along another axis."""
     if array.size == 1:
         return np.full(channels, float(array.reshape(-1)[0]))
     if array.size != channels or array.ndim < axis_from_end or array.shape[-axis_from_end] != channels:
@@ -140,7 +140,7 @@ def _per_channel(array: np.ndarray, channels: int, axis_from_end: int) -> np.nda
 
 
 def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
-    """The product with the chain's scales drawn into its weights."""
+    """Return the product with the chain's scales multiplied into its weights."""
     weight = call.args[1].value.numpy()
     along = [1] * weight.ndim
     along[_PRODUCTS[chain.operator][1]] = -1
@@ -152,7 +152,7 @@ def _shifted(name: str, product: relax.Var, chain: _Chain, builder: relax.BlockB
     if not chain.shift.any():
         return product
     trailing = _PRODUCTS[chain.operator][0] - 1
-    # Of the result's rank: what changes layouts later then needs not think of broadcasting.
+    # The shift has the result's rank, so that later layout passes need not handle broadcasting.
     shape = [1, -1] + [1] * trailing if trailing else [-1]
     shift = chain.shift.astype(str(product.ty.dtype)).reshape(shape)
     return builder.emit(relax.op.add(product, constant(shift)), name_hint=name)

@@ -3,9 +3,9 @@
 Requires: a normalised function ``main``.
 Ensures: the operators below, on constants alone, are constants.
 
-TVM's own `FoldConstant` compiles a kernel for every call that it folds, tens of milliseconds each; decomposed batch
-norms alone are some three hundred calls in ResNet-50, which took 17 of the 24 seconds of its compilation. What is
-left to it are the operators that are not named here.
+TVM's own `FoldConstant` compiles a kernel for every call that it folds, which takes tens of milliseconds. In ResNet-50
+the decomposed batch norms alone are about three hundred calls, which took 17 of the 24 seconds of its compilation.
+`FoldConstant` still folds the operators that are not named here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _dequantized(call: relax.Call, data: Array, scale: Array, zero_point: Array)
 
 _OTHERS: dict[str, Callable[..., Array]] = {"relax.flip": _flipped, "relax.dequantize": _dequantized}
 MOST_ELEMENTS = 1 << 20
-"""Of a result that is larger than its operands: what only repeats a constant is repeated where it is used."""
+"""Maximum elements of a folded result that is larger than its operands; a larger one is computed where it is used."""
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -75,7 +75,7 @@ def _replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder)
 
 
 def folded(expression: relax.Expr) -> Array | None:
-    """The value of a call on constants, or None if it is not one of those that are computed here."""
+    """Return the value of a call on constants; None if its operator, type or size is not folded here."""
     operator = operator_name(expression)
     if operator not in _ELEMENTWISE and operator not in _VIEWS and operator not in _OTHERS:
         return None
@@ -93,7 +93,7 @@ def folded(expression: relax.Expr) -> Array | None:
         axes = expression.attrs.axes
         return np.ascontiguousarray(arrays[0].transpose(None if axes is None else [int(axis) for axis in axes]))
     if operator == "relax.astype":
-        # numpy and C disagree on what a float that does not fit an integer becomes; leave that to the compiler.
+        # numpy and C convert a float that does not fit an integer differently; leave that to the compiler.
         return arrays[0].astype(dtype) if dtype.name in _FLOATS else None
     if operator == "relax.broadcast_to":
         return np.ascontiguousarray(np.broadcast_to(arrays[0], shape))

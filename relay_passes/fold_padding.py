@@ -1,11 +1,11 @@
-"""Fold padding: a border of zeros around a convolution's data becomes the convolution's own padding.
+"""Fold padding: turn a border of zeros around a convolution's data into the convolution's own padding.
 
     conv(pad(x, w), W, padding=p)  ──▶  conv(x, W, padding=p + w)
 
 Requires: channels first.
-Ensures: no convolution reads what only a border of zeros along its axes of space was put around. Keras pads so before
-its convolutions of stride 2, whose borders differ on the two sides; as a kernel of its own it costs as much as reading
-and writing its data once more.
+Ensures: no convolution reads a tensor that was only padded with zeros along its spatial axes. Keras pads its
+convolutions of stride 2 in this way, since their borders differ on the two sides. A separate padding kernel costs as
+much as reading and writing the data once more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FoldPadding:
 
 
 def _border(expression: relax.Expr) -> list[int] | None:
-    """The widths before and after each axis of space; None where something else is done."""
+    """Return the widths before and after each spatial axis; None if the expression is no such padding with zeros."""
     if operator_name(expression) != "relax.nn.pad":
         return None
     attributes = expression.attrs

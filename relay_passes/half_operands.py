@@ -1,15 +1,15 @@
-"""Half operands: convolutions and products multiply in half precision and add in float32.
+"""Half operands: convolutions and matrix products multiply in half precision and accumulate in float32.
 
     c = conv2d(x, w)  ──▶  x_half = astype(x, "float16")
                            w_half = astype(w, "float16")
                            c = conv2d(x_half, w_half, out_dtype="float32")
 
-Everything else stays in float32, so that only products are rounded, before they are multiplied: what tensor cores do
-(Micikevicius and others: Mixed Precision Training, 2018). A value that several of them take is rounded once.
+Everything else stays in float32, so only the operands of these operations are rounded, as for tensor cores
+(Micikevicius and others: Mixed Precision Training, 2018). A value with several such readers is rounded once.
 
 Requires: a normalised function ``main``.
-Ensures: the operations of `MULTIPLYING` whose operands are both float32 have operands of the half type, under the same
-names and with results of the same types; new variables are named after what they round. `OTHERS` stay in float32.
+Ensures: the operations of `MULTIPLYING` with two float32 operands have operands of the half type. Their names and
+result types are unchanged. New variables are named after the value that they round. `OTHERS` stay in float32.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from relay_passes.rewrite import operator_name, rewrite_main
 
 MULTIPLYING = ("relax.matmul", *CONVOLUTIONS)
 OTHERS = ("relax.einsum", "relax.nn.attention", "relax.nn.attention_bias")
-"""What multiplies as well and stays as it is: it adds in the type of its operands."""
+"""Multiplying operators that are left in float32, because they accumulate in the type of their operands."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="HalfOperands")
 class HalfOperands:
-    """Round the operands of convolutions and products in ``main``; ``rounded`` gives what each new variable is of.
+    """Round the operands of convolutions and matrix products in ``main``.
 
-    By the name of a new variable, ``rounded`` has that of the first operation that takes it.
+    ``rounded`` maps the name of each new variable to the name of the first operation that reads it.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -69,7 +69,7 @@ class HalfOperands:
 
 
 def _multiplied(call: relax.Call, operands: Sequence[relax.Var]) -> relax.Expr:
-    """The same operation of other operands, with a result in float32."""
+    """Return the same operation on other operands, with a float32 result."""
     if operator_name(call) == "relax.matmul":
         return relax.op.matmul(*operands, out_dtype="float32")
     return convolution_like(call, operands, out_dtype="float32")

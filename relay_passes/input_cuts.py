@@ -1,8 +1,8 @@
-"""Input cuts: what a machine takes of an input becomes an input of its own.
+"""Input cuts: turn the slice of an input that a machine reads into an input of its own.
 
 Requires: a whole graph, in which the named variables are slices of parameters.
-Ensures: they are parameters instead, and parameters that nobody uses any more are gone. Whoever calls the function
-makes the cuts, as the bindings say that are returned: a client sends each machine what it needs, and not the whole.
+Ensures: they are parameters instead, and parameters without a reader are removed. The caller of the function computes
+the slices from the returned bindings. So a client sends each machine only the slice that it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relay_passes.shards.passing import slice_ranges
 
 
 class InputRange(NamedTuple):
-    """From ``begin`` to before ``end`` along ``axis`` of a parameter."""
+    """The slice of a parameter from ``begin`` to before ``end`` along ``axis``."""
 
     parameter: str
     axis: int
@@ -35,7 +35,7 @@ class InputRange(NamedTuple):
 
 
 def range_of(binding: relax.VarBinding) -> InputRange | None:
-    """What a slice takes of a variable, if it is a slice along one axis without gaps."""
+    """Return the range of a slice of a variable; None unless it is along one axis with stride 1."""
     if operator_name(binding.value) != "relax.strided_slice" or not isinstance(binding.value.args[0], relax.Var):
         return None
     ranges = slice_ranges(binding.value)
@@ -46,10 +46,10 @@ def range_of(binding: relax.VarBinding) -> InputRange | None:
 
 
 def cut_inputs(module: tvm.IRModule, names: Collection[str]) -> tuple[tvm.IRModule, tuple[relax.VarBinding, ...]]:
-    """The module in which the named slices are parameters, and their bindings in order.
+    """Return the module in which the named slices are parameters, and the bindings of these slices in order.
 
     Raises:
-        ContractError: one of them is no such slice of a parameter, or is what the function returns.
+        ContractError: one of them is no such slice of a parameter, or the function returns it.
     """
     if not names:
         return module, ()

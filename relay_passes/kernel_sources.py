@@ -1,11 +1,11 @@
-"""Kernel sources: which operations of the graph before fusion each kernel computes.
+"""Kernel sources: map each kernel to the operations of the graph before fusion that it computes.
 
 Requires: ``main`` after lowering, and the same ``main`` after FuseOps; in each, variables have distinct names.
-Ensures: nothing is changed; the answer names every variable before fusion exactly once.
+Ensures: nothing is changed; the result names every variable before fusion exactly once.
 
-FuseOps gives what it groups fresh names and shares the functions of equal groups, so names do not lead back. Both forms
-are walked in their order instead: a call of one of the functions and the group that holds it do the same operation on
-the same values.
+FuseOps gives grouped operations new names, and equal groups share one function. So names cannot identify the originals.
+Instead, both forms are walked in order. An operation inside a group matches the original that does the same operation
+on the same values.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Key = tuple[object, ...]
 
 
 def kernel_sources(lowered: tvm.IRModule, fused: tvm.IRModule) -> dict[str, tuple[str, ...]]:
-    """For every variable that the fused ``main`` binds, the variables of the lowered ``main`` that stand behind it.
+    """Return, for every variable of the fused ``main``, the variables of the lowered ``main`` that its kernel computes.
 
-    The last one names the value itself; the ones before are computed on the way. Order is that of the lowered ``main``.
+    They are in the order of the lowered ``main``. The last one is the value itself, the others are intermediate values.
     """
     originals: dict[Key, list[str]] = {}
     roots: dict[str, str] = {}
-    # A lowering may bind its result once more under the operator's own name: both are this kernel's.
+    # A lowering may bind its result a second time, under the operator's name: both names belong to the kernel.
     other_names: dict[str, list[str]] = {}
     for binding in bindings_of(main_function(lowered)):
         name, value = binding.var.name, binding.value
@@ -50,9 +50,9 @@ def kernel_sources(lowered: tvm.IRModule, fused: tvm.IRModule) -> dict[str, tupl
 def _sources(
     function: relax.Function, values: dict[str, str], module: tvm.IRModule, originals: Mapping[Key, list[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """For each operation of a function of the fused module the originals that do the same; each is taken once.
+    """Return the matching originals of each operation of a fused function; each original is matched once.
 
-    ``values`` are the identities of the function's parameters.
+    ``values`` has the identities of the function's parameters by name; those of its variables are added.
     """
     found: dict[str, tuple[str, ...]] = {}
     for binding in bindings_of(function):
@@ -71,7 +71,7 @@ def _sources(
             }
             found[name] = tuple(chain.from_iterable(_sources(group, inside, module, originals).values()))
         else:
-            # Equal operations on equal values may stand there twice; they are met in the same order.
+            # Equal operations on equal values may occur twice; both forms have them in the same order.
             waiting = originals.get(_key(value, values), [])
             found[name] = (waiting.pop(0),) if waiting else ()
         if found[name]:
@@ -80,7 +80,7 @@ def _sources(
 
 
 def _key(value: relax.Expr, values: Mapping[str, str]) -> Key:
-    """What an expression computes, with its operands by identity: equal keys compute equal values."""
+    """Return a key of an expression's operator and operand identities; equal keys mean equal values."""
     if isinstance(value, relax.Call):
         operator = str(getattr(value.op, "name", None) or getattr(value.op, "name_hint", ""))
         return (operator, *(_identity(argument, values) for argument in value.args))

@@ -1,9 +1,9 @@
-"""Lift weights: turn the constants of a stage into parameters, so that code and weights travel apart.
+"""Lift weights: turn the constants of a stage into parameters, so that code and weights are sent separately.
 
 Requires: a module whose ``main`` holds the stage, after all folding, so that weights are prepacked.
 Ensures: every constant of more than `LARGEST_EMBEDDED_BYTES` bytes is a parameter behind the stage's inputs, each
-distinct tensor once; smaller ones stay in the code, since a transfer of their own would cost more than they do. Those
-without elements are parameters too: TVM writes them into a library that it cannot read.
+distinct tensor once. Smaller ones stay in the code, since sending them separately would cost more. Constants without
+elements are parameters too, since TVM cannot load a library that contains one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST_EMBEDDED_BYTES = 64
 
 @dataclass(frozen=True)
 class LiftedWeights:
-    """A module whose ``main`` takes weights, and the weights, in the order of these parameters."""
+    """A module whose ``main`` takes weights, and the weights in the order of these parameters."""
 
     module: tvm.IRModule
     weights: tuple[tvm.runtime.Tensor, ...]
@@ -53,7 +53,7 @@ class _Lifter(PyExprMutator):  # type: ignore[misc]
             return constant
         if 0 < tensor.numel() * np.dtype(str(tensor.dtype)).itemsize <= LARGEST_EMBEDDED_BYTES:
             return constant
-        # Tensors without elements have no address of their own.
+        # Tensors without elements may share an address, so the type is part of the key.
         key = (tensor.data_ptr(), str(constant.ty))
         if key not in self._lifted:
             self._lifted[key] = relax.Var(f"weight_{len(self.weights)}", constant.ty)

@@ -1,4 +1,4 @@
-"""The tensors of an operation: found, and replaced."""
+"""Read and replace the tensor operands of an operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTRIBUTES = (
 
 
 def shape_of(expression: relax.Expr) -> tuple[int, ...]:
-    """The lengths of a tensor's axes; of a tuple, those of its first."""
+    """Return the lengths of a tensor's axes; for a tuple, those of its first field."""
     kind = expression.ty
     while isinstance(kind, relax.TupleType):
         kind = kind.fields[0]
@@ -27,7 +27,7 @@ def shape_of(expression: relax.Expr) -> tuple[int, ...]:
 
 
 def leaves_of(value: relax.Expr) -> tuple[relax.Expr, ...]:
-    """The variables and constants that an operation takes, those in tuples among them, in order."""
+    """Return the variables and constants that an operation reads, including those in tuples, in order."""
     if isinstance(value, relax.Var) or is_tensor_constant(value):
         return (value,)
     if isinstance(value, relax.TupleGetItem):
@@ -37,7 +37,7 @@ def leaves_of(value: relax.Expr) -> tuple[relax.Expr, ...]:
 
 
 def with_leaves(value: relax.Expr, leaves: Sequence[relax.Expr]) -> relax.Expr:
-    """The operation on other variables and constants, its types inferred anew."""
+    """Return the operation on other variables and constants, in the order of `leaves_of`, with types inferred again."""
     remaining = iter(leaves)
 
     def rebuilt(part: relax.Expr) -> relax.Expr:
@@ -55,7 +55,7 @@ def with_leaves(value: relax.Expr, leaves: Sequence[relax.Expr]) -> relax.Expr:
 
 
 def convolution_like(call: relax.Call, operands: Sequence[relax.Expr], **changed: Any) -> relax.Expr:
-    """The same convolution of other operands, with the attributes that are ``changed``."""
+    """Return the same convolution on other operands, with the attributes in ``changed``."""
     operator = operator_name(call)
     names = (*_ATTRIBUTES, *["output_padding"] * operator.endswith("_transpose"))
     return CONVOLUTIONS[operator](*operands, **{name: getattr(call.attrs, name) for name in names} | changed)

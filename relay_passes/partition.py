@@ -2,10 +2,10 @@
 
 Requires: a whole graph (see `relay_passes.contract.require_whole_graph`) and a placement of all its variables.
 Ensures: one `Computation` per stage, in the order of the stages. It takes the tensors that the stage needs from
-elsewhere, each once, and returns those that are needed elsewhere, all under the names they have in the graph. No stage
-needs a tensor of one behind it.
+elsewhere, each once, and returns those that are needed elsewhere. All keep their names in the graph. No stage needs a
+tensor of a later one.
 
-A value that depends on no input (a mask, a table) crosses nothing: each stage that needs it computes it again.
+A value that depends on no input (a mask, a table) is not transferred: each stage that needs it computes it again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from relay_passes.rewrite import emit_operations, substitute
 
 @dataclass(frozen=True)
 class PlacedStage:
-    """A stage's name and the machine that runs it, or the machines that take turns.
+    """A stage's name and the machine that runs it, or the machines of its replicas.
 
-    Of several machines ``replicas`` names all, ``machine`` the first, and micro-batch ``s`` is computed by the one with
-    the number ``turns[s % len(turns)]``. Graphs show a stage on its first machine.
+    If there are several, ``replicas`` names all and ``machine`` the first. Micro-batch ``s`` is computed by the replica
+    with the number ``turns[s % len(turns)]``. Graphs show a stage on its first machine.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PlacedStage:
 class Placement:
     """Stages in topological order, the target of every machine, and the stage of every variable.
 
-    ``stage_of`` maps the name hint of each variable that the graph binds to an index into ``stages``.
+    ``stage_of`` maps the name of each bound variable to an index into ``stages``.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -61,11 +61,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class Computation:
-    """What a stage computes: a pure function, on no device in particular.
+    """The pure function that a stage computes, independent of a device.
 
     ``function`` takes the received tensors, in the order of ``received``, and returns a tuple of the sent ones, in the
-    order of ``sent``; both hold the tensors' names. ``origins`` leads from other forms of a tensor, which passes have
-    added, to its name.
+    order of ``sent``; both hold the tensors' names. ``origins`` maps the names of other forms of a tensor, added by
+    passes, to the tensor's name.
     """
 
     name: str
@@ -76,12 +76,12 @@ class Computation:
 
 
 def partition(module: tvm.IRModule, placement: Placement) -> tuple[Computation, ...]:
-    """The stages of a whole graph.
+    """Return the stages of a whole graph.
 
     Raises:
         SelfWaitError: a stage needs a tensor that a later one makes.
-        ContractError: the graph or the placement is not as required; what crosses is no tensor; a stage has nothing to
-            compute.
+        ContractError: the graph or the placement is not as required; a transferred value is no tensor; a stage has
+            nothing to compute.
     """
     require_whole_graph(module)
     function = main_function(module)
@@ -107,7 +107,7 @@ def partition(module: tvm.IRModule, placement: Placement) -> tuple[Computation, 
 
 
 def output_names(function: relax.Function) -> tuple[str, ...]:
-    """The names of the variables that a function returns as a tuple."""
+    """Return the names of the variables that a function returns; raise `ContractError` if it returns anything else."""
     fields = returned_fields(function)
     for each in fields:
         if not isinstance(each, relax.Var):
@@ -118,7 +118,7 @@ def output_names(function: relax.Function) -> tuple[str, ...]:
 def _contents(
     function: relax.Function, bindings: Mapping[str, relax.VarBinding], returned: Sequence[str], placement: Placement
 ) -> Iterator[list[str]]:
-    """The variables that each stage binds, in the graph's order."""
+    """Yield the names of the variables that each stage binds, in the graph's order."""
     dependent = dependent_names(function)
     for index, stage in enumerate(placement.stages):
         waiting = [
@@ -138,7 +138,7 @@ def _contents(
 def _received(
     index: int, names: Sequence[str], bindings: Mapping[str, relax.VarBinding], placement: Placement
 ) -> dict[str, relax.Var]:
-    """What a stage needs from elsewhere, by name, in the order in which it is first used."""
+    """Return the variables that a stage receives, by name, in the order of their first use."""
     found: dict[str, relax.Var] = {}
     for consumer in names:
         for used in used_variables(bindings[consumer].value):
@@ -166,7 +166,7 @@ def computation_of(
     operations: Iterable[relax.VarBinding],
     sent: Mapping[str, relax.Expr],
 ) -> Computation:
-    """A computation of ``operations`` in their order; ``parameters`` and ``sent`` go by their tensors' names."""
+    """Return a computation of ``operations`` in order; the keys of ``parameters`` and ``sent`` name their tensors."""
     values: dict[str, relax.Expr] = dict(parameters)
     builder = relax.BlockBuilder()
     with builder.function(name, list(parameters.values())):

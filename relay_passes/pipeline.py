@@ -1,6 +1,6 @@
-"""The phases from a whole graph to stages that can be built: the table of contents of this room.
+"""The phases from a whole graph to stages that can be built: the table of contents of this package.
 
-Relay left TVM; Relax is the IR here. The room keeps the name its first user gave it.
+Relay left TVM; Relax is the IR here. The package keeps the name that its first user gave it.
 
     whole graph ──▶ partition ──▶ verify ──▶ one pure function per stage
     each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ group ──▶ fuse ──▶ schedule ──▶ lift weights ──▶ build
@@ -27,14 +27,14 @@ from relay_passes.unique_names import UniqueNames
 from relay_passes.verify_partition import verify_partition
 
 ModulePass = Any
-"""A callable from module to module. TVM's pass objects are such, but have no types to say so."""
+"""A callable from module to module, such as TVM's pass objects, which have no type annotations."""
 Observer = Callable[[str, tvm.IRModule], None]
 """Called with a phase's name and the module after it."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a module into the next form."""
+    """A named sequence of passes that brings a module into the next form."""
 
     name: str
     passes: tuple[ModulePass, ...]
@@ -42,10 +42,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedules:
-    """What the phases of a stage take from outside: decisions that depend on the target.
+    """Target-dependent passes and functions for the phases of a stage.
 
-    ``layout_passes`` come before lowering and ``schedule`` after fusion; ``legalizations`` maps operator names
-    (``relax.nn.conv2d``) to functions that lower them, as ``relax.transform.LegalizeOps`` takes them.
+    ``layout_passes`` run before lowering and ``schedule`` after fusion. ``legalizations`` maps operator names
+    (``relax.nn.conv2d``) to functions that lower them, in the form of ``relax.transform.LegalizeOps``.
     """
 
     layout_passes: tuple[ModulePass, ...]
@@ -54,14 +54,21 @@ class Schedules:
 
 
 def cut(whole: tvm.IRModule, placement: Placement) -> tuple[Computation, ...]:
-    """The stages of a whole graph, which together are what it was."""
+    """Return the stages of a whole graph, verified to compute the same outputs.
+
+    Raises:
+        SelfWaitError, ContractError: as `partition` and `verify_partition`.
+    """
     stages = partition(whole, placement)
     verify_partition(whole, stages)
     return stages
 
 
 def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
-    """From one stage's pure function, as ``main`` of a module, to scheduled kernels, with its weights still bound."""
+    """Return the phases from one stage's pure function, as ``main`` of a module, to scheduled kernels.
+
+    Weights are still constants in the result.
+    """
     transform = relax.transform
     return (
         Phase(
@@ -87,12 +94,12 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
             (
                 transform.LegalizeOps(dict(schedules.legalizations)),
                 transform.AnnotateTIROpPattern(),
-                # Layout changes of weights are plain kernels by now: computing them here is the prepacking.
+                # Layout changes of weights are plain kernels now; folding them prepacks the weights.
                 transform.FoldConstant(),
                 UniqueNames(),
             ),
         ),
-        # By its names, a kernel is led back to the layers it came from (`relay_passes.kernel_sources`).
+        # The unique names map each kernel to the layers it came from (`relay_passes.kernel_sources`).
         Phase("group", (transform.FuseOps(), UniqueNames())),
         Phase("fuse", (transform.FuseTIR(), transform.DeadCodeElimination(["main"]))),
         Phase("schedule", (schedules.schedule,)),
@@ -100,13 +107,13 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
 
 
 def up_to_layouts(schedules: Schedules) -> tuple[Phase, ...]:
-    """The first phases of a stage, after which its tensors have the layouts that it computes in."""
+    """Return the first phases of a stage, up to the one that chooses its tensors' layouts."""
     phases = stage_phases(schedules)
     return phases[: [phase.name for phase in phases].index("layout") + 1]
 
 
 def run_phases(module: tvm.IRModule, phases: Sequence[Phase], observe: Observer | None = None) -> tvm.IRModule:
-    """Run phases in order; ``observe`` sees the module after each."""
+    """Run phases in order and return the module; ``observe`` gets the module after each phase."""
     for phase in phases:
         for each in phase.passes:
             module = each(module)

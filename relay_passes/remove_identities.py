@@ -1,11 +1,11 @@
-"""Remove identities: operators that importers emit and that compute nothing, or less than they seem to.
+"""Remove identities: operators from importers that compute nothing, or that simpler operators can replace.
 
     dropout in inference, broadcast or reshape to the same shape   ──▶ their operand
     sum over the axis that a stack has just made                    ──▶ additions
 
 Requires: a normalised function ``main``.
-Ensures: none of these operators is left, and every value is what it was. The last form is how ONNX's ``Sum`` is
-imported; as additions it fuses into the convolution before it, and keeps its operands' layout.
+Ensures: none of these operators is left, and every value is unchanged. The last form is the import of ONNX's ``Sum``;
+as additions it fuses into the convolution before it, and keeps its operands' layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RemoveIdentities:
     """Remove identities from the function ``main``."""
 
     def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        # What each variable was bound to, to see the stack before a sum.
+        # The expression of each variable, to find the stack before a sum.
         bound: dict[str, relax.Expr] = {}
 
         def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
@@ -39,7 +39,7 @@ class RemoveIdentities:
 
 
 def _simplified(expression: relax.Expr, bound: dict[str, relax.Expr], builder: relax.BlockBuilder) -> relax.Expr | None:
-    """What an expression equals, or None if it has to be computed."""
+    """Return a simpler expression of the same value, or None if there is none."""
     if isinstance(expression, relax.TupleGetItem) and expression.index == 0:
         source = _bound_to(expression.tuple_value, bound)
         return source.args[0] if operator_name(source) == "relax.nn.dropout" else None
@@ -62,7 +62,7 @@ def _simplified(expression: relax.Expr, bound: dict[str, relax.Expr], builder: r
 
 
 def _bound_to(expression: relax.Expr, bound: dict[str, relax.Expr]) -> Any:
-    """What a variable was bound to; another expression itself; None for a parameter."""
+    """Return the expression of a variable (None for a parameter), or an expression that is no variable itself."""
     return bound.get(expression.name) if isinstance(expression, relax.Var) else expression
 
 

@@ -1,4 +1,4 @@
-"""Rewrite a function binding by binding, with variables replaced: the loop that several passes share."""
+"""Rewrite a function binding by binding, with variables replaced: helpers that several passes share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relay_passes.contract import bindings_of, main_function, returned_fields
 
 Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
-"""From a variable's name and what it would be bound to, with earlier replacements made, to what replaces the variable
-(which may take bindings of its own, emitted through the builder), or None to bind it as it is."""
+"""Returns the replacement of a variable from its name and its expression, or None to bind it unchanged.
+
+Earlier replacements are already made in the expression. The builder may emit further bindings.
+"""
 
 
 def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
-    """The module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
+    """Return the module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
     function = main_function(module)
     result_name = getattr(function.body.body, "name", "")
     builder = relax.BlockBuilder()
@@ -32,7 +34,7 @@ def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
                     replacement = replace(name, expression, builder)
                     values[name] = builder.emit(expression, name_hint=name) if replacement is None else replacement
             fields = [substitute(each, values) for each in returned_fields(function)]
-            # A result has to be a variable, or nobody can receive it.
+            # Each result must be a variable, so that it can be sent by name.
             fields = [each if isinstance(each, relax.Var) else builder.emit(each) for each in fields]
             outputs = builder.emit_output(relax.Tuple(fields), name_hint=result_name or "outputs")
         builder.emit_func_output(outputs)
@@ -40,7 +42,7 @@ def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
 
 
 def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
-    """The module with another ``main``, which keeps the attributes of the old one."""
+    """Return the module with another ``main``, which keeps the attributes of the old one."""
     attributes = main_function(module).attrs
     updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
     updated["main"] = rewritten if attributes is None else rewritten.with_attrs(attributes)
@@ -48,10 +50,9 @@ def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
 
 
 def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -> relax.Expr:
-    """The expression with each variable whose name is in ``replacements`` replaced.
+    """Return the expression with each variable whose name is in ``replacements`` replaced.
 
-    The types of calls and tuples are inferred anew: shapes stay as they are, but devices are those of the
-    replacements.
+    The types of calls and tuples are inferred again: shapes are unchanged, devices are those of the replacements.
     """
     return _Substitution(replacements).visit_expr(expression)
 
@@ -59,7 +60,7 @@ def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -
 def emit_operations(
     builder: relax.BlockBuilder, operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr]
 ) -> None:
-    """Emit bindings under their names, on ``values`` in place of the variables of these names; adds what they bind."""
+    """Emit bindings under their names with the variables in ``values`` replaced; add the new variables to these."""
     for binding in operations:
         name = binding.var.name
         values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
@@ -89,7 +90,7 @@ class _Substitution(PyExprMutator):  # type: ignore[misc]
 
 
 def operator_name(expression: relax.Expr | None) -> str:
-    """The name of the operator that an expression calls (``relax.add``), or an empty string."""
+    """Return the name of the operator that an expression calls (``relax.add``), or an empty string."""
     if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
         return str(expression.op.name)
     return ""
@@ -100,5 +101,5 @@ def is_tensor_constant(expression: relax.Expr) -> bool:
 
 
 def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
-    """A constant of the array's own dtype; ``relax.const`` by itself makes float32 of float64."""
+    """Return a constant of the array's dtype; ``relax.const`` without a dtype converts float64 to float32."""
     return relax.const(array, array.dtype.name)

@@ -1,7 +1,7 @@
-"""The ends of a stage: what stands between what it receives or sends and the nearest convolutions.
+"""The ends of a stage: the operations between its received or sent tensors and the nearest convolutions.
 
-Layouts are decided from convolution to convolution, so the ends tell in which layout a stage makes what it sends and
-takes what it receives, without the work (and the weights) of all that lies between.
+Layouts are decided from convolution to convolution. So the ends suffice to find the layouts of the tensors that a stage
+receives and sends. The passes then need not process the operations and weights in between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IMAGE_DIMENSIONS = 4
 
 
 def sending_end(computation: Computation, names: Collection[str]) -> Computation:
-    """A stage that makes those of this one's tensors that are in ``names``, from the values before the convolutions."""
+    """Return a stage that makes the sent tensors in ``names`` from the data operands of the nearest convolutions."""
     graph = _Graph.of(computation.function)
     fields = dict(zip(computation.sent, returned_fields(computation.function), strict=True))
     results = {name: field for name, field in fields.items() if name in names}
@@ -29,9 +29,9 @@ def sending_end(computation: Computation, names: Collection[str]) -> Computation
 
 
 def receiving_end(computation: Computation, names: Collection[str]) -> Computation:
-    """A stage that does what this one does first with those tensors that it receives and that are in ``names``.
+    """Return a stage of the first operations on the received tensors in ``names``, up to the nearest convolutions.
 
-    It returns the values to which they lead. What else these need begins at the convolutions before it.
+    It returns the last values that depend on them. Their other operands are computed from the nearest convolutions.
     """
     graph = _Graph.of(computation.function)
     kept = graph.after(parameter.name for parameter in computation.function.params if parameter.name in names)
@@ -46,7 +46,7 @@ def has_convolution(computation: Computation) -> bool:
 
 
 def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapping[str, relax.Expr]) -> Computation:
-    """The bindings in ``kept``, with all that they read as parameters, but for what is constant."""
+    """Return a stage of the bindings in ``kept``; the other values that they read are parameters, except constants."""
     kept = kept | graph.constants_of(kept)
     read = {operand for name in kept for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
     parameters = {each.name: each for each in computation.function.params if each.name in read}
@@ -57,7 +57,7 @@ def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapp
 
 @dataclass(frozen=True)
 class _Graph:
-    """The bindings of a function by the names of their variables, in order, but for that of its result."""
+    """The bindings of a function, by variable name and in order, without that of its result."""
 
     values: Mapping[str, relax.Expr]
     variables: Mapping[str, relax.Var]
@@ -74,17 +74,17 @@ class _Graph:
         return isinstance(self.variables[name].ty, relax.TensorType)
 
     def before(self, names: Iterable[str]) -> set[str]:
-        """What leads to these values, from the nearest convolutions."""
+        """Return these values and the values that they depend on, back to the nearest convolutions."""
         made = [name for name in names if name in self.values]
         return {*made} | _reached(made, lambda name: self.values.keys() & {*self.operands_before(name)})
 
     def operands_before(self, name: str) -> tuple[str, ...]:
-        """What a value is made of, but for the data of a convolution."""
+        """Return the operands of a value, without the data operand of a convolution."""
         value = self.values[name]
         return _names_in(*value.args[1:]) if _is_convolution(value) else self.operands[name]
 
     def after(self, names: Iterable[str]) -> set[str]:
-        """What these values lead to, as far as the nearest convolutions, and what makes no image of them."""
+        """Return the values that depend on these, up to the nearest convolutions and tensors that are no images."""
         users: dict[str, list[str]] = {}
         for name, operands in self.operands.items():
             for operand in operands:
@@ -99,7 +99,7 @@ class _Graph:
         return _reached(names, onwards)
 
     def constants_of(self, names: Iterable[str]) -> set[str]:
-        """Operands, and theirs, that are computed from constants alone, or are no tensors."""
+        """Return the direct and indirect operands that depend on constants alone, or are no tensors."""
         constant: set[str] = set()
         for name, operands in self.operands.items():
             if all(operand in constant for operand in operands):
@@ -116,7 +116,7 @@ class _Graph:
 
 
 def _reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
-    """All that one or more steps lead to from these names."""
+    """Return all names that one or more steps reach from these names."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:

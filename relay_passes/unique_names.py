@@ -1,10 +1,10 @@
 """Unique names: no two variables of ``main`` share a name.
 
 Requires: a normalised function ``main``.
-Ensures: its variables have distinct names; those that had one to themselves keep it.
+Ensures: its variables have distinct names; a function without duplicates is unchanged.
 
-The passes of this room look variables up by name. TVM's mutators number new variables ``lv``, ``lv1``, … without regard
-to what is there, so a layer of that name could be taken for another value.
+The passes of this package look variables up by name. TVM's mutators number new variables ``lv``, ``lv1``, … without
+checking the existing names, so a layer with such a name could be confused with another value.
 """
 
 from __future__ import annotations

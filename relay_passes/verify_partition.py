@@ -1,11 +1,10 @@
-"""Verify: putting the stages back together gives the original function.
+"""Verify that the stages, put together, compute the same outputs as the original function.
 
-Requires: the whole graph and the stages that it was cut into, in their order.
-Ensures: nothing but the check; a `ContractError` names the output that differs.
+Requires: the whole graph and its stages, in their order.
+Ensures: a `ContractError` names the first output that differs; nothing is changed.
 
-Both are reduced to numbered values (value numbering: equal operations on equal values are one value), so the order of
-independent operations and the copies of values that depend on no input make no difference, and nothing else is let
-through.
+Both are reduced by value numbering: equal operations on equal values are one value. So two differences are accepted:
+the order of independent operations, and copies of values that depend on no input.
 """
 
 from __future__ import annotations
@@ -22,7 +21,10 @@ from relay_passes.rewrite import substitute
 
 
 def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None:
-    """Check the stages of a whole graph; each takes tensors from the graph's inputs and the stages before it."""
+    """Raise `ContractError` unless the stages of a whole graph compute its outputs.
+
+    Each stage may receive the graph's inputs and tensors of the stages before it.
+    """
     function = main_function(whole)
     known: dict[StructuralKey, relax.Var] = {}
     expected: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
@@ -49,7 +51,7 @@ def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None
 def _number(
     operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr], known: dict[StructuralKey, relax.Var]
 ) -> None:
-    """Give every distinct value one variable, whatever function computes it."""
+    """Map each name in ``values`` to one variable per distinct value, shared by all functions."""
     for binding in operations:
         value = substitute(binding.value, values)
         if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):

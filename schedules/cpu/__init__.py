@@ -78,4 +78,5 @@ def legalizations(target: Target) -> dict[str, Legalization]:
 
 
 def rules(target: Target) -> list[tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]]:
+    """The names and rules of the target, in the order they are tried; a rule that does not match returns None."""
     return [(name, partial(rule, traits=traits_of(target))) for name, rule in RULES]

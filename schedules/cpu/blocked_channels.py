@@ -5,8 +5,8 @@ in this layout, and the operators below that can work on blocks do so. Other ope
 tensor converted back, once. All decisions are local and follow the order of the bindings. Operators that are not named
 here are not changed.
 
-TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple that dropout returns and on group norm, and
-it changes layouts around clip, erf and arithmetic with scalars.
+TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple that dropout returns and on group norm. It
+also changes layouts around clip, erf and arithmetic with scalars.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class _Carrier:
         return _call(call, operands), size
 
     def _fitting_operand(self, argument: relax.Expr, whole: Sequence[int] | None, size: int) -> relax.Expr | None:
-        """A plain operand beside a blocked one: a scalar as it is; else one value per channel or all, in blocks."""
+        """A plain operand made to fit a blocked one: scalars stay; channel vectors and full tensors are blocked."""
         shape = static_shape(argument)
         if shape is None or whole is None or len(whole) != 4:
             return None

@@ -41,7 +41,7 @@ class LoopRoles:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The tile sizes of a contraction's schedule; tuning would choose these.
+    """The tile sizes of a contraction's schedule, which the cost rule or tuning chooses.
 
     ``chunk`` iterations of the outermost reduction loop are accumulated in registers before they are added to a tile in
     memory. With None all are, and only results are written. ``group`` image rows share such a chunk of weights.

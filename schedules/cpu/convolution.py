@@ -27,7 +27,7 @@ LARGEST_SHARED_WEIGHTS_BYTES = 768 * 1024
 
 # If the weights of one tile of channels exceed this, they leave the first-level cache between two tiles of pixels ...
 LARGEST_ONE_PASS_BYTES = 80 * 1024
-# ... so they are read in chunks of this size. The sums of a group of rows take at most as much.
+# ... so they are read in chunks of at most CHUNK_BYTES, next to the sums of a group of rows of at most GROUP_BYTES.
 CHUNK_BYTES = 20 * 1024
 GROUP_BYTES = 16 * 1024
 SMALLEST_UNITS = 8

@@ -139,7 +139,7 @@ def legalize_rows(builder: BlockBuilder, call: relax.Call, traits: Traits) -> re
 
 
 def legalize_groups(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Group norm of [N, C, ...], or instance norm, where every channel is a group."""
+    """Lower group norm of [N, C, ...], or instance norm (each channel is a group); other forms are left to TVM."""
     shape, attributes = static_shape(call.args[0]), call.attrs
     if shape is None or not fits(shape, call) or not (attributes.center and attributes.scale):
         return default_legalization(builder, call)

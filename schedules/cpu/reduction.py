@@ -97,7 +97,7 @@ def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc
 
 
 def _precedes_reduction(schedule: s_tir.Schedule, block: Block) -> bool:
-    """Computed once and kept for later stages, rather than again in each: exponentials and reciprocals are dear."""
+    """Whether a block is stored for later stages, not recomputed in each: exponentials and reciprocals are costly."""
     return block.iterations == 1 or bool(schedule.get_producers(block.handle))
 
 

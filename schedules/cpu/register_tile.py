@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from schedules.traits import Traits
 
-# Two multiply-adds start per cycle and take four cycles; fewer independent accumulators than this leave the units idle.
+# Two multiply-adds start per cycle and take four cycles; with fewer independent accumulators they wait for each other.
 ACCUMULATORS_TO_HIDE_LATENCY = 8
 # Two loads start per cycle. Above this ratio of loads to multiply-adds, the load ports limit the kernel. Measured:
 # tiles with a ratio of 0.63 (8 x 2) reach the peak, and those with 1.04 (28 x 1) still 95 %.
@@ -100,6 +100,6 @@ def divisors(extent: int) -> list[int]:
 
 
 def padded_extent(extent: int, block_count: int, traits: Traits) -> int:
-    """``extent`` rounded up to whole tiles, so that no kernel has a ragged edge (predicates would leave registers)."""
+    """``extent`` rounded up to whole tiles; partial tiles need predicates, which move the sums out of registers."""
     rows = choose_tile(extent, block_count, traits).rows
     return -(-extent // rows) * rows

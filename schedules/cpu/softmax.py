@@ -27,7 +27,10 @@ KEPT_BYTES = 16 * 1024
 
 
 def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
-    """Softmax over the last axis, in float32: exponentials are computed once and divided by their sum."""
+    """Softmax of x over the last axis, in float32; ``logarithm`` makes it log-softmax.
+
+    Softmax computes the exponentials once and divides them by their sum.
+    """
     *rows, extent = (int(value) for value in x.shape)
     lanes, shape = traits.lanes, tuple(rows)
 
@@ -48,7 +51,10 @@ def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
 
 
 def softmax_of_columns(x: te.Tensor, logarithm: bool) -> te.Tensor:
-    """Softmax over the middle axis of x [O, K, I], in float32; `schedule_columns` schedules it."""
+    """Softmax of x [O, K, I] over the middle axis, in float32; ``logarithm`` makes it log-softmax.
+
+    `schedule_columns` schedules it.
+    """
     outer, extent, inner = (int(value) for value in x.shape)
     axes = [te.reduce_axis((0, extent), name="k") for _ in range(2)]
 

@@ -1,7 +1,7 @@
-"""GPUs: the lowerings, and the schedules in the order they are tried, the special before the general.
+"""GPU targets: layout passes, lowerings, and the schedule rules in the order they are tried, special ones first.
 
-Own rules where the legalizations of this package made the kernel, TVM's (dlight) for tensor cores and for reductions,
-which they share among threads well. All bind every block to threads.
+This package's rules schedule the kernels that its own legalizations made. TVM's rules (dlight) schedule kernels for
+tensor cores and reductions, which they share well among threads. All rules bind every block to threads.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ __all__ = ["TEMPLATES", "layout_passes", "legalizations", "rules"]
 
 Rule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc | None]
 SHUFFLED = frozenset(["float16", "float32", "float64", "int32", "int64", "uint32", "uint64"])
-"""What TVM's lowering of a reduction hands from thread to thread in registers. For others it has no barriers within a
-warp, though threads of one have not gone in step since sm_70."""
+"""The dtypes that TVM's lowering of a reduction passes from thread to thread in registers.
+
+For other dtypes it has no barriers within a warp, although a warp's threads have not run in lockstep since sm_70.
+"""
 
 
 def _by_default(template: Template[Gpu]) -> Rule:
@@ -44,7 +46,10 @@ def _by_default(template: Template[Gpu]) -> Rule:
 
 
 def _if_threads_may_reduce(rule: Rule) -> Rule:
-    """Without what threads would reduce in types that TVM does not shuffle: in shared memory, where a warp races."""
+    """Exclude functions from a rule if they reduce dtypes that TVM does not shuffle: a warp would race.
+
+    TVM reduces these dtypes in shared memory.
+    """
 
     def guarded(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         return rule(function, target) if reduced_types(function) <= SHUFFLED else None
@@ -52,7 +57,8 @@ def _if_threads_may_reduce(rule: Rule) -> Rule:
     return guarded
 
 
-# Fallback stands last: it takes every function, one thread an output, and loads from memory what it needs each time.
+# The fallback is last: it takes every function, uses one thread per output, and loads every value from memory each
+# time.
 RULES: tuple[tuple[str, Rule], ...] = (
     *((template.name, _by_default(template)) for template in TEMPLATES),
     ("few_rows", schedule_few_rows),
@@ -70,14 +76,14 @@ RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
-    """What joins several operators into one kernel, for CUDA."""
+    """The passes that fuse several operators into one kernel, for CUDA."""
     if str(target.kind.name) != "cuda":
         return ()
     return (lambda module: FuseAttention(module, gpu_of(target)).transform(),)
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:
-    """Own lowerings by operator name, for CUDA; operators that are not named keep TVM's."""
+    """This package's lowerings by operator name, for CUDA; TVM lowers all other operators."""
     if str(target.kind.name) != "cuda":
         return {}
     return {
@@ -91,6 +97,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
 
 
 def rules(target: Target) -> list[tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]]:
+    """The names and rules of the target, in the order they are tried; a rule that does not match returns None."""
     return [(name, partial(_apply, rule, target=target)) for name, rule in RULES]
 
 

@@ -1,14 +1,14 @@
-"""Attention as one kernel: found among the operators before they are lowered.
+"""Fuse attention into one kernel; it is matched among the operators before they are lowered.
 
     scores = matmul(query, key^T) [* scale] [+ mask ...]
     result = matmul(softmax(scores), value)      ──▶  result = attention(query, key, value[, mask])
 
-Queries, keys and values are read where they lie, through slices, reshapes, permutations and repeated heads. What is in
-half precision is computed on tensor cores, or in float32 where that is estimated to take less time: rounding is left
-out then. Scores that a constant condition replaces by the lowest number are scores with a mask.
+Queries, keys and values are read in place, through slices, reshapes, permutations and repeated heads. Half precision is
+computed on tensor cores, or in float32 if that is estimated to be faster; then intermediate values are not rounded.
+Scores that a constant condition replaces by the lowest number are treated as scores with a mask.
 
 Requires: a normalised function.
-Ensures: ``result`` keeps its name and type; what was computed for it alone is no longer used.
+Ensures: ``result`` keeps its name and type; the values that were computed only for it are no longer used.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from schedules.module_mutator import ModuleMutator
 from schedules.views import Step, element_of, view_of
 
 OPAQUE = {"op_pattern": 8, SCHEDULE_ATTRIBUTE: "attention", IS_SCHEDULED: True}
-"""PrimFunc attributes: a kernel that nothing is fused into, and that comes scheduled."""
+"""PrimFunc attributes of a kernel that is already scheduled and that nothing is fused into."""
 FLOATS = ("float32", "float16", "bfloat16")
 HIDDEN = -1e30
-"""What is added to hide a score: -inf or the lowest number of float32, below which no score comes by itself."""
+"""Values up to this, added to a score, hide it: -inf or the lowest float32. No score is that low by itself."""
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """``matmul(query, transposed_key) * scale`` and what is added to it."""
+    """Attention scores: ``matmul(query, transposed_key) * scale`` plus the ``masks``."""
 
     query: relax.Expr
     transposed_key: relax.Expr
@@ -52,7 +52,7 @@ class _Scores:
 
 @mutator
 class FuseAttention(ModuleMutator):
-    """Attention in one kernel, where that is estimated to take less time than two products and a softmax."""
+    """Rewrites attention as one kernel, if that is estimated to be faster than two products and a softmax."""
 
     def __init__(self, module: tvm.IRModule, gpu: Gpu) -> None:
         super().__init__(module)
@@ -98,7 +98,7 @@ class FuseAttention(ModuleMutator):
         )
 
     def _scores(self, expression: relax.Expr) -> _Scores | None:
-        """How scores are made; None where something else is done to them, or they are needed elsewhere."""
+        """Match the computation of scores; None if it has other operations, or if other operators need the scores."""
         value = self._without_casts(expression)
         if value is None or str(value.ty.dtype) not in FLOATS:
             return None
@@ -122,7 +122,7 @@ class FuseAttention(ModuleMutator):
         return None
 
     def _replaced(self, value: relax.Expr) -> _Scores | None:
-        """Scores that a constant condition replaces by what has no weight: the same as adding it to them."""
+        """Match scores that a constant condition replaces by a value of no weight; this equals adding a mask."""
         condition = widened_array_of(value.args[0])
         for branch, scores in enumerate(value.args[1:]):
             lowest = widened_array_of(value.args[2 - branch])
@@ -136,7 +136,7 @@ class FuseAttention(ModuleMutator):
         return None
 
     def _without_casts(self, expression: relax.Expr) -> relax.Expr | None:
-        """What a variable that is used once stands for, before it changed its dtype."""
+        """The value of a variable that is used once, before any casts; None if it is used elsewhere."""
         while isinstance(expression, relax.Var):
             if self.uses[expression.name] != 1:
                 return None
@@ -148,7 +148,7 @@ class FuseAttention(ModuleMutator):
         return None
 
     def _read_in_place(self, operand: relax.Expr) -> tuple[relax.Expr, Read]:
-        """What an operand is a view of, and how its elements are read from there."""
+        """The tensor that an operand is a view of, and a function that reads the operand's elements from it."""
         steps: list[Step] = []
         while True:
             view = view_of(operand, self.lookup_binding)
@@ -159,7 +159,7 @@ class FuseAttention(ModuleMutator):
             operand = source
 
     def _added(self, masks: Sequence[relax.Expr]) -> relax.Expr:
-        if len({str(mask.ty.dtype) for mask in masks}) > 1:  # one that was made here, of a condition, is in float32
+        if len({str(mask.ty.dtype) for mask in masks}) > 1:  # a mask made here from a condition is float32
             masks = [self.emit_beside(relax.op.astype(mask, "float32"), "mask") for mask in masks]
         total = masks[0]
         for mask in masks[1:]:
@@ -168,7 +168,7 @@ class FuseAttention(ModuleMutator):
 
 
 def _cast_of(value: relax.Expr | None) -> relax.Expr | None:
-    """What changes nothing but its floating-point dtype here; None for all else."""
+    """The operand of a cast between the floating-point dtypes used here; None for all other values."""
     if value is None or operator_of(value) != "relax.astype" or str(value.args[0].ty.dtype) not in FLOATS:
         return None
     return value.args[0]
@@ -179,7 +179,7 @@ def _broadcast(buffer: Any, indices: Sequence[Any], shape: Sequence[int]) -> Any
 
 
 def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
-    """The sizes, where all operands have the same batch and masks have known shapes."""
+    """The sizes of the attention; None unless all operands have the same batch and all masks have known shapes."""
     operands = (scores.query, scores.transposed_key, product.args[1])
     query, key, value = (static_shape(each) for each in operands)
     if query is None or key is None or value is None or 0 in (*query, *key, *value):
@@ -190,7 +190,8 @@ def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
         str(each.ty.dtype) not in FLOATS for each in operands
     ):
         return None
-    # What one mask hides by a number may be seen where another hides all else by the same.
+    # If there are several masks, a finite value may not hide a score: another mask may hide all others by the same
+    # value.
     hidden = HIDDEN if len(scores.masks) == 1 else float("-inf")
     reaches = [_reach(widened_array_of(mask), query[-2], key[-1], hidden) for mask in scores.masks]
     reach = min((each for each in reaches if each is not None), default=None)
@@ -198,9 +199,9 @@ def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
 
 
 def _reach(mask: Any, rows: int, keys: int, hidden: float) -> int | None:
-    """The largest number of keys beyond its own that a row sees, of a constant mask that hides some from all heads.
+    """The most keys after its own that a row sees, for a constant mask that hides some keys from all heads.
 
-    None where a row sees nothing: what a softmax gives it then depends on all of its keys.
+    None if a row sees nothing: its softmax then depends on all of its keys.
     """
     if mask is None or mask.ndim < 2 or mask.shape[-2:] != (rows, keys):
         return None
@@ -216,7 +217,7 @@ def _rank(call: relax.Call) -> int:
 
 
 def _uses(module: tvm.IRModule) -> Counter[str]:
-    """How often each variable is read, by its name."""
+    """The number of reads of each variable, by name."""
     found: Counter[str] = Counter()
 
     def count(expression: relax.Expr) -> None:

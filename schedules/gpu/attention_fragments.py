@@ -1,16 +1,16 @@
-"""Attention in one kernel on tensor cores: fragments of 16 x 16 x 16 for both products, all else in float32.
+"""Attention in one kernel on tensor cores: both products use fragments of 16 x 16 x 16, all else is in float32.
 
     block of threads:  a tile of query rows (x batch), 16 for each warp, which stay in shared memory
       for each tile of keys:
-        all threads load the keys; each warp multiplies its rows with them, and lays the scores into shared memory
-        two lanes have a row: they find its new maximum and sum, and lay the scores' exponentials there, rounded
+        all threads load the keys; each warp multiplies its rows with them, and stores the scores in shared memory
+        two lanes share a row: they find its new maximum and sum, and store the scores' exponentials there, rounded
         all threads load the values into the memory of the keys; each warp multiplies the exponentials with them,
         and its lanes add the products to those of the tiles before, scaled to the row's new maximum
       every lane divides its results by the row's sum
 
-The online softmax of `attention_kernel`, with the rows parted among warps, so that these need nothing of each other's
-(Dao: FlashAttention-2, 2023). Which elements of a fragment a lane has is not defined: between the products, and before
-they are scaled, results go through shared memory.
+This is the online softmax of `attention_kernel`, with the rows divided among warps, so that warps need no data from
+each other (Dao: FlashAttention-2, 2023). It is not defined which elements of a fragment a lane holds. So results go
+through shared memory between the products and before they are scaled.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from schedules.gpu.tile import FRAGMENT, WARP
 
 LANES_OF_ROW = 2
 RUN = 4
-"""Elements side by side that one lane of a row has, before those of the other."""
+"""The number of adjacent elements that one lane of a row takes, before those of the other lane."""
 
 
 class FragmentKernel(AnyKernel[AttentionFragments]):
-    """Operands and exponentials in the tile's type."""
+    """The kernel on tensor cores; operands and exponentials have the tile's dtype."""
 
     @property
     def neighbours(self) -> int:
@@ -55,7 +55,7 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
         keys, values = (_Fragments("wmma.matrix_b", dtype) for _ in range(2))
         results = _Fragments("wmma.accumulator", "float32", of_keys)
 
-        # One scope, all of which every buffer lives for: TVM's reuse of memory confuses buffers of several types.
+        # One scope in which all buffers are live, because TVM's reuse of memory confuses buffers of different dtypes.
         with T.attr(tirx.const(0, "int32"), "extern_scope", tirx.const(0, "int32")):
             self._load_whole(thread, outer, self.query, tile.rows, first, sizes.rows, sizes.width, queries)
             T.buffer_store(highest, number(LOWEST), [0])
@@ -76,7 +76,7 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
                     results.store(j, products, y * FRAGMENT * score_row + j * FRAGMENT, score_row)
                 self._exponentials(outer, first + row, row, start, lane, products, weights, own, highest, total, factor)
                 self._load_whole(thread, outer, self.value, tile.keys, start, sizes.keys, sizes.value_width, loaded)
-                # As many columns at a time as there are keys, which have room where the scores were.
+                # Take as many columns at a time as there are keys; they fit where the scores were.
                 for column in range(0, value_width, tile.keys):
                     fragments = min(of_keys, (value_width - column) // FRAGMENT)
                     for c in range(fragments):
@@ -107,7 +107,7 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
         width: int,
         loaded: tirx.Buffer,
     ) -> None:
-        """Rows from ``first`` on in whole fragments, with zeros beyond the ``existing`` ones and their ``width``."""
+        """Load whole fragments of rows from ``first`` on; zeros beyond the ``existing`` rows and their ``width``."""
         columns = whole_fragments(width)
 
         def element(row: Any, column: Any) -> Any:
@@ -133,7 +133,7 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
         total: tirx.Buffer,
         factor: tirx.Buffer,
     ) -> None:
-        """Of a row's scores, with a new maximum; ``factor`` is what sums of the old one are multiplied with."""
+        """Compute the exponentials of a row's scores and its new maximum; ``factor`` rescales the sums so far."""
         runs = self.tile.keys // LANES_OF_ROW // RUN
         T.buffer_store(factor, highest[0], [0])
         with T.unroll(runs) as run:
@@ -170,7 +170,7 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
 
 
 class _Fragments:
-    """An array of fragments, and the instructions on them."""
+    """An array of fragments and the instructions on it."""
 
     def __init__(self, scope: str, dtype: str, count: int = 1) -> None:
         self.buffer = T.alloc_buffer((count * FRAGMENT * FRAGMENT,), dtype, scope=scope)
@@ -179,7 +179,7 @@ class _Fragments:
         T.evaluate(T.tvm_fill_fragment(self.buffer.data, *_SIZE, index, number(0)))
 
     def load(self, source: tirx.Buffer, offset: Any, row: int, layout: str = "row_major") -> None:
-        """From a matrix whose rows, or columns where it is ``col_major``, are ``row`` elements apart."""
+        """Load a fragment from a matrix whose rows (columns, if ``col_major``) are ``row`` elements apart."""
         pointer = source.access_ptr("r", offset=offset, extent=row * (FRAGMENT - 1) + FRAGMENT)
         T.evaluate(T.tvm_load_matrix_sync(self.buffer.data, *_SIZE, 0, pointer, row, layout))
 

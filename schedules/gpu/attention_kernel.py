@@ -1,4 +1,4 @@
-"""Attention in one kernel: scores, softmax and the product with the values, tile by tile of the keys.
+"""Attention in one kernel: scores, softmax and the product with the values, for one tile of keys at a time.
 
     block of threads:  a tile of query rows (x batch), which stay in shared memory
       for each tile of keys:
@@ -7,10 +7,9 @@
         all threads load the values into the memory of the keys, and each adds to its part of the product
       every thread divides its results by the rows' sums
 
-No matrix of scores is in memory. Sums are scaled when a larger score comes (Milakov, Gimelshein: Online normalizer
-calculation for softmax, 2018; Dao and others: FlashAttention, 2022). All is computed in float32, in one order.
-
-The threads that have a row in common are neighbours in one warp, and find its maximum by shuffles.
+The matrix of scores is never in memory. Sums are rescaled when a larger score comes (Milakov, Gimelshein: Online
+normalizer calculation for softmax, 2018; Dao and others: FlashAttention, 2022). Everything is computed in float32, in a
+fixed order. The threads that share a row are neighbours in one warp and find its maximum by shuffles.
 """
 
 from __future__ import annotations
@@ -32,16 +31,20 @@ from schedules.gpu.attention_tile import ROW_THREADS, SHIFT, AnyAttentionTile, A
 from schedules.gpu.tile import VECTORS, WARP
 
 LOWEST = -3.4028234663852886e38
-"""The lowest of float32, as the maximum of no scores: -inf less itself would be NaN."""
+"""The lowest float32, which is the maximum before the first score; with -inf the difference would be NaN."""
 
 AnyTile = TypeVar("AnyTile", bound=AnyAttentionTile)
 Read = Callable[[Any, Sequence[Any]], Any]
-"""An element of what an operand is a view of, at the operand's indices [*outer, row, column]."""
+"""Reads an operand's element from the tensor it is a view of, at the operand's indices [*outer, row, column]."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """How queries [*outer, rows, width], keys [*outer, keys, width], values and what is added to scores are read."""
+    """Functions that read the operands and the mask.
+
+    Queries are [*outer, rows, width], keys [*outer, keys, width], values [*outer, keys, value_width]. The mask is added
+    to the scores.
+    """
 
     query: Read
     key: Read
@@ -64,14 +67,14 @@ def attention(
         return kernel(inputs, outputs[0], operands, sizes, tile, scale).body()
 
     shape = (*sizes.outer, sizes.rows, sizes.value_width)
-    # Buffers that begin where their memory does, as those of other kernels: vectors are aligned.
+    # These buffers start where their memory starts, like those of other kernels, so vectors are aligned.
     given = [tirx.decl_buffer(each.shape, each.dtype, each.op.name, layout=None) for each in tensors]
     made = tirx.decl_buffer(shape, dtype, "attention", layout=None)
     return te.extern([shape], list(tensors), body, name="attention", in_buffers=given, out_buffers=[made])
 
 
 class AnyKernel(ABC, Generic[AnyTile]):
-    """What attention's kernels have in common: blocks of threads, loads, and masks."""
+    """The common part of the attention kernels: blocks of threads, loads and masks."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class AnyKernel(ABC, Generic[AnyTile]):
             T.thread_binding(self.neighbours, thread="threadIdx.x") as x,
             T.sblock("attention"),
         ):
-            # Nothing is scheduled around this block, which would need to know.
+            # Nothing is scheduled around this block, so its reads and writes need not be known.
             T.reads()
             T.writes()
             self.of_thread(unravel(block // row_tiles, sizes.outer), block % row_tiles * tile.rows, y, x)
@@ -107,14 +110,14 @@ class AnyKernel(ABC, Generic[AnyTile]):
     @property
     @abstractmethod
     def neighbours(self) -> int:
-        """Threads along threadIdx.x: a part of one warp."""
+        """The number of threads along threadIdx.x: a part of one warp."""
 
     @abstractmethod
     def of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
-        """What thread (y, x) does for the rows from ``first`` on."""
+        """Emit the work of thread (y, x) for the rows from ``first`` on."""
 
     def key_tiles(self, first: Any) -> Any:
-        """Tiles of keys that the rows from ``first`` on have weights for."""
+        """The number of tiles of keys for which the rows from ``first`` on have weights."""
         sizes, tile = self.sizes, self.tile
         all_tiles = -(-sizes.keys // tile.keys)
         if sizes.reach is None:
@@ -133,15 +136,15 @@ class AnyKernel(ABC, Generic[AnyTile]):
         dtype: str = "float32",
         lanes: int = 1,
     ) -> None:
-        """A matrix, by all threads, neighbours along its columns; zeros where there are no rows and columns.
+        """Load a matrix with all threads, neighbours along its columns; missing rows and columns become zeros.
 
-        Each thread takes ``lanes`` columns at a time.
+        Each thread loads ``lanes`` columns at a time.
         """
         groups = columns // lanes
         with T.serial(-(-rows * groups // self.tile.threads)) as step:
             place = step * self.tile.threads + thread
             row, group = place // groups, place % groups
-            # In units of whole vectors, so that the condition is plainly one for all elements of a vector.
+            # Count in whole vectors, so that the condition is the same for all elements of a vector.
             exists = tirx.all(row < existing_rows, group < existing_columns // lanes)
 
             def take() -> None:
@@ -168,7 +171,7 @@ class AnyKernel(ABC, Generic[AnyTile]):
 
 
 class Kernel(AnyKernel[AttentionTile]):
-    """All in float32."""
+    """The kernel in float32."""
 
     @property
     def neighbours(self) -> int:
@@ -256,7 +259,7 @@ class Kernel(AnyKernel[AttentionTile]):
 
 
 def side_by_side(read: Callable[[Any, Any], Any], columns: int) -> int:
-    """How many elements of a row one load may take: they lie one behind the other, the first at a multiple of them."""
+    """The number of elements of a row that one load may take: they are contiguous, and the first is aligned to them."""
     row, group = tirx.Var("row", "int64"), tirx.Var("group", "int64")
     analyzer = Analyzer()
 
@@ -283,7 +286,7 @@ def number(value: float) -> tirx.Expr:
 
 
 def _lanes(count: int) -> Any:
-    """A loop over elements that lie side by side, in shared memory and in registers."""
+    """A loop over elements that are contiguous in shared memory and in registers."""
     return T.vectorized(count) if count in (2, 4) else T.unroll(count)
 
 
@@ -297,7 +300,7 @@ def _copy(count: int, read: Callable[[Any], Any], registers: tirx.Buffer) -> Non
 
 
 def of_row(scalar: tirx.Buffer, combine: Callable[[Any, Any], Any], threads: int) -> None:
-    """What the ``threads`` of a row, neighbours in one warp, have in ``scalar[0]``, combined by all of them."""
+    """Combine ``scalar[0]`` over the ``threads`` of a row, neighbours in one warp; all of them get the result."""
     distance = threads // 2
     while distance:
         other = T.tvm_warp_shuffle_xor(tirx.const(0xFFFFFFFF, "uint32"), scalar[0], distance, threads, WARP)

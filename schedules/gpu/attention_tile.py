@@ -1,4 +1,4 @@
-"""How attention is cut for a GPU's blocks of threads, and whether one kernel of it takes less time than three."""
+"""Tiles of attention for a GPU's blocks of threads, and the estimate whether one kernel is faster than three."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from schedules.gpu.tile import (
 )
 
 ROW_THREADS = 16
-"""Threads that have a row in common: a part of one warp."""
+"""The number of threads that share a row: a part of one warp."""
 SHIFT = 4
-"""More elements in a row of shared memory, so that a column's lie in different banks, and rows stay aligned."""
+"""Padding elements per row of shared memory: a column's elements are then in different banks, and rows stay aligned."""
 LARGEST_WIDTH = 256
-"""Values wider than this fill the registers of a thread."""
+"""The largest width; wider values fill the registers of a thread."""
 LARGEST_HALF_WIDTH = 128
-"""The same for a lane of a warp, which has half a row; wider keys leave too few registers as well."""
+"""The largest width on tensor cores, where a lane has half a row; wider keys also leave too few registers."""
 ROUNDS = 3
-"""Waits for all threads in each tile of keys."""
+"""Barriers of a block in each tile of keys."""
 FRAGMENT_SHIFT = 8
-"""The same as `SHIFT` for rows that fragments are loaded from and stored to, and that two neighbours read by fours."""
+"""Like `SHIFT`, for rows that fragments are loaded from and stored to, and that two neighbours read by fours."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """For each of ``outer``: ``rows`` queries of ``width``, of as many ``keys`` as values of ``value_width``.
+    """The sizes of attention: per batch in ``outer``, ``rows`` queries and ``keys`` keys of ``width``.
 
-    With a ``reach``, query ``row`` has no weight for keys beyond ``row + reach``, and one for a key before these: a
-    causal mask's is ``keys - rows``, at least 0.
+    There are as many values, of ``value_width``. With a ``reach``, query ``row`` has no weight for keys beyond ``row +
+    reach``, and has one for some key before these. For a causal mask it is ``keys - rows``, at least 0.
     """
 
     outer: tuple[int, ...]
@@ -51,16 +51,16 @@ class Attention:
 
     @property
     def value_columns(self) -> int:
-        """Columns of the result that a thread has."""
+        """The number of result columns that a thread has."""
         return -(-self.value_width // ROW_THREADS)
 
 
 @dataclass(frozen=True)
 class AnyAttentionTile(ABC):
-    """Queries of one block of threads, and keys that it has in shared memory at once.
+    """A tile: the queries of one block of threads, and the keys it holds in shared memory at once.
 
-    ``efficiency`` is the share of the peak: as of a product's tile of the same registers, less exponentials; an
-    estimate, no measurement.
+    ``efficiency`` is the fraction of the peak. It is an estimate, not a measurement: that of a product's tile with the
+    same registers, less the exponentials.
     """
 
     rows: int
@@ -74,24 +74,24 @@ class AnyAttentionTile(ABC):
     @property
     @abstractmethod
     def multiplications_per_cycle(self) -> int:
-        """Of one multiprocessor."""
+        """Multiply-adds per cycle of one multiprocessor."""
 
     @abstractmethod
     def columns(self, sizes: Attention) -> int:
-        """Widths of the keys and of the values together, as they are multiplied."""
+        """The widths of keys and values together, padded as they are multiplied."""
 
     @abstractmethod
     def shared_bytes(self, sizes: Attention) -> int: ...
 
     def key_tiles(self, sizes: Attention, first_row: int) -> int:
-        """Tiles of keys that rows from ``first_row`` on have weights for."""
+        """The number of tiles of keys for which the rows from ``first_row`` on have weights."""
         seen = sizes.keys if sizes.reach is None else min(sizes.keys, first_row + self.rows + sizes.reach)
         return -(-seen // self.keys)
 
 
 @dataclass(frozen=True)
 class AttentionTile(AnyAttentionTile):
-    """In float32, with ``row_registers`` rows in a thread's registers."""
+    """A tile of the float32 kernel, with ``row_registers`` rows in a thread's registers."""
 
     row_registers: int
 
@@ -111,7 +111,7 @@ class AttentionTile(AnyAttentionTile):
         return sizes.width + sizes.value_columns * ROW_THREADS
 
     def loaded_elements(self, sizes: Attention) -> int:
-        """Of the memory that keys and values have in turns."""
+        """The elements of the shared memory that keys and values use one after the other."""
         return max(sizes.width * (self.keys + SHIFT), self.keys * ROW_THREADS * sizes.value_columns)
 
     def shared_bytes(self, sizes: Attention) -> int:
@@ -121,7 +121,7 @@ class AttentionTile(AnyAttentionTile):
 
 @dataclass(frozen=True)
 class AttentionFragments(AnyAttentionTile):
-    """On tensor cores, with a fragment's rows for each warp, and operands in ``dtype``: float16 or bfloat16."""
+    """A tile on tensor cores: each warp has a fragment's rows; operands are in ``dtype``, float16 or bfloat16."""
 
     dtype: str = "float16"
 
@@ -141,7 +141,7 @@ class AttentionFragments(AnyAttentionTile):
         return whole_fragments(sizes.width) + whole_fragments(sizes.value_width)
 
     def loaded_elements(self, sizes: Attention) -> int:
-        """Of the memory that keys and values have in turns."""
+        """The elements of the shared memory that keys and values use one after the other."""
         return self.keys * (whole_fragments(max(sizes.width, sizes.value_width)) + FRAGMENT_SHIFT)
 
     def shared_bytes(self, sizes: Attention) -> int:
@@ -161,7 +161,7 @@ TILES = tuple(
     for keys, keys_efficiency in ((64, 1.0), (32, 0.8), (16, 0.6))
     for row_registers, efficiency in ((8, 0.6), (4, 0.45))
 )
-# Scores go through shared memory between the two products, whose instructions wait for it.
+# The efficiency is low: scores go through shared memory between the two products, whose instructions wait for it.
 FRAGMENT_TILES = tuple(
     AttentionFragments(rows, keys, efficiency * keys_efficiency)
     for rows, efficiency in ((128, 0.25), (64, 0.25), (32, 0.2), (16, 0.12))
@@ -172,9 +172,9 @@ FRAGMENT_TILES = tuple(
 def choose_attention_tile(
     sizes: Attention, processors: int, half: str | None, copies: int
 ) -> AttentionTile | AttentionFragments | None:
-    """The tile with the shortest estimated time; None where two products and a softmax are estimated to take less.
+    """The tile with the shortest estimated time; None if two products and a softmax are estimated to be faster.
 
-    These take ``copies`` of operands that are views; both have tensor cores where ``half`` is the operands' type.
+    These copy ``copies`` operands that are views. Both use tensor cores if ``half`` is the operands' dtype.
     """
     if sizes.rows < TENSOR_CORE_SMALLEST or max(sizes.width, sizes.value_width) > LARGEST_WIDTH:
         return None
@@ -202,6 +202,6 @@ def _cycles_of_three(sizes: Attention, processors: int, in_half: bool, copies: i
     batch = prod(sizes.outer)
     scores = product_cycles(Extents(batch, sizes.rows, sizes.keys, sizes.width), processors, in_half)
     product = product_cycles(Extents(batch, sizes.rows, sizes.value_width, sizes.keys), processors, in_half)
-    # Written and read as scores, and again as what they become.
+    # The scores are written and read, and then again as exponentials.
     moved = 4 * 4 * batch * sizes.rows * sizes.keys + copies * 2 * 4 * batch * sizes.keys * sizes.width
     return scores + product + (2 + copies) * SECOND_KERNEL_CYCLES + moved / BYTES_PER_CYCLE

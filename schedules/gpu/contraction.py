@@ -1,14 +1,13 @@
-"""Contractions in tiles: operands through shared memory, results in registers, what follows on the finished tile.
+"""Schedule contractions in tiles: operands go through shared memory, results stay in registers, the tail is fused.
 
     block of threads:  a tile of rows x columns (x slice of the sum, x batch)
       for each ``depth`` steps of the sum:
         all threads together load a [depth, rows] and a [depth, columns] part of the operands into shared memory
         for each step: every thread loads its rows and columns into registers, and multiplies each with each
-      every thread stores its results, with bias, residual and activation where the sum is not in slices
+      every thread stores its results, with bias, residual and activation if the sum is not in slices
 
-Extents are padded to whole tiles, by zeros that the loads give. Slices of the sum are added up by a second kernel,
-with what follows. The threads of a warp write neighbouring columns, and neighbours in memory are loaded by neighbouring
-threads.
+Extents are padded to whole tiles, by zeros that the loads supply. A second kernel adds the slices of a sum and computes
+the tail. The threads of a warp write neighbouring columns, and neighbouring threads load neighbouring elements.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STOR
 logger = logging.getLogger(__name__)
 
 UNROLL = 512
-"""Statements up to which nvcc is asked to unroll what is not unrolled by name."""
+"""Up to this many statements, nvcc is asked to unroll loops that the schedule does not unroll."""
 SHIFT_OF_COLUMNS = 4
-"""More elements in a row of shared memory that threads write by columns."""
+"""Padding elements per row of shared memory that threads write by columns."""
 STEPS = 8
-"""Steps of a sum of few rows whose loads are under way together."""
+"""Steps of the sum whose loads are in flight together, for products of few rows."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A product before it is tiled: all of its loops are of whole tiles. ``part`` is the loop over slices, if any are.
+    """A product before it is tiled, whose loops all consist of whole tiles.
 
-    ``adder`` adds the slices up.
+    ``part`` is the loop over slices of the sum, if there are any. ``adder`` adds the slices.
     """
 
     block: SBlockRV
@@ -56,12 +55,12 @@ class Cut:
 
     @property
     def outer(self) -> list[LoopRV]:
-        """The loops that choose a block of threads, besides those over tiles."""
+        """The loops over blocks of threads, except those over tiles."""
         return [self.batch] if self.part is None else [self.part, self.batch]
 
 
 def cut(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[AnyTile]) -> Cut:
-    """The product of two views with its extents padded to whole tiles, and its sum in slices."""
+    """Pad a product of two views to whole tiles and split its sum into slices."""
     anchor, tile = parts.anchor, tiling.tile
     left, right = _operand_views(schedule, parts)
     tail = inline_tail(schedule, anchor, parts.tail)
@@ -81,7 +80,7 @@ def cut(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[AnyTile]) -> Cut:
 
 
 def _operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]:
-    """The views that a legalization named ``left`` and ``right``; what else stands before an anchor is inlined."""
+    """The views that the legalization named ``left`` and ``right``; other blocks before the anchor are inlined."""
     named = {view.name.partition("_")[0]: view for view in parts.preparation}
     for view in parts.preparation:
         if view is not named["left"] and view is not named["right"]:
@@ -90,7 +89,7 @@ def _operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block
 
 
 def _padded(schedule: s_tir.Schedule, anchor: Block, view: Block) -> Block:
-    """What the anchor reads in the place of a view after padding: the view itself where it has whole tiles."""
+    """The block that the anchor reads after padding; it is the view itself if that has whole tiles."""
     readers = schedule.get_consumers(view.handle)
     if str(schedule.get(readers[0]).name_hint) == anchor.name:
         return view
@@ -99,11 +98,11 @@ def _padded(schedule: s_tir.Schedule, anchor: Block, view: Block) -> Block:
 
 
 def schedule_tiled(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[Tile]) -> None:
-    """Views of two operands, one anchor, and spatial blocks behind it. Anchor: batch, row, column | position, depth."""
+    """Schedule two operand views, an anchor (batch, row, column | position, depth) and the spatial blocks after it."""
     product, tile = cut(schedule, parts, tiling), tiling.tile
     lanes = min(tiling.lanes, int(parts.anchor.statement.annotations[STORE]))
     row_block, row_thread, row = schedule.split(product.rows, [None, tile.row_threads, tile.row_registers])
-    # A thread's columns are groups of ``lanes``, the groups of all threads between them: stores stay side by side.
+    # A thread's columns are groups of ``lanes``; the groups of all threads alternate, so that stores are contiguous.
     column_block, column_group, column_thread, column = schedule.split(
         product.columns, [None, tile.column_registers // lanes, tile.column_threads, lanes]
     )
@@ -137,7 +136,7 @@ def schedule_tiled(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[Tile])
 
 
 def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: Tile, most_lanes: int) -> None:
-    """A view's part for ``depth`` steps of the sum, by all threads of the block, into shared memory."""
+    """Load a view's part for ``depth`` steps of the sum into shared memory, with all threads of the block."""
     schedule.set_scope(view.handle, 0, "shared")
     schedule.compute_at(view.handle, depth_outer, preserve_unit_loops=True)
     depth, extent = schedule.get_loops(view.handle)[-2:]
@@ -147,13 +146,13 @@ def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, t
         lanes = 1
         schedule.reorder(extent, depth)
         depth, extent = extent, depth
-        # Threads write one column of the shared matrix: four more elements a row put them into different banks.
+        # Threads write one column of the shared matrix: the padding per row puts them into different banks.
         schedule.storage_align(view.handle, 0, axis=-2, factor=32, offset=SHIFT_OF_COLUMNS)
     share_among_threads(schedule, [depth, extent], tile.row_threads, tile.column_threads, lanes)
 
 
 def share_among_threads(schedule: s_tir.Schedule, loops: Sequence[LoopRV], rows: int, columns: int, lanes: int) -> None:
-    """The elements of a copy by ``rows * columns`` threads, ``lanes`` at a time."""
+    """Share a copy's elements among ``rows * columns`` threads, ``lanes`` at a time."""
     _, row_thread, column_thread, vector = schedule.split(schedule.fuse(*loops), [None, rows, columns, lanes])
     schedule.bind(row_thread, "threadIdx.y")
     schedule.bind(column_thread, "threadIdx.x")
@@ -161,10 +160,10 @@ def share_among_threads(schedule: s_tir.Schedule, loops: Sequence[LoopRV], rows:
 
 
 def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | None, in_place: bool = True) -> None:
-    """Compute what follows a sum: the first block where the sum is stored, if it can be; else in kernels of their own.
+    """Schedule the blocks after a sum: the first where the sum is stored, if possible; the others as separate kernels.
 
-    It cannot where it makes several elements of one, nor while the sum is in slices (not ``in_place``, or with an
-    ``adder``, whose sum the first block's threads compute).
+    The first block cannot be computed there if it makes several elements from one, or if the sum is in slices (not
+    ``in_place``, or with an ``adder``, whose sum the first block's threads compute).
     """
     if adder is not None:
         thread = bind_elements(schedule, tail[0].handle, vectorize=False)
@@ -183,11 +182,11 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
 
 
 def schedule_few_rows(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """Products of few rows, a vector times a matrix among them: bound by reading the matrix once.
+    """Schedule products of few rows, such as a vector times a matrix; reading the matrix once limits their speed.
 
-    Neighbouring threads take neighbouring columns, so that each step of the sum reads whole lines of the matrix; the
-    vector's element is one for all of them. Slices of the sum, which the legalization makes, fill the GPU. Anchor
-    iterators: slice, batch, row, column | depth.
+    Neighbouring threads take neighbouring columns, so that each step of the sum reads whole lines of the matrix. All
+    threads share the vector's element. The legalization makes slices of the sum, which fill the GPU. Anchor iterators:
+    slice, batch, row, column | depth.
     """
     schedule = new_schedule(function)
     parts = find_parts(schedule, FEW_ROWS)

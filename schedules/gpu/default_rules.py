@@ -1,4 +1,4 @@
-"""The rules that TVM ships (dlight), as rules of this package."""
+"""TVM's own rules (dlight) in the form of this package's rules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from schedules.blocks import new_schedule
 
 
 def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """The function as a rule of TVM schedules it, or None where that rule does not match."""
+    """The function scheduled by a TVM rule, or None if that rule does not match."""
     schedule = _applied(rule, in_loops(function), target)
     return None if schedule is None else _bound(schedule)
 
 
 def apply_reduction(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """The same of TVM's rule for sums, which products and extremes get as well: the steps that it takes for a sum."""
+    """The function scheduled by TVM's rule for sums, which also schedules products and extremes with the same steps."""
     looped = in_loops(function)
     schedule = _applied(dlight.gpu.Reduction(), _with_sums(looped), target)
     if schedule is None:
@@ -36,7 +36,7 @@ def _applied(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> s_t
 
 
 def _with_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with sums in the place of products and extremes."""
+    """The function with sums in place of products and extremes."""
 
     def block(found: s_tir.SBlock) -> s_tir.SBlock:
         store = found.body
@@ -58,12 +58,12 @@ def _with_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _bound(schedule: s_tir.Schedule) -> tirx.PrimFunc | None:
     _bind_what_all_threads_do(schedule)
     if any("blockIdx.x" not in _bindings(schedule, block) for block in _blocks(schedule) if schedule.get_loops(block)):
-        return None  # a rule that takes scalars for rows without an end leaves what follows them out
+        return None  # a rule that takes scalars for endless rows leaves out the blocks after them
     return schedule.mod["main"]
 
 
 def in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Scalars' blocks in loops of one step: beside one without, TVM cannot share a sum among threads (rfactor)."""
+    """Put blocks without loops into loops of one step; TVM cannot share a sum (rfactor) next to a block without one."""
     root = function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None
     if root is None:
         return function
@@ -90,7 +90,10 @@ def _blocks(schedule: s_tir.Schedule) -> list[s_tir.schedule.SBlockRV]:
 
 
 def _bind_what_all_threads_do(schedule: s_tir.Schedule) -> None:
-    """What follows a sum that a block of threads shares (a mean's division) is left to all of them: to one, here."""
+    """Bind the blocks after a shared sum (such as a mean's division) to threads, so that each element is computed once.
+
+    TVM's rules leave these blocks to all threads.
+    """
     blocks = _blocks(schedule)
     extents = {tag: extent for block in blocks for tag, extent in _bindings(schedule, block).items()}
     for block in blocks:
@@ -106,7 +109,7 @@ def _bind_what_all_threads_do(schedule: s_tir.Schedule) -> None:
 
 
 def _bindings(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> dict[str, int]:
-    """Extents of the threads around a block, by their tags."""
+    """The extents of the thread loops around a block, by thread tag."""
     loops = [schedule.get(loop) for loop in schedule.get_loops(block)]
     return {
         str(loop.thread_binding.thread_tag): int(loop.extent)

@@ -1,4 +1,4 @@
-"""Everything that only moves or maps elements: one thread an element, or one for four that lie side by side."""
+"""Schedule functions that only move or map elements: one thread per element, or per four contiguous elements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from schedules.gpu.default_rules import in_loops
 
 THREADS = 256
 LANES = 4
-# Below this many elements, vectors would leave multiprocessors without a thread.
+# With fewer elements, vectors would leave multiprocessors without threads.
 SMALLEST_VECTORIZED = 1 << 17
 
 
 def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """A function without reductions: intermediate blocks are inlined, each output is a kernel of its own."""
+    """Schedule a function without reductions: inline intermediate blocks, make each output a separate kernel."""
     schedule = new_schedule(in_loops(function))
     kept = inline_into_outputs(schedule, function)
     if kept is None or not all(block.statement.iter_vars for block in kept):
@@ -30,7 +30,7 @@ def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFu
 def bind_elements(
     schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, vectorize: bool = True
 ) -> s_tir.schedule.LoopRV:
-    """Threads along the innermost axis, so that neighbours write neighbouring elements; returns the threads' loop."""
+    """Bind threads along the innermost axis, so that neighbours write neighbouring elements; return their loop."""
     loops = schedule.get_loops(block)
     if not loops:
         loops = [schedule.add_unit_loop(block)]
@@ -58,7 +58,7 @@ def _warps(iterations: int) -> int:
 
 
 def _is_contiguous(block: s_tir.SBlock) -> bool:
-    """Whether along the innermost iterator everything read and written lies side by side, or is one value."""
+    """Whether everything read and written is contiguous along the innermost iterator, or is one value."""
     innermost = block.iter_vars[-1].var
     for region in [*block.reads, *block.writes]:
         indices = [each.min for each in region.region]

@@ -1,7 +1,7 @@
-"""The five instructions of tensor cores that schedules here use, as TVM's tensorize takes them: meaning and call.
+"""The five tensor core instructions that schedules use, for TVM's tensorize: each as its meaning and its call.
 
-Fragments of 16 x 16 x 16: factors in float16 or bfloat16 by rows in shared memory, sums in float32. TVM has the same
-for float16 and many more, but registers all of them in one import, which takes half a minute.
+Fragments are 16 x 16 x 16: factors in float16 or bfloat16, stored by rows in shared memory, and sums in float32. TVM
+has these instructions for float16 and many more. But it registers all of them in one import, which takes half a minute.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -20,7 +20,7 @@ DTYPES = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Fragments:
-    """Names under which TVM knows the instructions for factors of one dtype."""
+    """The names under which TVM has the instructions for factors of one dtype."""
 
     load_left: str
     load_right: str
@@ -31,7 +31,7 @@ class Fragments:
 
 @cache
 def fragments_of(dtype: str) -> Fragments:
-    """The instructions for factors in ``float16`` or ``bfloat16``, which are made known to TVM once a process."""
+    """The instructions for factors in ``float16`` or ``bfloat16``; they are registered with TVM once per process."""
     meanings = {
         "load_left": _copy("shared", "wmma.matrix_a", dtype, _load),
         "load_right": _copy("shared", "wmma.matrix_b", dtype, _load),
@@ -46,7 +46,7 @@ def fragments_of(dtype: str) -> Fragments:
 
 
 def _number(fragment: Any, row_length: Any) -> Any:
-    """Which fragment of an array of them, laid out by rows, a piece of its matrix is."""
+    """The number of the fragment that holds a part of a matrix; the matrix's fragments are numbered by rows."""
     row = fragment.elem_offset // row_length // SIZE
     column = fragment.elem_offset % row_length // SIZE
     return row * (row_length // SIZE) + column

@@ -1,10 +1,10 @@
-"""Products in half precision on tensor cores: warps multiply fragments of 16 x 16 x 16, and sum in float32.
+"""Schedule half-precision products on tensor cores: warps multiply fragments of 16 x 16 x 16, and sum in float32.
 
     block of threads:  a tile of rows x columns (x slice of the sum, x batch)
       for each ``depth`` steps of the sum:
         all threads together load a [rows, depth] and a [depth, columns] part of the operands into shared memory
         each warp loads fragments of its rows and columns from there, and multiplies each with each
-      each warp lays its results into shared memory, and its threads store them with what follows
+      each warp stores its results in shared memory, and its threads store them with the blocks that follow
 
 Nothing is loaded for the next steps while these are multiplied; other blocks on the same multiprocessor fill the gap.
 """
@@ -19,16 +19,17 @@ from schedules.gpu.contraction import cut, finish, share_among_threads
 from schedules.gpu.fragments import fragments_of
 from schedules.gpu.tile import FETCH, FRAGMENT, STORE, WARP, FragmentTile, Tiling
 
-# Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
+# Padding elements per row of an operand in shared memory: rows start in different banks and stay aligned for fragments.
 SHIFT_OF_HALVES = 8
 
 
 def schedule_tensor_core(
     schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[FragmentTile], with_instructions: bool = True
 ) -> None:
-    """Anchor iterators: batch, row, column | position, depth.
+    """Schedule a product on tensor cores; anchor iterators: batch, row, column | position, depth.
 
-    Without ``with_instructions`` fragments are plain loops: slow, but with a meaning that can be run anywhere.
+    Without ``with_instructions`` fragments are plain loops. These are slow, but run on any machine with the same
+    meaning.
     """
     whole, tile = cut(schedule, parts, tiling), tiling.tile
     row_block, row_warp, row_fragment, row_element = schedule.split(
@@ -83,7 +84,7 @@ def _load_together(
 
 
 def _in_fragments(schedule: s_tir.Schedule, block: SBlockRV) -> LoopRV:
-    """The loop around one fragment of a copy of a matrix."""
+    """Split a copy of a matrix into fragments; return the loop around one fragment."""
     row, column = schedule.get_loops(block)[-2:]
     row_outer, row_inner = schedule.split(row, [None, FRAGMENT])
     column_outer, column_inner = schedule.split(column, [None, FRAGMENT])

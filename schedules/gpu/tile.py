@@ -1,11 +1,11 @@
-"""What lowerings and schedules for a GPU agree on: families of kernels, their annotations, and tile sizes.
+"""Tile sizes, kernel families and annotations that the lowerings and schedules for a GPU share.
 
-A tile is the part of a product that one block of threads computes; several blocks may share a sum.
+A tile is the part of a product that one block of threads computes. Several blocks may share a sum.
 
-A small model of time chooses among few tiles where nothing was measured; `schedules.gpu.tiling_space` has more. It
-knows three things: a large tile needs fewer loads from shared memory
-for each multiplication, a block with few threads cannot keep a multiprocessor busy alone, and a product with few tiles
-leaves most multiprocessors idle unless its sum is cut into slices, which costs a second kernel and its traffic.
+Without measurements, a small time model chooses among few tiles; `schedules.gpu.tiling_space` has more. The model has
+three effects. A large tile needs fewer loads from shared memory per multiplication. A block with few threads cannot
+keep a multiprocessor busy alone. A product with few tiles leaves most multiprocessors idle unless its sum is cut into
+slices, which costs a second kernel and its traffic.
 """
 
 from __future__ import annotations
@@ -19,46 +19,52 @@ from typing import Generic, TypeVar
 from tvm.target import Target
 
 TILED = "tiled "
-"""Anchors of tiled contractions are named with this prefix and the operator's name: ``tiled conv2d``."""
+"""The anchor of a tiled contraction is named with this prefix and the operator's name: ``tiled conv2d``."""
 TENSOR_CORE = "tensor_core"
 FEW_ROWS = "few_rows"
 DEPTHWISE = "depthwise_conv2d"
 FETCH = "tvm_split.fetch_lanes"
-"""On an operand's view: how many of its elements one load may take."""
+"""Annotation of an operand's view: how many of its elements one load may take."""
 DEPTH_FIRST = "tvm_split.depth_first"
-"""On an operand's view: 1 where neighbours in memory are neighbours in the sum, and threads should take them so."""
+"""Annotation of an operand's view: 1 if neighbours in memory are neighbours in the sum; threads should load them so."""
 STORE = "tvm_split.store_lanes"
-"""On a tiled anchor: how many results of one row one store may take."""
+"""Annotation of a tiled anchor: how many results of one row one store may take."""
 VECTORS = (4, 2, 1)
-"""Elements of one load or store, the best first."""
+"""The numbers of elements that one load or store may take, the best first."""
 MOST_ROWS = 4
-"""Products of up to this many rows are bound by reading the right operand once."""
+"""For products of at most this many rows, reading the right operand once limits the speed."""
 TENSOR_CORE_SMALLEST = 16
-"""Tensor cores take products all of whose extents fill a fragment at least."""
+"""Smallest extent for tensor cores: all extents of a product must fill at least one fragment."""
 
 MULTIPLICATIONS_PER_CYCLE = 128
-"""float32 multiply-adds of one multiprocessor of an H100. An A100 has 64: everything but memory takes longer there."""
+"""float32 multiply-adds per cycle of one multiprocessor of an H100.
+
+An A100 has 64, so everything except memory takes longer there.
+"""
 TENSOR_MULTIPLICATIONS_PER_CYCLE = 1024
-"""The same for float16 on tensor cores: an A100's; the instructions used here reach about as much on an H100."""
+"""float16 multiply-adds per cycle on tensor cores of one multiprocessor of an A100.
+
+The instructions used here reach about as many on an H100.
+"""
 BYTES_PER_CYCLE = 2000
-"""What the whole GPU moves between its second-level cache and its multiprocessors in a cycle."""
+"""Bytes per cycle that the whole GPU moves between its second-level cache and its multiprocessors."""
 SECOND_KERNEL_CYCLES = 4000
-"""Starting one more kernel: 2 to 3 microseconds."""
+"""Cycles to start one more kernel: 2 to 3 microseconds."""
 LATENCY_CYCLES = 400
-"""One round of loads to shared memory, a barrier, and the first use."""
-# Of the largest part of each family that is sold: A100 and H100.
+"""Cycles of one round: loads to shared memory, a barrier, and the first use."""
+# Multiprocessors of the largest product of each family: A100 and H100.
 MULTIPROCESSORS = {"sm_80": 108, "sm_90": 132}
 FRAGMENTS_SINCE = {"float16": 70, "bfloat16": 80}
-"""The compute capability, times ten, since which tensor cores multiply a dtype (CUDA C++ Programming Guide, wmma)."""
+"""The compute capability, times ten, from which tensor cores multiply a dtype (CUDA C++ Programming Guide, wmma)."""
 LARGEST_SLICES = 8
 SMALL_COLUMNS = 64
-"""Columns of one block of threads where a product has few rows."""
+"""Columns per block of threads for a product of few rows."""
 LARGEST_SLICES_OF_ROWS = 32
 
 
 @dataclass(frozen=True)
 class _AnyTile(ABC):
-    """``rows * columns`` results of one block of threads; ``depth`` steps of the sum lie in shared memory at once."""
+    """A tile: ``rows * columns`` results per block of threads; shared memory holds ``depth`` steps of the sum."""
 
     rows: int
     columns: int
@@ -71,7 +77,7 @@ class _AnyTile(ABC):
 
 @dataclass(frozen=True)
 class Tile(_AnyTile):
-    """``row_registers * column_registers`` results in each thread's registers."""
+    """A tile with ``row_registers * column_registers`` results in each thread's registers."""
 
     row_registers: int
     column_registers: int
@@ -89,8 +95,8 @@ class Tile(_AnyTile):
         return self.columns // self.column_registers
 
 
-# With each the share of the peak that the inner loop reaches when loads from shared memory are counted against
-# multiplications: an estimate, not a measurement.
+# Each tile's fraction of the peak in the inner loop, counting loads from shared memory against multiplications; an
+# estimate, not a measurement.
 TILES: dict[Tile, float] = {
     Tile(128, 128, 8, 8, 8): 0.9,
     Tile(64, 128, 8, 8, 8): 0.8,
@@ -103,19 +109,19 @@ TILES: dict[Tile, float] = {
 }
 
 
-# CUDA C++ Programming Guide, technical specifications per compute capability: the same from sm_50 on.
+# CUDA C++ Programming Guide, technical specifications per compute capability; equal for sm_50 and later.
 WARP = 32
 MOST_THREADS = 1024
-"""Of a block."""
+"""Most threads of a block."""
 MOST_STATIC_SHARED_BYTES = 48 * 1024
-"""Of a block, without asking for more when it is launched."""
+"""Most shared memory of a block that needs no extra request at launch."""
 FRAGMENT = 16
-"""Rows, columns and depth of what one tensor core instruction multiplies."""
+"""Rows, columns and depth of the operands of one tensor core instruction."""
 
 
 @dataclass(frozen=True)
 class FragmentTile(_AnyTile):
-    """Results on tensor cores, shared by ``row_warps * column_warps`` warps."""
+    """A tile on tensor cores, shared by ``row_warps * column_warps`` warps."""
 
     row_warps: int
     column_warps: int
@@ -129,7 +135,7 @@ class FragmentTile(_AnyTile):
         return self.warps * WARP
 
 
-# Nothing is loaded while fragments are multiplied, so that far less than the peak is reached.
+# Nothing is loaded while fragments are multiplied, so the fractions are far below the peak.
 FRAGMENT_TILES: dict[FragmentTile, float] = {
     FragmentTile(64, 128, 32, 2, 4): 0.4,
     FragmentTile(64, 64, 32, 2, 2): 0.3,
@@ -143,8 +149,11 @@ AnyTile = TypeVar("AnyTile", bound=_AnyTile)
 
 @dataclass(frozen=True)
 class Tiling(Generic[AnyTile]):
-    """What the schedule of a tiled product leaves open: its tile, the slices of its sum, which blocks of threads share,
-    and ``lanes``, how many elements one load or store takes at most."""
+    """The sizes of a tiled product's schedule.
+
+    ``tile`` is its tile. ``slices`` is the number of slices of its sum, which blocks of threads share. ``lanes`` is the
+    most elements that one load or store takes.
+    """
 
     tile: AnyTile
     slices: int
@@ -153,7 +162,7 @@ class Tiling(Generic[AnyTile]):
 
 @dataclass(frozen=True)
 class Extents:
-    """``batch`` products [rows, depth] x [depth, columns], at each of ``positions``."""
+    """The extents of ``batch`` products [rows, depth] x [depth, columns], at each of ``positions``."""
 
     batch: int
     rows: int
@@ -164,13 +173,14 @@ class Extents:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What lowerings and schedules look at: multiprocessors, and the dtypes that tensor cores multiply in fragments."""
+    """The GPU's properties that matter: its multiprocessors, and the dtypes that tensor cores multiply in fragments."""
 
     processors: int
     fragment_dtypes: frozenset[str]
 
 
 def gpu_of(target: Target) -> Gpu:
+    """The GPU of a target, by its ``arch``; one not in `MULTIPROCESSORS` counts 108 multiprocessors."""
     arch = str(target.attrs.get("arch", ""))
     generation = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
     number = int(generation[1]) if generation else max(FRAGMENTS_SINCE.values())
@@ -179,17 +189,17 @@ def gpu_of(target: Target) -> Gpu:
 
 
 def choose_tile(extents: Extents, processors: int) -> tuple[Tile, int]:
-    """The tile, and the slices of the sum, with the shortest estimated time."""
+    """The tile and the number of slices of the sum with the shortest estimated time."""
     return _choose(TILES, MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
 def choose_fragment_tile(extents: Extents, processors: int) -> tuple[FragmentTile, int]:
-    """The same for tensor cores."""
+    """The tile for tensor cores and the number of slices of the sum with the shortest estimated time."""
     return _choose(FRAGMENT_TILES, TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
 def product_cycles(extents: Extents, processors: int, on_tensor_cores: bool) -> float:
-    """Estimated time of a product in its best tile, in cycles."""
+    """The estimated cycles of a product in its best tile."""
     if on_tensor_cores:
         fragment, slices = choose_fragment_tile(extents, processors)
         rate = TENSOR_MULTIPLICATIONS_PER_CYCLE * FRAGMENT_TILES[fragment]
@@ -199,7 +209,7 @@ def product_cycles(extents: Extents, processors: int, on_tensor_cores: bool) -> 
 
 
 def slices_to_try(depth: int, unit: int) -> list[int]:
-    """Into how many slices a sum may be cut, in rounds of ``unit``: a slice of less than four only waits for memory."""
+    """The numbers of slices to try for a sum in rounds of ``unit``; slices below four rounds only wait for memory."""
     return [slices for slices in range(1, LARGEST_SLICES + 1) if slices == 1 or depth >= slices * 4 * unit]
 
 
@@ -208,7 +218,7 @@ def _choose(tiles: Mapping[AnyTile, float], rate: int, extents: Extents, process
         (tile, slices)
         for tile in tiles
         for slices in slices_to_try(extents.depth * extents.positions, tile.depth)
-        # Each position's channels are cut by themselves.
+        # Each position's channels are cut separately.
         if slices == 1 or extents.depth >= slices * tile.depth
     ]
 
@@ -223,7 +233,7 @@ def _cycles(tile: _AnyTile, slices: int, rate: float, extents: Extents, processo
     blocks = extents.batch * _whole(extents.rows, tile.rows) * _whole(extents.columns, tile.columns) * slices
     rounds = extents.positions * _whole(_whole(extents.depth, slices), tile.depth)
     work = tile.rows * tile.columns * tile.depth * rounds / rate
-    # Alone, a block of fewer than 256 threads waits for its own instructions.
+    # A block of fewer than 256 threads that runs alone waits for its own instructions.
     alone = work / min(1.0, tile.threads / 256) + rounds * LATENCY_CYCLES
     cycles = max(_whole(blocks, processors) * work, alone)
     if slices > 1:
@@ -237,6 +247,6 @@ def _whole(extent: int, part: int) -> int:
 
 
 def choose_slices(batch: int, columns: int, depth: int, processors: int) -> int:
-    """Slices of a sum for one row: four blocks of threads on every multiprocessor, 32 steps a slice at least."""
+    """The slices of a sum for few rows: four blocks of threads per multiprocessor, at least 32 steps per slice."""
     blocks = batch * _whole(columns, SMALL_COLUMNS)
     return max(1, min(4 * processors // blocks, depth // 32, LARGEST_SLICES_OF_ROWS))

@@ -1,8 +1,7 @@
-"""The choices of products in tiles: `Tiling` as named values, the values worth trying, and a block's limits.
+"""The tuning space of tiled products: `Tiling` as named values, the values worth trying, and a block's limits.
 
-Tiles are offered only where a block of threads can have them: its threads, its shared memory as the schedules lay it
-out, and the registers that the results and operands of a thread take at least. What spills all the same is found by the
-compiler.
+Tiles are offered only if a block of threads can hold them: its threads, its shared memory as the schedules lay it out,
+and the registers that a thread's results and operands need at least. The compiler detects other spills.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from schedules.gpu.tile import (
 )
 from schedules.template import Choices, Space, Template, Value
 
-# CUDA C++ Programming Guide, technical specifications per compute capability: the same from sm_50 on.
+# CUDA C++ Programming Guide, technical specifications per compute capability; equal for sm_50 and later.
 REGISTERS_OF_A_THREAD = 255
 REGISTERS_OF_A_BLOCK = 65536
 BYTES_OF_A_SUM = 4
 ADDRESSES = 40
-"""Registers that a thread has for addresses and counters beside its results and operands; estimated."""
+"""Registers of a thread for addresses and counters, besides its results and operands; an estimate."""
 EXTENTS = (16, 32, 64, 128, 256)
 REGISTER_EXTENTS = (1, 2, 4, 8, 16)
 DEPTHS = (8, 16, 32)
@@ -54,9 +53,9 @@ WARPS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Form(Generic[AnyTile]):
-    """One of the two kinds of tiles: how it is named, which it can be, and the schedule that takes it.
+    """One of the two kinds of tiles: its choices, their values, and the schedule that takes it.
 
-    ``part`` names the pair of numbers that a tile has beside its sizes: a thread's registers, or a block's warps.
+    ``part`` names the pair of numbers of a tile besides its sizes: a thread's registers or a block's warps.
     """
 
     part: str
@@ -69,7 +68,7 @@ class Form(Generic[AnyTile]):
     apply: Callable[[s_tir.Schedule, Parts, Tiling[AnyTile]], None]
 
     def choices_of(self, tiling: Tiling[AnyTile]) -> dict[str, Value]:
-        """A tiling as named values; `Tile`, `FragmentTile` and `Tiling` say what each means."""
+        """A tiling as named values; `Tile`, `FragmentTile` and `Tiling` describe them."""
         tile = tiling.tile
         return {
             "tile": _text(tile.rows, tile.columns),
@@ -84,7 +83,7 @@ class Form(Generic[AnyTile]):
         return Tiling(tile, int(choices["slices"]), int(choices["lanes"]))
 
     def template(self, name: str, family: str) -> Template[Gpu]:
-        """A template around the anchor of ``family``."""
+        """A template for kernels with an anchor of ``family``."""
 
         def space(function: tirx.PrimFunc, gpu: Gpu) -> Space | None:
             parts = find_parts(new_schedule(function), family)
@@ -101,7 +100,7 @@ class Form(Generic[AnyTile]):
         return Template(name, space, schedule)
 
     def _space(self, parts: Parts, gpu: Gpu) -> Space:
-        """The tilings worth trying for an anchor: batch, row, column | position, depth."""
+        """The tilings to try for an anchor with iterators batch, row, column | position, depth."""
         batch, rows, columns, positions, depth = parts.anchor.extents
         operands = _operands(parts)
         tile, slices = self.choose(Extents(batch, rows, columns, depth, positions), gpu.processors)
@@ -129,8 +128,11 @@ class Form(Generic[AnyTile]):
 
 @dataclass(frozen=True)
 class _Operands:
-    """What limits depend on, besides a tile: the most elements that a load and a store may take, and of the left and
-    the right operand their bytes an element, and how many elements more each row has in shared memory."""
+    """The properties of the operands that limit tiles.
+
+    ``fetch`` and ``store`` are the most elements that a load and a store may take. ``bytes`` per element and
+    ``shifts``, the padding elements of each row in shared memory, are for the left and the right operand.
+    """
 
     fetch: int
     store: int
@@ -165,18 +167,18 @@ def _numbers(value: Value) -> tuple[int, int]:
 
 
 def _divide(slices: int, depth: int, unit: int) -> bool:
-    """Whether slices of whole rounds are at most an eighth more steps than the rounds are that the sum has anyway."""
+    """Whether slices of whole rounds have at most an eighth more rounds than the sum without slices."""
     rounds, of_slices = -(-depth // unit), -(-depth // (slices * unit)) * slices
     return of_slices * 8 <= rounds * 9
 
 
 def _fitting(slices: int, depth: int, unit: int) -> int:
-    """So many slices, or as many less as it takes for them to divide the sum."""
+    """The number of slices, lowered until `_divide` accepts it."""
     return next(count for count in range(slices, 0, -1) if count == 1 or _divide(count, depth, unit))
 
 
 def _sizes(extent: int) -> list[int]:
-    """Rows or columns of tiles that are not mostly beyond the end."""
+    """The tile rows or columns that are not mostly beyond the end of ``extent``."""
     return [size for size in EXTENTS if size == EXTENTS[0] or size < 2 * extent]
 
 
@@ -194,17 +196,17 @@ def _fits_fragments(tile: FragmentTile, operands: _Operands) -> bool:
         return False
     row_fragments = tile.rows // tile.row_warps // FRAGMENT
     column_fragments = tile.columns // tile.column_warps // FRAGMENT
-    # A warp's threads share each result's fragment, in float32, and each operand's, which they have twice.
+    # A warp's threads share the fragment of each result (float32) and of each operand (held twice).
     held = FRAGMENT * FRAGMENT // WARP * (row_fragments * column_fragments + row_fragments + column_fragments)
     left = tile.rows * (tile.depth + SHIFT_OF_HALVES) * operands.bytes[0]
     right = tile.depth * (tile.columns + SHIFT_OF_HALVES) * operands.bytes[1]
     sums = tile.rows * tile.columns * BYTES_OF_A_SUM
-    # TVM 0.27 would give the sums the place of an operand that is as large, and then refuses the other dtype.
+    # TVM 0.27 would place the sums in the memory of an operand of the same size, and then reject the other dtype.
     return max(left, right) < sums and _fits(tile, held, left + right + sums)
 
 
 def _fits(tile: Tile | FragmentTile, held: int, shared_bytes: int) -> bool:
-    """Whether a block of threads can have a tile; all of them load the same number of elements."""
+    """Whether a block of threads can hold a tile; all its threads load the same number of elements."""
     registers = held + ADDRESSES
     return (
         WARP <= tile.threads <= MOST_THREADS
@@ -240,4 +242,4 @@ TEMPLATES: tuple[Template[Gpu], ...] = (
     REGISTERS.template("matmul", f"{TILED}matmul"),
     FRAGMENTS.template(TENSOR_CORE, TENSOR_CORE),
 )
-"""Rules whose schedules have choices; tuning looks here for what it can tune."""
+"""The rules whose schedules have choices; tuning works on these."""

@@ -1,10 +1,10 @@
-"""Sums, means and extremes of all elements: blocks of threads for parts, and one for what these found.
+"""Schedule sums, means and extremes of all elements: many blocks of threads reduce parts, one combines the results.
 
     kernel of all blocks:   each thread reduces elements that are as far apart as there are threads
-    kernel of one block:    its threads reduce what those found, and then together what each of them has
+    kernel of one block:    its threads reduce those results, and then combine their own results
 
-A reduction whose elements one block of threads gets through as fast has the second step alone. What follows is computed
-by one thread an element.
+If one block of threads reduces the elements as fast, there is only the second kernel. Blocks that follow use one thread
+per element.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from schedules.gpu.tile import MOST_THREADS, gpu_of
 
 THREADS = 256
 LONG = 1 << 14
-"""Elements that one block of threads reduces in about the time that a second kernel takes to start."""
+"""Elements that one block of threads reduces in about the time needed to start a second kernel."""
 SHORTEST_PART = 8 * THREADS
 
 
 def schedule_whole_reduction(function: tirx.PrimFunc, target: Target, shortest: int = 0) -> tirx.PrimFunc | None:
-    """Functions all of whose reductions are of all elements, the longest of them of at least ``shortest``."""
+    """Schedule functions whose reductions all cover all elements, if the longest has at least ``shortest`` elements."""
     schedule = new_schedule(in_loops(function))
     kept = inline_between(schedule, function)
     reductions = [block for block in kept or () if block.is_reduction]
@@ -55,7 +55,7 @@ def _reduce(schedule: s_tir.Schedule, block: Block, processors: int) -> None:
         part, thread = schedule.split(thread, [parts, THREADS])
         schedule.bind(part, "blockIdx.x")
         schedule.bind(thread, "threadIdx.x")
-        if len(block.statement.writes) == 1:  # what finds places writes two, and cannot have them in registers
+        if len(block.statement.writes) == 1:  # argmax and argmin write two buffers, which registers cannot hold
             schedule.reverse_compute_at(schedule.cache_write(of_parts, 0, "local"), thread)
         loop = schedule.get_loops(block.handle)[-1]
     _, thread = schedule.split(loop, [None, threads])
@@ -64,5 +64,5 @@ def _reduce(schedule: s_tir.Schedule, block: Block, processors: int) -> None:
 
 
 def _power_of_two(number: int) -> int:
-    """The smallest that is not less."""
+    """The smallest power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()

@@ -1,7 +1,7 @@
-"""Small sums for each output: depthwise convolutions and pooling windows, one output a thread.
+"""Schedule depthwise convolutions and pooling windows, which are small sums: one output per thread.
 
-Neighbouring threads take neighbouring columns of the image, so that the loads of a window's element are side by side;
-windows overlap in the first-level cache. The sum stays in a register until everything behind it is applied.
+Neighbouring threads take neighbouring columns of the image, so that the loads of a window's element are contiguous.
+Windows overlap in the first-level cache. The sum stays in a register until all following operations are applied.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from schedules.gpu.elementwise import bind_elements, uses
 from schedules.gpu.tile import DEPTHWISE
 
 LARGEST_WINDOW = 64
-"""Elements of a window that one thread adds up alone; longer sums are reductions, which threads share."""
+"""The largest window that one thread sums alone; longer sums are reductions, which threads share."""
 
 
 def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """The anchor that the legalization of convolutions makes where each output has one input channel."""
+    """Schedule the anchor that the legalization makes for convolutions with one input channel per output."""
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None or not any(block.anchor == DEPTHWISE for block in blocks):
@@ -29,7 +29,7 @@ def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.P
 
 
 def schedule_pooling(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """``[pad ->] one short reduction [-> elementwise ...]`` over a window that slides with the output."""
+    """Schedule ``[pad ->] one short reduction [-> elementwise ...]`` over a window that slides with the output."""
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None:
@@ -57,15 +57,15 @@ def _windows(schedule: s_tir.Schedule, blocks: list[Block]) -> tirx.PrimFunc | N
     schedule.compute_at(anchor.handle, thread, preserve_unit_loops=True)
     schedule.set_scope(anchor.handle, 0, "local")
     reduction = schedule.get_loops(anchor.handle)[-(len(anchor.extents) - anchor.spatial) :]
-    # The sum's start stays a condition on the first element, which unrolling decides: a schedule cannot take it out
-    # where an image's rows do not end with a block of threads.
+    # The sum's start stays a condition on the first element, which unrolling resolves. A schedule cannot move it out if
+    # an image's rows do not end with a block of threads.
     for loop in reduction:
         schedule.unroll(loop)
     return schedule.mod["main"]
 
 
 def _slides(block: Block) -> bool:
-    """Whether what is added up moves along an axis with the output, and does not only lie along axes of its own."""
+    """Whether the summed elements move along an axis with the output, and are not only on separate axes."""
     spatial = [iterator.var for iterator in block.statement.iter_vars[: block.spatial]]
     reduction = [iterator.var for iterator in block.statement.iter_vars[block.spatial :]]
     indices = [each.min for region in block.statement.reads for each in region.region]

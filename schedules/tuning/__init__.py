@@ -1,8 +1,8 @@
-"""Tuning: a template's choices picked by measurement instead of by the cost rule.
+"""Tuning: pick a template's choices by measurement instead of by the cost rule.
 
-tuner.py      the run: defaults, search, duel            decisions.py   its decisions, pure
-measuring.py  building, and MetaSchedule's runners       devices.py     this machine, or a tracker's devices
-database.py   what was measured, as a folder             record_file.py reading its files
+tuner.py      the run: defaults, search, duel           decisions.py    the run's decisions, pure functions
+measuring.py  building, and MetaSchedule's runners      devices.py      this machine, or a tracker's devices
+database.py   the folder of measurements                record_file.py  reading its files
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The tuning database: a folder that `compile` looks into, that tuning resumes from, and that people share.
+"""The tuning database: a folder that `compile` reads, that tuning resumes from, and that people can share.
 
-    FOLDER/database_workload.json, database_tuning_record.json      what was decided: the default, and what beat it
-    FOLDER/trials/  (the same two files)                            everything that was ever measured
+    FOLDER/database_workload.json, database_tuning_record.json      the decisions: the default and what was faster
+    FOLDER/trials/  (the same two files)                            every measurement
 
-Both are MetaSchedule's JSONDatabase and written by it, so TVM's own tools read them.
+MetaSchedule's JSONDatabase writes both, so TVM's own tools can read them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one kernel: its median seconds (None: it failed) and of how many rounds."""
+    """A measurement of one kernel: its median seconds (None: it failed) and the number of rounds."""
 
     seconds: float | None
     rounds: int
@@ -52,17 +52,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Decision:
-    """The choices of a kernel that were measured fastest, as text, and its seconds."""
+    """The choices that were measured fastest for a kernel, as text, and their seconds."""
 
     choices: str | None
     seconds: float
 
 
 class TuningDatabase:
-    """What was decided so far, read once from a folder; a folder that does not exist is an empty database.
+    """The decisions in a folder, read once; a folder that does not exist is an empty database.
 
     Raises:
-        DatabaseError: a file is damaged; names the file and the line.
+        DatabaseError: a file is damaged; the message names the file and the line.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -73,14 +73,14 @@ class TuningDatabase:
         return len(self._decided.records)
 
     def decision(self, function: tirx.PrimFunc, target: Target) -> Decision | None:
-        """What was decided for a kernel, the default's own choices perhaps; None where nothing was."""
+        """The decision for a kernel, which may be the default's own choices; None if there is none."""
         record = self._best(function, target)
         return None if record is None else Decision(record.choices, median(record.rounds))
 
     def kernel(self, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-        """A kernel scheduled as it was decided, with its choices as attribute; None where nothing was decided.
+        """The kernel scheduled as decided, with its choices as an attribute; None if there is no decision.
 
-        A record that cannot be replayed (of another version of TVM or of the schedules) is logged and left out.
+        A record that cannot be replayed (from another version of TVM or of the schedules) is logged and ignored.
         """
         record = self._best(function, target)
         if record is None:
@@ -101,16 +101,16 @@ class TuningDatabase:
             return None
 
     def _best(self, function: tirx.PrimFunc, target: Target) -> StoredRecord | None:
-        # As MetaSchedule chooses: a decision is at most two records, each with the median of a duel.
+        # Choose as MetaSchedule does: a decision has at most two records, each with the median of a duel.
         found = [record for record in self._decided.of(function, target) if not record.failed]
         return min(found, key=lambda record: median(record.rounds), default=None)
 
 
 class DatabaseWriter:
-    """The only writer of a database folder, as long as it is open. A context manager.
+    """The only writer of a database folder while it is open; a context manager.
 
     Raises:
-        DatabaseError: another process writes to the folder, it cannot be written, or a file is damaged.
+        DatabaseError: another process writes to the folder, the folder cannot be written, or a file is damaged.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -118,7 +118,7 @@ class DatabaseWriter:
         try:
             (self.folder / TRIALS).mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            os.fchmod(self._lock, 0o600)  # another user who can open it can lock it, and nobody could tune any more
+            os.fchmod(self._lock, 0o600)  # a user who can open it could lock it and block all tuning
         except OSError as error:
             raise DatabaseError(f"cannot write the tuning database {self.folder}: {error.strerror}") from error
         try:
@@ -147,7 +147,7 @@ class DatabaseWriter:
         self.close()
 
     def history(self, function: tirx.PrimFunc, target: Target) -> dict[str, Measured]:
-        """What was measured of a kernel before this writer was opened, by choices; the last measurement counts."""
+        """The measurements of a kernel from before this writer was opened, by choices; the last of each counts."""
         return {
             record.choices: Measured(None if record.failed else median(record.rounds), len(record.rounds))
             for record in self._trials_before.of(function, target)
@@ -157,19 +157,19 @@ class DatabaseWriter:
     def add_trial(
         self, function: tirx.PrimFunc, target: Target, trace: s_tir.schedule.Trace, rounds: Sequence[float] | None
     ) -> None:
-        """Write one measurement: the seconds of each round, or None for one that failed."""
+        """Write one measurement: the seconds of each round, or None if it failed."""
         _commit(self._trials, function, target, trace, list(rounds or FAILED_ROUNDS))
 
     def add_decision(
         self, function: tirx.PrimFunc, target: Target, trace: s_tir.schedule.Trace, seconds: float
     ) -> None:
-        """Write what `compile` may choose from: the default of a kernel, or what was faster."""
+        """Write a candidate for `compile`: a kernel's default, or choices that were faster."""
         _commit(self._decided, function, target, trace, [seconds])
 
     def merge(self, other: str | Path) -> int:
-        """Take over what another folder has and this one lacks; returns how many records that were.
+        """Copy the records of another folder that this one lacks; return how many there were.
 
-        Where both have decided on a kernel, the faster one counts from now on.
+        If both folders have a decision for a kernel, the faster one counts from now on.
         """
         folder = Path(other)
         if not (folder / RECORDS).exists() and not (folder / TRIALS / RECORDS).exists():
@@ -213,5 +213,5 @@ def _commit(
 
 
 def _identity(folder: RecordFolder, record: StoredRecord) -> str:
-    """The same for records that say the same, wherever their workload stands in its file."""
+    """An identity that is equal for equal records, wherever their workload is in its file."""
     return json.dumps([folder.workloads[record.workload].as_json(), record.content[1]])

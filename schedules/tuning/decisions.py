@@ -1,6 +1,6 @@
-"""A run's decisions: how many trials each kernel gets, which choices are measured next, and whether one is faster.
+"""The decisions of a tuning run: trials per kernel, which choices to measure next, whether a kernel is faster.
 
-Pure, deterministic by seed, and no choice is proposed twice.
+All functions are pure and deterministic for a seed. No choice is proposed twice.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from statistics import median
 
 from schedules.template import Choices, Space, choices_from, text_of
 
-# Half of a batch changes one choice of the best so far; most of what a kernel gains comes from there. A quarter joins
-# two good ones, since choices that help apart often help together; the rest looks elsewhere.
+# Half of a batch changes one choice of the best so far; most of a kernel's gain comes from these. A quarter combines
+# two good candidates, because choices that help separately often help together. The rest is random.
 NEIGHBOUR_SHARE = 0.5
 CROSSING_SHARE = 0.25
 GOOD_ONES = 4
 RANDOM_ATTEMPTS = 64
 
 ROUNDS = 11
-"""Rounds of a duel; a measurement of at least so many rounds is a duel's, and needs no other."""
+"""Rounds of a duel; a measurement of at least this many rounds is from a duel and is not repeated."""
 SMALLEST_GAIN = 0.01
-"""Below one percent nothing is gained, however steady the measurement."""
+"""A gain below one percent does not count, however steady the measurement is."""
 
 
 def divide_trials(weights: Sequence[float], trials: int, limits: Sequence[int]) -> list[int]:
-    """``trials`` divided in proportion to ``weights``, none above its limit; what one cannot use goes to the others.
+    """Divide ``trials`` in proportion to ``weights``, up to each limit; trials that one cannot use go to the others.
 
-    Weights are shares of the time, since a second is gained where seconds are spent. Every kernel gets at least one
-    trial, that of its default, even if this makes the sum larger than ``trials``.
+    Weights are shares of the time, because seconds can be saved where they are spent. Every kernel gets at least one
+    trial, for its default, even if the sum then exceeds ``trials``.
     """
     shares = [min(1, limit) for limit in limits]
     left = trials - sum(shares)
@@ -41,7 +41,7 @@ def divide_trials(weights: Sequence[float], trials: int, limits: Sequence[int]) 
         wanted = {i: left * weights[i] / total for i in open_ones}
         given = {i: min(int(wanted[i]), limits[i] - shares[i]) for i in open_ones}
         if not any(given.values()):
-            # Fewer trials are left than kernels: one each, to the largest remainder first.
+            # If fewer trials than kernels are left, give one each to the largest remainders.
             for i in sorted(open_ones, key=lambda i: (-wanted[i], i))[:left]:
                 given[i] = 1
         for i, count in given.items():
@@ -51,10 +51,10 @@ def divide_trials(weights: Sequence[float], trials: int, limits: Sequence[int]) 
 
 
 def propose(space: Space, history: Mapping[str, float | None], count: int, seed: int = 0) -> list[Choices]:
-    """Up to ``count`` choices to measure, none of which is in ``history``; fewer only where the space is exhausted.
+    """Up to ``count`` choices to measure that are not in ``history``; fewer only if the space is exhausted.
 
-    ``history`` maps the text of choices (`text_of`) to seconds, or to None for what failed or is being measured. The
-    cost rule's choices come first, then a mix of neighbours of the best, crossings of good ones and random ones. The
+    ``history`` maps the text of choices (`text_of`) to seconds, or to None if they failed or are being measured. The
+    cost rule's choices come first, then a mix of neighbours of the best, combinations of good ones and random ones. The
     same space, history and seed give the same proposals.
     """
     generator = random.Random(f"{seed} {len(history)}")  # noqa: S311  (nothing secret depends on it)
@@ -84,7 +84,7 @@ def propose(space: Space, history: Mapping[str, float | None], count: int, seed:
             break
         take({name: generator.choice(values) for name, values in space.axes.items()})
     if len(proposed) < count:
-        for choices in space.all_choices():  # few are left: chance would hardly find them
+        for choices in space.all_choices():  # few are left, so random picks would miss them
             take(choices)
     return list(proposed.values())
 
@@ -97,7 +97,7 @@ def _best(space: Space, history: Mapping[str, float | None]) -> list[Choices]:
 
 
 def _neighbours(space: Space, good: Sequence[Choices], generator: random.Random) -> Iterator[Choices]:
-    """Every change of one choice, of the best first; values next to the present one before others, else by chance."""
+    """Every change of one choice, starting with the best candidate; adjacent values first, the rest in random order."""
     for choices in good:
         changes = [
             (abs(values.index(value) - values.index(choices[name])) > 1, generator.random(), name, value)
@@ -110,14 +110,17 @@ def _neighbours(space: Space, good: Sequence[Choices], generator: random.Random)
 
 
 def _crossing(good: Sequence[Choices], generator: random.Random) -> Choices:
-    """Each choice from one of two good ones."""
+    """A combination of two good candidates: each choice comes from one of them."""
     first, second = generator.sample(list(good), 2)
     return {name: generator.choice((first[name], second[name])) for name in first}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``ratio`` is tuned over default time, the median over rounds; ``noise`` how far rounds are from it."""
+    """The result of a duel: ``ratio`` is tuned over default time, ``noise`` the spread of the rounds.
+
+    ``ratio`` is the median over the rounds; ``noise`` is how far the rounds are from it.
+    """
 
     default_seconds: float
     tuned_seconds: float
@@ -126,12 +129,16 @@ class Verdict:
 
     @property
     def is_faster(self) -> bool:
-        """Whether the tuned kernel is faster by more than the noise."""
+        """Whether the tuned kernel is faster by more than the noise and `SMALLEST_GAIN`."""
         return self.tuned_seconds < self.default_seconds and self.ratio + max(self.noise, SMALLEST_GAIN) < 1.0
 
 
 def judge(default_rounds: Sequence[float], tuned_rounds: Sequence[float]) -> Verdict:
-    """Compare two kernels round by round (seconds): what slows a machine for a while slows both."""
+    """Compare two kernels round by round (seconds): a temporary slowdown of the machine affects both.
+
+    Raises:
+        ValueError: the kernels have different numbers of rounds, or none.
+    """
     if len(default_rounds) != len(tuned_rounds) or not default_rounds:
         raise ValueError(f"a duel needs equal rounds, got {len(default_rounds)} and {len(tuned_rounds)}")
     ratios = [tuned / default for default, tuned in zip(default_rounds, tuned_rounds, strict=True)]

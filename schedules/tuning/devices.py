@@ -1,4 +1,4 @@
-"""Where kernels are measured: this machine, or the devices of one key behind a TVM RPC tracker."""
+"""The places where kernels are measured: this machine, or the devices of one key at a TVM RPC tracker."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from schedules.tuning.errors import DeviceError
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 AN_RPC_SERVER = {"tunes": True, "state": "ready"}
-"""What TVM's own servers would say of themselves where workers do."""
+"""The state assumed for TVM's own servers, which do not report one as this project's workers do."""
 
 
 @dataclass(frozen=True)
 class GpuNeeds:
-    """How kernels for CUDA become code, and what a device must have for it.
+    """How CUDA kernels are compiled, and what a device needs to run them.
 
-    ``code`` makes of CUDA source what a worker loads, in a process of its own. ``driver`` is the version of CUDA that a
-    driver must go up to (13000 is 13.0). ``is_source``: there is no nvcc here, so there must be one on the device.
+    ``code`` turns CUDA source into what a worker loads; it runs in a process of its own. ``driver`` is the CUDA version
+    that the device's driver must support (13000 is 13.0). ``is_source``: this machine has no nvcc, so the device must
+    have one.
     """
 
     arch: str
@@ -39,8 +40,8 @@ class GpuNeeds:
 class Tracker:
     """The devices that registered with a TVM RPC tracker under one key.
 
-    A measurement may take ``session_timeout_seconds`` on a device; ``device_timeout_seconds`` is how long the run waits
-    for any device when none answers.
+    A measurement may take ``session_timeout_seconds`` on a device. If no device answers, the run waits for one for
+    ``device_timeout_seconds``.
     """
 
     host: str
@@ -56,10 +57,10 @@ class Tracker:
         )
 
     def wait_for_devices(self) -> int:
-        """The number of devices, at least one.
+        """Wait for devices and return their number, at least one.
 
         Raises:
-            DeviceError: there was none within `device_timeout_seconds`, or no tracker.
+            DeviceError: no device registered within `device_timeout_seconds`, or there is no tracker.
         """
         deadline = time.monotonic() + self.device_timeout_seconds
         while True:
@@ -71,9 +72,12 @@ class Tracker:
             time.sleep(POLL_SECONDS)
 
     def count_devices(self) -> int:
-        """The number of devices that are registered now, at least one; else a `DeviceError`.
+        """The number of devices that are registered now and can be tuned on, at least one.
 
-        Workers of this project say there whether they can be tuned on, and whether they run something else.
+        This project's workers tell the tracker whether they allow tuning and whether they hold a deployment.
+
+        Raises:
+            DeviceError: there is no such device, or no tracker answers.
         """
         servers = self._listed()
         own = [(tunes, state) for key, tunes, state in servers if key == self.key]
@@ -113,9 +117,9 @@ class Tracker:
         return DeviceError(f"a device of key {self.key!r} at the tracker {self.host}:{self.port}, {problem}")
 
     def _listed(self) -> list[tuple[str, bool, str]]:
-        """Of every server: its key, whether kernels can be tuned there, and its state."""
+        """The key of every server, whether kernels can be tuned there, and its state."""
         try:
-            # TVM's own connection tries for a minute, and waits for an answer without end.
+            # TVM's own connection tries for a minute and waits for an answer without a deadline.
             with socket.create_connection((self.host, self.port), ANSWER_SECONDS) as tracker:
                 magic = base.RPC_TRACKER_MAGIC.to_bytes(4, "little")
                 tracker.sendall(magic)
@@ -132,12 +136,12 @@ class Tracker:
             ) from error
 
 
-# What is sent to the processes of builders and runners is made by functions that return functions: those are pickled
-# with their code, so that such a process need not be able to import this package.
+# The functions for builder and runner processes are made by functions that return functions. They are pickled with
+# their code, so that such a process does not have to import this package.
 
 
 def prepare_process(threads: int) -> Callable[[], None]:
-    """First thing in such a process: the threads of the kernels, and Ctrl-C left to the parent, who ends it."""
+    """The set-up of such a process: it sets the kernels' threads and leaves Ctrl-C to the parent, which ends it."""
 
     def prepare() -> None:
         import os
@@ -153,7 +157,7 @@ WRONG_THREADS = "the device computes with another number of threads:"
 
 
 def session_with_threads(threads: int) -> Callable[[Any], Any]:
-    """Connects to a device and asks how many threads its kernels get: only its own environment can decide that."""
+    """A function that connects to a device and checks its thread count, which only the device's environment sets."""
     marker = WRONG_THREADS
 
     def connect(configuration: Any) -> Any:
@@ -167,21 +171,21 @@ def session_with_threads(threads: int) -> Callable[[Any], Any]:
 
 
 def found_threads(message: str) -> int | None:
-    """The number of threads in the error of `session_with_threads`, or None if the error is another."""
+    """The number of threads in an error of `session_with_threads`, or None for other errors."""
     _, separator, rest = message.rpartition(WRONG_THREADS)
     return int(rest.split(".")[0]) if separator else None
 
 
 WRONG_GPU = "the device has not the GPU that is needed: "
 GPU_FUNCTION = "tvm_split.tuning.gpu"
-"""Of workers that are tuned on: what GPU they have, as JSON."""
+"""A function of workers that allow tuning: it describes their GPU as JSON."""
 CPU_EVICTION = "cache_flush_cpu_non_first_arg"
 GPU_EVICTION = "tvm_split.tuning.evict"
-"""Functions of a device, called before each timed run; the first is TVM's, the second our workers'."""
+"""These functions of a device evict its caches before a timed run; the first is TVM's, the second our workers'."""
 
 
 def session_with_gpu(arch: str, driver: int, is_source: bool) -> Callable[[Any], Any]:
-    """Connects to a device and asks which GPU it has: kernels are measured on none but those of ``arch``."""
+    """A function that connects to a device and checks its GPU: kernels are measured only on GPUs of ``arch``."""
     marker, function = WRONG_GPU, GPU_FUNCTION
 
     def text(version: int) -> str:
@@ -192,7 +196,7 @@ def session_with_gpu(arch: str, driver: int, is_source: bool) -> Callable[[Any],
 
         try:
             said = json.loads(session.get_function(function)())
-        except AttributeError:  # what TVM's client raises for a function that is not there
+        except AttributeError:  # TVM's client raises this for a missing function
             return (
                 "a server of TVM's own, does not load the kernels that are sent, nor say which GPU it has: start "
                 "`tvm-split worker --tracker HOST:PORT --key KEY --insecure-tuning` on a machine with a GPU instead"
@@ -228,13 +232,13 @@ def session_with_gpu(arch: str, driver: int, is_source: bool) -> Callable[[Any],
 
 
 def gpu_problem(message: str) -> str | None:
-    """What the error of `session_with_gpu` says of a device, or None if the error is another."""
+    """The problem that an error of `session_with_gpu` reports, or None for other errors."""
     _, separator, rest = message.rpartition(WRONG_GPU)
     return rest.strip().splitlines()[0] if separator else None
 
 
 def connects(connect: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    """Whether a session can be had; its errors are those of ``connect``."""
+    """A function that returns whether a session can be opened; its errors are those of ``connect``."""
 
     def probe(configuration: Any) -> bool:
         return connect(configuration) is not None
@@ -245,11 +249,10 @@ def connects(connect: Callable[[Any], Any]) -> Callable[[Any], bool]:
 def build_into(
     folder: str, linker: tuple[str, ...] | None, code: Callable[[str], str] | None = None
 ) -> Callable[[Any], str]:
-    """Compiles a (module, target) and links it into a library in a folder, so that a device needs no compiler.
+    """A function that compiles a (module, target) and links it into a library in a folder; devices need no compiler.
 
-    ``code`` makes of CUDA source what stands for it in the library; what it raises is why there is none.
-
-    MetaSchedule's own default takes 20 seconds more, for importing intrinsics of GPUs.
+    ``code`` turns CUDA source into what replaces it in the library; an error that it raises is the reason why the build
+    fails. MetaSchedule's own default takes 20 seconds more, because it imports intrinsics of GPUs.
     """
 
     def build(task: Any) -> str:
@@ -283,12 +286,12 @@ def build_into(
 
 
 def evaluate_in_turn(names: tuple[str, ...], rounds: int, runs: int, eviction: str) -> Callable[..., list[float]]:
-    """Times functions of one library in turn on one device: what slows the device for a while slows all of them.
+    """A function that times a library's functions in turn on one device, so that a slowdown affects all of them.
 
-    Every argument but the first leaves the caches before each run, by the device's function ``eviction``, since in a
-    network weights come from memory, and the data from the kernel before. The result has the median of ``runs`` runs
-    for every name, ``rounds`` times over, round by round. Takes the arguments of both MetaSchedule's local and remote
-    runner, which differ in a leading session.
+    Before each run, the device's function ``eviction`` evicts every argument but the first from the caches: in a
+    network weights come from memory, and the data from the previous kernel. The result has the median of ``runs`` runs
+    for every name, ``rounds`` times over, round by round. The function accepts the arguments of both the local and the
+    remote runner of MetaSchedule, which differ in a leading session.
     """
 
     def evaluate(*arguments: Any) -> list[float]:

@@ -1,15 +1,15 @@
-"""What can go wrong while tuning. The front door turns these into its own errors."""
+"""The errors of tuning; `tvm_split` converts them into its own errors."""
 
 from __future__ import annotations
 
 
 class TuningError(Exception):
-    """Tuning cannot go on."""
+    """Tuning cannot continue."""
 
 
 class DeviceError(TuningError):
-    """No device answers: the message names the tracker and the key, and says what to do."""
+    """No device answers or one cannot be used; the message names the tracker and the key, and says what to do."""
 
 
 class DatabaseError(TuningError):
-    """A tuning database cannot be read or written: the message names the file, and the line if it is damaged."""
+    """A tuning database cannot be read or written; the message names the file, and the line if it is damaged."""

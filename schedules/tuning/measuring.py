@@ -1,4 +1,4 @@
-"""Building kernels in processes of their own and timing them with MetaSchedule's runners, with deadlines."""
+"""Build kernels in separate processes and time them with MetaSchedule's runners, with deadlines."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ POLL_SECONDS = 0.05
 BUILDS_PER_PROCESS = 50
 LOOK_SECONDS = 2.0
 NVCC_SECONDS = 120.0
-"""Of one kernel of a CUDA target, on a busy machine; TVM's part takes tenths."""
+"""The deadline to compile one CUDA kernel, in seconds, on a busy machine; TVM's part takes tenths of a second."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How carefully each kernel is measured: ``rounds`` times the median of ``runs``, after one warm-up each."""
+    """The number of runs per measurement: ``rounds`` times the median of ``runs``, after one warm-up each."""
 
     rounds: int = 3
     runs: int = 10
@@ -54,7 +54,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel's library, or why there is none."""
+    """A kernel's library, or the error if it could not be built."""
 
     path: str | None
     error: str | None
@@ -62,21 +62,21 @@ class Built:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each round, or why there are none."""
+    """The seconds of each round, or the error if there are none."""
 
     rounds: tuple[float, ...] | None
     error: str | None
 
 
 class Measurer:
-    """Builds kernels for a target here and times them on ``tracker``'s devices, or on this machine. A context manager.
+    """Builds kernels for a target here and times them on ``tracker``'s devices or on this machine; a context manager.
 
-    ``linker`` is a command that links for another architecture; None takes this machine's compiler. ``gpu``, which a
-    target for CUDA takes, says how machine code is made for it, and what the devices must be. So many
-    ``build_processes`` compile kernels at the same time.
+    ``linker`` is a command that links for another architecture; with None this machine's compiler links. ``gpu`` is
+    required for a CUDA target: it says how machine code is made and what the devices must have. ``build_processes`` is
+    the number of kernels that are compiled at the same time.
 
     Raises:
-        DeviceError: no device answers, or one that does has not the GPU that is needed.
+        DeviceError: no device answers, or a device does not have the required GPU.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Measurer:
         self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-")
         self._linker = tuple(linker) if linker else None
         self._runner: Any = None
-        # MetaSchedule's LocalBuilder starts new processes for every batch, because they leak: seconds, where building
-        # takes tenths. These are renewed now and then instead.
+        # MetaSchedule's LocalBuilder starts new processes for every batch, because they leak. That takes seconds, while
+        # building takes tenths. These processes are replaced only now and then.
         self._builders: Any = PopenPoolExecutor(
             max_workers=build_processes,
             timeout=self.effort.build_timeout_seconds,
@@ -118,7 +118,7 @@ class Measurer:
         return self._tracker is not None
 
     def build(self, candidates: Sequence[Mapping[str, tirx.PrimFunc]]) -> list[Built]:
-        """One library per candidate, which is functions by name; all build at once on this machine's cores."""
+        """Build one library per candidate, which maps names to functions; this machine's cores build all at once."""
         if not candidates:
             return []
         modules = [
@@ -139,9 +139,9 @@ class Measurer:
     def start(
         self, built: Sequence[Built], function: tirx.PrimFunc, names: tuple[str, ...] = (MAIN,), rounds: int = 0
     ) -> list[Any]:
-        """Begin to time libraries that take the arguments of ``function``; `finish` waits for what this returns.
+        """Start to time libraries that take the arguments of ``function``; `finish` waits for the returned values.
 
-        Remote devices work on all of them at once; this machine takes one after the other before this returns.
+        Remote devices measure all of them at once. This machine measures one after the other before this returns.
         """
         arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(without_symbol(function))
         eviction = CPU_EVICTION if self._gpu is None else GPU_EVICTION
@@ -155,17 +155,17 @@ class Measurer:
         ]
 
     def finish(self, started: Sequence[Any], built: Sequence[Built], function: tirx.PrimFunc) -> list[Timing]:
-        """The timings of what `start` began; a remote one that fails is tried once more, on another device if it can.
+        """The timings that `start` began; a remote one that fails is tried once more, on another device if possible.
 
         Raises:
-            DeviceError: none succeeded and no device answers, or a device has another number of threads.
+            DeviceError: none succeeded and no device answers, or a device has another number of threads or another GPU.
         """
         self._wait(started)
         timings = [self._timing(future, each) for future, each in zip(started, built, strict=True)]
         again = [i for i, each in enumerate(timings) if each.rounds is None and built[i].path is not None]
         if self._tracker is None or not again:
             return timings
-        # Before a kernel is blamed: a device may have died under it.
+        # A device may have died, so check the devices before blaming a kernel.
         self.devices = self._tracker.wait_for_devices()
         futures = self.start([built[i] for i in again], function)
         self._wait(futures)
@@ -178,7 +178,7 @@ class Measurer:
     def duel(
         self, contenders: Sequence[tirx.PrimFunc], function: tirx.PrimFunc, rounds: int
     ) -> list[tuple[float, ...]] | None:
-        """Each contender's seconds in rounds in which all run in turn on the same device; None where it failed."""
+        """Each contender's seconds, in rounds in which all run in turn on one device; None if the duel failed."""
         names = tuple(f"contender_{number}" for number in range(len(contenders)))
         built = self.build([dict(zip(names, contenders, strict=True))])
         try:
@@ -200,7 +200,7 @@ class Measurer:
                     os.unlink(each.path)  # noqa: PTH108
 
     def close(self) -> None:
-        """End the processes that build and measure. May be called again."""
+        """End the processes that build and measure; may be called again."""
         if self._builders is not None:
             _end(self._builders)
             self._builders = None
@@ -225,7 +225,7 @@ class Measurer:
             f_create_session=self._connect(),
             initializer=prepare,
         )
-        # MetaSchedule gives this pool no deadline: a device that is switched off would be waited for without end. One
+        # MetaSchedule gives this pool no deadline, so it would wait forever for a device that is switched off. One
         # measurement waits for at most one other, and for its server to register again.
         runner.pool._timeout = 2.0 * self._tracker.session_timeout_seconds + 10.0
         return runner
@@ -236,7 +236,7 @@ class Measurer:
         return session_with_gpu(self._gpu.arch, self._gpu.driver, self._gpu.is_source)
 
     def _require_gpus(self, tracker: Tracker, gpu: GpuNeeds) -> None:
-        """Every device that is there is asked once, at the same time, before anything is built."""
+        """Ask every registered device once for its GPU, all at the same time, before anything is built."""
         probe = connects(self._connect())
         futures = [self._runner.pool.submit(probe, tracker.configuration) for _ in range(self.devices)]
         for future in futures:
@@ -246,7 +246,7 @@ class Measurer:
                 self._refuse(str(error))
 
     def _refuse(self, error: str) -> None:
-        """Raise the `DeviceError` for what a device has said of itself; other errors may pass."""
+        """Raise a `DeviceError` if a device's error reports a wrong thread count or GPU; ignore other errors."""
         if self._tracker is None:
             return
         threads, problem = found_threads(error), gpu_problem(error)
@@ -256,7 +256,7 @@ class Measurer:
             raise self._tracker.wrong_gpu(problem)
 
     def _wait(self, futures: Sequence[Any]) -> None:
-        """Until all are done, or no device has been registered for too long: then the run cannot go on."""
+        """Wait until all are done; raise `DeviceError` if no device has been registered for too long."""
         missing_since: float | None = None
         looked = time.monotonic()
         while self._tracker is not None and not all(each is None or each.done() for each in futures):
@@ -274,7 +274,7 @@ class Measurer:
                     raise
 
     def _require_answer(self, tracker: Tracker, reason: str | None) -> None:
-        """After failures only: is it the kernels, or does no device answer though some are registered?"""
+        """After failures, raise if no registered device answers; otherwise the kernels are the cause."""
         try:
             self._runner.pool.submit(connects(self._connect()), tracker.configuration).result()
         except Exception as error:
@@ -293,15 +293,15 @@ class Measurer:
 
 
 def _end(pool: Any) -> None:
-    """End a pool's processes at once, whatever they do.
+    """End a pool's processes at once, even busy ones.
 
-    The pool's own shutdown would close the pipe of a busy process first, and wait for the lock that its reader holds.
+    The pool's own shutdown would first close the pipe of a busy process, and wait for the lock that its reader holds.
     """
     pool._threadpool.shutdown(wait=False, cancel_futures=True)
     for worker in list(pool._worker_map.values()):
         process = worker._proc
         if process is not None:
-            kill_child_processes(process.pid)  # nvcc, in a group of its own
+            kill_child_processes(process.pid)  # nvcc runs in its own process group
             with contextlib.suppress(OSError):
                 process.kill()
     pool._threadpool.shutdown(wait=True)

@@ -1,7 +1,7 @@
-"""Reading the two files of a MetaSchedule database, line by line.
+"""Read the two files of a MetaSchedule database, line by line.
 
-MetaSchedule's own reader parses every trace before anything can be asked and names no line when it fails; `compile`
-only wants the few records of its own kernels. Writing is left to MetaSchedule.
+MetaSchedule's own reader parses every trace before it answers a query, and names no line when it fails. `compile` only
+needs the few records of its own kernels. MetaSchedule writes the files.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from schedules.tuning.errors import DatabaseError
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 FAILED_SECONDS = 1e9
-"""MetaSchedule writes 1e10 seconds for what could not be measured."""
+"""Records of at least this many seconds count as failed: MetaSchedule writes 1e10 for a failed measurement."""
 NO_REASON = "(not rendered)"
-"""All that TVM says where steps of a record cannot be repeated."""
+"""The text that TVM gives for steps of a record that cannot be repeated."""
 MATCHED_IN_A_TARGET = ("kind", "mtriple", "mcpu", "mattr", "num-cores", "arch")
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """One line of the records: which workload, the measured rounds (seconds), the choices as text (or None)."""
+    """One line of the records: its workload, the measured rounds (seconds), and the choices as text, or None."""
 
     place: str
     content: Any
@@ -48,11 +48,11 @@ class StoredRecord:
 
 
 class RecordFolder:
-    """The records of one folder, as they were when it was read; empty where there are none."""
+    """The records of one folder at the time it was read; empty if the folder has none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # A tuner that is at work writes a workload before its records: read first, the records have all of theirs.
+        # A running tuner writes a workload before its records, so reading the records first finds all their workloads.
         recorded = list(_lines(folder / RECORDS))
         self.workloads = [_workload(place, content) for place, content in _lines(folder / WORKLOADS)]
         self.records = [self._record(place, content) for place, content in recorded]
@@ -61,12 +61,12 @@ class RecordFolder:
             self._indices.setdefault(_key_of(workload.mod["main"]), set()).add(index)
 
     def of(self, function: tirx.PrimFunc, target: Target) -> list[StoredRecord]:
-        """The records of a kernel, whatever it is called, for a target of the same `target_key`; oldest first."""
+        """The records of a kernel, whatever its name, for a target with the same `target_key`; oldest first."""
         same, wanted = self._indices.get(_key_of(function), set()), target_key(target)
         return [record for record in self.records if record.workload in same and record.target == wanted]
 
     def tuning_record(self, record: StoredRecord) -> meta_schedule.database.TuningRecord:
-        """A record as MetaSchedule's object, with its trace."""
+        """The record as a MetaSchedule object with its trace."""
         try:
             return meta_schedule.database.TuningRecord.from_json(record.content[1], self.workloads[record.workload])
         except Exception as error:
@@ -84,21 +84,21 @@ class RecordFolder:
 
 
 def target_key(target: Target) -> tuple[str, ...]:
-    """What must be the same for a kernel tuned for one target to be taken for another.
+    """The target's properties that must be equal for a tuned kernel to be reused.
 
-    The number of threads (``num-cores``) is in it: what is best for one thread need not be for four. So is a GPU's
-    architecture (``arch``).
+    The number of threads (``num-cores``) is one, because the best choices for one thread may differ for four. A GPU's
+    architecture (``arch``) is another.
     """
     return _key(json.loads(str(target)))
 
 
 def module_of(function: tirx.PrimFunc) -> tvm.IRModule:
-    """A kernel as the only function of a module, named as MetaSchedule names it."""
+    """A module with the kernel as its only function, named as MetaSchedule names it."""
     return tvm.IRModule({"main": without_symbol(function).with_attr("global_symbol", "main")})
 
 
 def finish_last_line(path: Path) -> bool:
-    """Drop an unfinished last line: its writer was killed while it wrote. Returns whether there was one."""
+    """Drop an unfinished last line, whose writer was killed; return whether there was one."""
     if not path.exists():
         return False
     content = path.read_bytes()
@@ -122,7 +122,7 @@ def _key_of(function: tirx.PrimFunc) -> StructuralKey:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Pairs of a place (file and line) and what stands there. An unfinished last line is being written, or was."""
+    """Pairs of a location (file and line) and its content; skips an unfinished last line."""
     if not path.exists():
         return
     try:
@@ -145,7 +145,7 @@ def _workload(place: str, content: Any) -> meta_schedule.database.Workload:
 
 
 def _choices_in(trace: Any) -> str | None:
-    """The choices that `schedule_by` annotated, from a trace in JSON."""
+    """The choices that `schedule_by` recorded in a trace, given as JSON."""
     for name, inputs, attributes, _ in trace[0]:
         if name == "Annotate" and attributes == [CHOICES_ATTRIBUTE]:
             return str(inputs[1]).strip('"')

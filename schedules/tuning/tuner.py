@@ -1,4 +1,4 @@
-"""The tuning run: defaults first, then each kernel's search, most time first, and a duel that decides.
+"""Run tuning: measure the defaults, search each kernel (most time first), and decide with a duel.
 
 measure every default ──▶ divide the trials by time ──▶ per kernel: propose, build, measure, write ──▶ duel ──▶ keep
 """
@@ -37,7 +37,7 @@ CONTENDERS = 3
 
 @dataclass(frozen=True)
 class TunableKernel:
-    """A kernel before it is scheduled, the template that schedules it, and how often one run of the model calls it."""
+    """An unscheduled kernel, the template that schedules it, and its number of calls per run of the model."""
 
     name: str
     function: tirx.PrimFunc
@@ -47,10 +47,10 @@ class TunableKernel:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """What tuning found for one kernel. Seconds are for one call; None where nothing could be measured.
+    """The result of tuning one kernel; seconds are per call, and None if nothing could be measured.
 
     ``share`` is this kernel's part of the time of all tunable kernels with their default choices, counting calls.
-    ``tuned_seconds`` is the default's where nothing faster is kept.
+    ``tuned_seconds`` is the default's time if nothing faster is kept.
     """
 
     name: str
@@ -67,7 +67,7 @@ class KernelResult:
 
     @property
     def gain(self) -> float:
-        """Default over tuned time; 1 where nothing is kept."""
+        """Default time divided by tuned time; 1 if nothing is kept."""
         if not self.default_seconds or not self.tuned_seconds:
             return 1.0
         return self.default_seconds / self.tuned_seconds
@@ -75,7 +75,7 @@ class KernelResult:
 
 @dataclass(frozen=True)
 class TuningProgress:
-    """Where a run is. ``trials_done`` of ``trials`` counts what earlier runs measured too."""
+    """The progress of a run; ``trials_done`` of ``trials`` includes what earlier runs measured."""
 
     doing: str
     kernel: str
@@ -90,7 +90,7 @@ class TuningProgress:
 
 @dataclass
 class _State:
-    """A kernel and what is known of it."""
+    """A kernel and the measurements of it."""
 
     kernel: TunableKernel
     space: Space
@@ -116,7 +116,7 @@ class _State:
         return sum(each.seconds is None for each in self.history.values())
 
     def ranking(self) -> list[str]:
-        """The choices that were measured, the fastest first."""
+        """The measured choices, the fastest first."""
         seconds = {text: each.seconds for text, each in self.history.items() if each.seconds is not None}
         return sorted(seconds, key=lambda text: (seconds[text], text))
 
@@ -130,7 +130,7 @@ class _Batch:
 
 
 class Tuner:
-    """One run over the kernels of one target. `run` may be called once."""
+    """A tuning run over the kernels of one target; `run` may be called once."""
 
     def __init__(
         self,
@@ -157,9 +157,10 @@ class Tuner:
         self.stopped = False
 
     def run(self, trials: int) -> tuple[KernelResult, ...]:
-        """Measure until the kernels together have ``trials`` trials, those of earlier runs included, and decide.
+        """Measure until the kernels together have ``trials`` trials, including those of earlier runs, and decide.
 
-        Every default is measured even with fewer trials. Returns the kernels in order of their share of the time.
+        Every default is measured even if there are fewer trials. Returns the kernels in order of their share of the
+        time.
         """
         self._measure_defaults()
         self._states.sort(key=lambda state: -state.weight)
@@ -170,7 +171,7 @@ class Tuner:
         )
         left = max(0, trials - sum(len(state.history) for state in self._states))
         for state, budget in zip(self._states, budgets, strict=True):
-            # Measured times differ a little from run to run, and shares with them: the sum holds all the same.
+            # Measured times vary a little between runs, and so do the shares; the sum still holds.
             more = min(left, max(0, budget - len(state.history)))
             state.budget = len(state.history) + more
             left -= more
@@ -193,7 +194,7 @@ class Tuner:
         return _State(kernel, space, history, decided.decision(kernel.function, self._target) is not None)
 
     def _measure_defaults(self) -> None:
-        """All defaults that no earlier run measured, built in one go."""
+        """Measure all defaults that no earlier run measured, in one batch."""
         missing = [state for state in self._states if state.default_text not in state.history]
         if not missing or self._stopping():
             return
@@ -212,7 +213,8 @@ class Tuner:
     def _search(self, state: _State) -> None:
         """Measure until the kernel's budget is spent or its space is exhausted.
 
-        Remote devices measure one batch while the next is built here; on this machine building would disturb them.
+        Remote devices measure one batch while the next is built here. On this machine building would disturb the
+        measurement.
         """
         size = max(BATCH, 2 * self._measurer.devices)
         running: tuple[_Batch, list[object]] | None = None
@@ -237,7 +239,7 @@ class Tuner:
             self._tell("searching", state)
 
     def _duel(self, state: _State) -> None:
-        """The best candidates against the default on one device; the winner is kept if it is surely faster."""
+        """Measure the best candidates against the default on one device; keep one that is faster beyond the noise."""
         challengers = [text for text in state.ranking() if text != state.default_text][:CONTENDERS]
         default = state.default_seconds
         hopeful = [
@@ -266,7 +268,7 @@ class Tuner:
             state.history[text] = Measured(median(each), len(each))
 
     def _prepare(self, state: _State, proposals: Sequence[Choices]) -> _Batch:
-        """Schedule and build candidates; one that cannot be scheduled costs its trial and nothing else."""
+        """Schedule and build candidates; a candidate that cannot be scheduled costs one trial."""
         schedules: list[s_tir.Schedule | None] = []
         problems: list[str] = []
         for choices in proposals:
@@ -297,7 +299,7 @@ class Tuner:
             rounds = timing.rounds
             seconds = None if rounds is None else median(rounds)
             state.history[text] = Measured(seconds, len(rounds or ()))
-            state.decided = False  # what is new may be better than what an earlier run decided
+            state.decided = False  # a new result may be better than an earlier decision
             self._measured_now += 1
             kept = schedule or choices_only(state.kernel.function, choices_from(text))
             if rounds is None:

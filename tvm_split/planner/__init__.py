@@ -1,1 +1,1 @@
-"""Which layers run on which machine: measurements in, the best plan and its proof out. `tvm_split.plan` drives it."""
+"""Decide which layers run on which machine: from measurements to a plan and a lower bound. See `tvm_split.plan`."""

@@ -1,4 +1,4 @@
-"""Plan anew from what a running plan was measured to do, and change it only where that is worth it."""
+"""Plan again from measurements of a running plan, and change the plan only if the gain is worth it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfil
 from tvm_split.planner.step_graph import lower
 
 DEFAULT_THRESHOLD = 0.05
+"""Share of the current plan's value that a new plan must save."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a plan did: measured by predicted computing per machine, and bytes a second of links that have changed.
+    """Measurements of a plan: measured by predicted compute time per machine, and bytes per second of changed links.
 
-    ``earlier`` are the corrections that its prediction was made with, ``profiled_at`` is the prediction's; None where
-    it is not known.
+    ``earlier`` are the corrections that its prediction was made with. ``profiled_at`` is that of the prediction; None
+    if it is not known.
     """
 
     compute_ratios: Mapping[str, float] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Change:
-    """Whether a plan is changed; ``gain`` is the share of its value that the best one would save."""
+    """Whether a plan is changed; ``gain`` is the share of its value that the best plan would save."""
 
     changed: bool
     gain: float
@@ -38,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Replanned:
-    """The stages to run from now on."""
+    """The stages to run from now on, their evaluation, and the best solution."""
 
     change: Change
     stages: tuple[Stage, ...]
@@ -47,10 +48,10 @@ class Replanned:
 
 
 def corrections_of(measured: Measured) -> Corrections:
-    """What is known of the profile now: what was measured, and of idle machines and links what was known before.
+    """The corrections of the profile: new measurements, and earlier corrections of machines and links that are idle.
 
-    Without the latter, a machine that lost its layers because it is slow would seem fast again as soon as it is idle,
-    and two plans would take turns.
+    Without the earlier ones, a machine that lost its layers because it is slow would seem fast again as soon as it is
+    idle, and the planner would alternate between two plans.
     """
     ratios = dict(measured.earlier.compute_ratios)
     for machine, ratio in measured.compute_ratios.items():
@@ -61,10 +62,10 @@ def corrections_of(measured: Measured) -> Corrections:
 
 
 def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProfile:
-    """The profile with every machine's times scaled to what was measured there, and the links that were busy.
+    """The profile with the times of machines and the speeds of links corrected by measurements.
 
-    A plan measures only the pieces that it put on a machine; the others are taken to be off by the same factor, which
-    is so for what usually parts the two: another program on the machine, a lower clock, fewer cores.
+    A plan measures only the pieces that it placed on a machine; the times of the others are scaled by the same factor.
+    This holds for the usual causes of a difference: another program on the machine, a lower clock, fewer cores.
     """
     ratios = dict(corrections.compute_ratios)
     speeds = {(source, end): speed for source, end, speed in corrections.link_speeds}
@@ -87,10 +88,10 @@ def replan(
     solve: Callable[[Problem], Solution],
     threshold: float = DEFAULT_THRESHOLD,
 ) -> Replanned:
-    """The best plan of a calibrated problem, if it saves more than ``threshold`` of the current one's value.
+    """The best plan of a calibrated problem, if it saves more than ``threshold`` of the current plan's value.
 
-    A threshold above the noise of measuring keeps two plans of about equal value from taking turns. A plan that does
-    not keep to the problem's pins, numbers and limits is changed whatever that gains.
+    A threshold above the noise of measurements prevents alternating between two plans of about equal value. A plan that
+    breaks the problem's pins, counts or limits is always changed.
 
     Raises:
         PlanError: the current stages do not fit the problem.
@@ -104,7 +105,7 @@ def replan(
 
 
 def change_to(best: Timed, now: Timed, problem: Problem, threshold: float, *, keeps_demands: bool) -> Change:
-    """Whether a plan that does ``now``, and may break a demand, is changed to the best one."""
+    """Whether to change a plan with the values ``now`` to the best plan; always if it breaks a demand."""
     gain = 1.0 - objective_seconds(problem.objective, best) / objective_seconds(problem.objective, now)
     changed = gain > threshold or not keeps_demands
     return Change(changed, gain if changed else max(0.0, gain))

@@ -1,4 +1,4 @@
-"""What is asked of the planner, for Python calls, the command line and plan files alike."""
+"""The request to the planner, shared by Python calls, the command line and plan files."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tvm_split.values import content_of
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 SOURCE = "source"
-"""A split that the model's file itself says; ``source:NAME`` is one of several that it says."""
+"""Selects the split that is annotated in the model's file; ``source:NAME`` selects one of several."""
 SPLITTING = ("split", "shards")
-"""The fields by which a user decides what the planner would."""
+"""The fields with which the user, not the planner, decides the split."""
 SEARCHING = (
     "auto_shards",
     "pin",
@@ -44,9 +44,9 @@ SEARCHING = (
     "strategy",
     "time_limit_seconds",
 )
-"""The fields that say nothing where the user decides."""
+"""The fields that have no effect if the user decides the split."""
 DEMANDS = ("pin", "keep_off", "replicas", "maximum_machines", "maximum_latency_seconds", "minimum_throughput")
-"""The fields that only a search can keep to."""
+"""The fields that only a search can satisfy."""
 Split = Mapping[str, tuple[str, ...]]
 
 
@@ -60,7 +60,7 @@ class RequestError(PlanError):
 
 
 def _split(value: Any) -> dict[str, tuple[str, ...]] | str:
-    """A split as a mapping or as texts MACHINE=LAYER,LAYER; one that the source says as the text that asks for it."""
+    """Parse a split from a mapping or from texts MACHINE=LAYER,LAYER; return a text that selects `SOURCE` as it is."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple) and len(texts) == 1 and str(texts[0]).partition(":")[0] == SOURCE:
         return str(texts[0])
@@ -75,7 +75,7 @@ def _split(value: Any) -> dict[str, tuple[str, ...]] | str:
 
 
 def _split_content(split: Split | str) -> dict[str, list[str]] | str:
-    """A split as JSON holds it."""
+    """A split as a value for JSON."""
     return split if isinstance(split, str) else {machine: list(layers) for machine, layers in split.items()}
 
 
@@ -88,7 +88,7 @@ def _machine_and_layers(text: Any) -> tuple[str, list[str]]:
 
 
 def _machines_of_layers(value: Any, field: str) -> Any:
-    """Machines by layer from texts LAYER=MACHINE; of a mapping, one machine alone becomes a list."""
+    """Machines by layer, from texts LAYER=MACHINE or from a mapping, in which a single machine becomes a list."""
     if isinstance(value, Mapping):
         return {layer: [machines] if isinstance(machines, str) else machines for layer, machines in value.items()}
     if not isinstance(value, list | tuple):
@@ -103,7 +103,7 @@ def _machines_of_layers(value: Any, field: str) -> Any:
 
 
 def _shards(value: Any) -> Any:
-    """One shard, several or none; texts are parsed."""
+    """The list of shards from one shard, several or none; texts are parsed."""
     given = [] if value is None else [value] if isinstance(value, Shard | str | Mapping) else value
     if not isinstance(given, Iterable):
         return given
@@ -126,14 +126,14 @@ _KeptOff = Annotated[
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PlanRequest:
-    """How a model is planned. A layer's name stands for the layer of that name and all below it.
+    """Options for planning a model. A layer's name stands for the layer of that name and all below it.
 
     Raises:
-        PlanError: a field has a value that it cannot have, or fields contradict each other; says which and why.
+        PlanError: a field has an invalid value, or fields contradict each other; names the field and the reason.
     """
 
     PANEL: ClassVar[str] = "Planning"
-    """Under which the help of a command shows the options."""
+    """The heading of these options in the help of a command."""
 
     objective: Objective = option("throughput", "What the plan is made for: results a second, or one input alone.")
     stages: int | None = option(
@@ -197,7 +197,7 @@ class PlanRequest:
         metavar="FOLDER",
     )
     profile: Annotated[SkipValidation[ClusterProfile | None], Field(exclude=True)] = None
-    """Measurements to plan with, instead of making them. It is in no file and no option."""
+    """An existing profile to plan with, instead of measuring. It is not stored in files and has no option."""
 
     def __post_init__(self) -> None:
         if self.precision != "float32" and self.shards:
@@ -216,7 +216,7 @@ class PlanRequest:
 
     @property
     def is_demanding(self) -> bool:
-        """Whether it has demands, besides a number of stages, that only a search can keep to."""
+        """Whether it has demands, besides a number of stages, that only a search can satisfy."""
         return any(name in DEMANDS for name in self.given)
 
     @property
@@ -242,21 +242,21 @@ class PlanRequest:
                 raise RequestError(problem, name)
 
     def searched(self, **changes: Any) -> PlanRequest:
-        """The same request without what the user decides, for a search."""
+        """The request with ``changes`` and without a split by hand, for a search."""
         return replace(self, split={}, shards=(), predict=False, **changes)
 
     def pairs(self, field: Literal["pin", "keep_off"]) -> Iterator[tuple[str, str]]:
-        """Each layer with each of its machines."""
+        """Pairs of a layer and one of its machines, from the given field."""
         named: Mapping[str, tuple[str, ...]] = getattr(self, field)
         return ((layer, machine) for layer, machines in named.items() for machine in machines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options that are given, as JSON has them."""
+        """The options that differ from their defaults, as values for JSON."""
         return content_of(self)
 
     @classmethod
     def of(cls, request: PlanRequest | None, fields: Mapping[str, Any]) -> PlanRequest:
-        """The request with these fields changed, or one of these fields alone."""
+        """The request with these fields changed; a new request if ``request`` is None."""
         return cls(**fields) if request is None else replace(request, **fields)
 
 
@@ -272,7 +272,7 @@ def _raising_plan_errors(init: Any) -> Any:
 
 
 def _as_plan_error(error: ValidationError) -> PlanError:
-    """What does not fit a request, in a sentence for each problem."""
+    """A `PlanError` with one line for each field that failed to validate."""
     problems = error.errors(include_url=False)
     causes = [problem.get("ctx", {}).get("error") for problem in problems]
     if len(problems) == 1 and isinstance(causes[0], PlanError):

@@ -1,4 +1,4 @@
-"""What turns make of the shares that a search gives replicas: some are so rare that there are no turns for them."""
+"""Round the shares of replicas to whole turns of a round-robin schedule; replicas with tiny shares get no turn."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rpc_runtime.program.turns import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST
 from tvm_split.planner.problem import Stage
 
 TURNS_PER_REPLICA = 16
-"""Of many unlike replicas each has half a turn less than its share on average: 3 % of their time."""
+"""Longest schedule in turns per replica. Many unequal replicas lose half a turn on average: 3 % of their time."""
 ROUNDING = 1e-9
+"""Relative difference below which two values count as equal."""
 
 
 def with_turns(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages with shares as turns give them; replicas may be left out, such as those with less than a turn."""
+    """The stages with shares rounded to whole turns; replicas without a turn are left out."""
     are_dealt = [len(stage.machines) > 1 and stage.sharding is None for stage in stages]
     shares = [stage.shares for stage, is_dealt in zip(stages, are_dealt, strict=True) if is_dealt]
     counts = iter(fairest_turns(shares))
@@ -35,18 +36,18 @@ def _with_turns(stage: Stage, counts: Sequence[int]) -> Stage:
 
 
 def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
-    """How many turns each replica of each stage has, or none, so that who has most beyond its share has least.
+    """Number of turns (0 or more) of each replica of each stage that minimises the largest excess over a share.
 
-    Shares that are whole turns already stay, if those of all stages are: their lists may be longer than others.
+    If the shares of all stages are whole turns already, they stay: such schedules may be longer than others.
 
-    For turns of a length it is best to give each to the replica that has least beyond its share with it (Jefferson's
-    method: Balinski, Young 1982, "Fair Representation"). So another replica does not make this worse. Equal ones have a
-    turn each. The lengths of several stages have a common multiple of at most `LONGEST_CYCLE`, chosen for the one that
-    takes longest with its turns; of equally good ones the shortest is taken.
+    For a given length it is optimal to give each turn to the replica with the least excess after it (Jefferson's
+    method: Balinski, Young 1982, "Fair Representation"). So an additional replica does not make this worse, and equal
+    replicas get one turn each. The schedule lengths of several stages have a common multiple of at most
+    `LONGEST_CYCLE`, chosen for the stage with the longest period; among equally good ones the shortest is taken.
 
     Args:
-        stages: of each the shares of its replicas, which count in proportion.
-        periods: of each stage, if its replicas had just these shares; by default they are equal.
+        stages: for each stage the shares of its replicas, which count in proportion.
+        periods: the period of each stage if its replicas had exactly these shares; by default all are equal.
     """
     exact = [each for each in map(whole_turns, stages) if each is not None]
     if len(exact) == len(stages) and math.lcm(*map(sum, exact)) <= LONGEST_CYCLE:
@@ -63,39 +64,41 @@ def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """Turns of one stage: ``beyond[length - 1]`` is the most that any of ``replicas[:length]``, who have turns of this
-    length, has by its share."""
+    """The schedules of one stage: the schedule of a length has the turns ``replicas[:length]``.
+
+    ``beyond[length - 1]`` is the largest ratio of a replica's turns to its share of this length.
+    """
 
     count: int
     replicas: npt.NDArray[np.intp]
     beyond: npt.NDArray[np.float64]
 
     def least_beyond(self, longest: int) -> npt.NDArray[np.float64]:
-        """By turns that repeat after 1, 2, … micro-batches, up to the longest."""
+        """The least excess of any schedule that repeats after 1, 2, … micro-batches, up to ``longest``."""
         found = np.full(longest, math.inf)
         for length, beyond in enumerate(self.beyond.tolist(), 1):
             np.minimum(found[length - 1 :: length], beyond, out=found[length - 1 :: length])
         return found
 
     def counts(self, cycle: int) -> tuple[int, ...]:
-        """Of each replica by the best turns that repeat after so many micro-batches."""
+        """Turns of each replica in the best schedule that repeats after ``cycle`` micro-batches."""
         lengths = [length for length in range(1, min(cycle, len(self.beyond)) + 1) if cycle % length == 0]
         length = lengths[_first_least(self.beyond[np.array(lengths) - 1])]
         return tuple(np.bincount(self.replicas[:length], minlength=self.count).tolist())
 
 
 def _dealt(shares: Sequence[float]) -> _Dealt:
-    """Each turn to who has least beyond its share with it: so one list has the turns of all lengths."""
+    """Give each turn to the replica with the least excess after it; prefixes of the list are the shorter schedules."""
     parts = np.array(shares) / math.fsum(shares)
-    able = np.flatnonzero(parts)  # beside machines that take no time others have none
+    able = np.flatnonzero(parts)  # replicas with a share of 0 get no turn
     longest = min(max(LONGEST, TURNS_PER_REPLICA * len(able)), LONGEST_CYCLE)
-    most = np.floor((longest + len(able)) * parts[able]).astype(np.intp)  # together at least the longest
+    most = np.floor((longest + len(able)) * parts[able]).astype(np.intp)  # their sum is at least `longest`
     replicas = np.repeat(able, most)
     numbers = np.arange(1, len(replicas) + 1) - np.repeat(np.cumsum(most) - most, most)
     beyond = numbers / parts[replicas]
     order = np.argsort(beyond, kind="stable")[:longest]
     lengths = np.arange(1, longest + 1)
-    # Who reads the shares looks for turns of these lengths.
+    # `turns_by_share`, which turns the shares back into a schedule, tries only these lengths.
     kept = np.cumsum(numbers[order] == 1)
     is_found = lengths <= np.maximum(LONGEST, LONGEST_PER_REPLICA * kept)
     return _Dealt(len(parts), replicas[order], np.where(is_found, beyond[order] / lengths, math.inf))

@@ -1,4 +1,4 @@
-"""Layers that several machines compute together on one input, as a user asks for them."""
+"""The shards that a user asks for: layers that several machines compute together on each input."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Axis, Exchange, Stage
 
 FORM = "FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"
-"""A shard as a text, for command lines."""
+"""The text form of a shard, for command lines."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The layers from ``first`` to ``last``, in the order of execution, shared out over machines.
+    """The layers from ``first`` to ``last``, in the order of execution, sharded over machines.
 
-    A name stands for the layer of that name and all below it. ``shares`` are the machines' parts of the work, together
-    1; weights are shared out the same way for ``"channels"`` and ``"heads"``, and whole on each machine for others.
+    A name stands for the layer of that name and all below it. ``shares`` are the machines' parts of the work and add up
+    to 1. Weights are sharded the same way for ``"channels"`` and ``"heads"``; otherwise each machine has all of them.
 
-    ``axis`` says what is dealt out: ``"rows"`` or ``"columns"`` of feature maps, output ``"channels"`` of layers,
-    ``"heads"`` of attention, samples of a ``"batch"``. ``exchange`` says what travels between the machines:
-    ``"fused"`` as little as can be (rows beyond a part are computed twice; a product by columns is followed by one by
-    rows, and the sum travels), ``"each"`` what a layer needs, after each layer.
+    ``axis`` is what is sharded: ``"rows"`` or ``"columns"`` of feature maps, output ``"channels"`` of layers,
+    ``"heads"`` of attention, samples of a ``"batch"``. ``exchange`` is what the machines transfer: with ``"fused"`` as
+    little as possible (halo rows are computed twice; a column-parallel product is followed by a row-parallel one, and
+    the partial sums are transferred), with ``"each"`` what a layer needs, after each layer.
     """
 
     first: str
@@ -41,12 +41,12 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """A shard from a text of the `FORM`, or from YAML in braces with the fields of this class.
+        """Parse a shard from a text of the `FORM`, or from YAML in braces with the fields of this class.
 
-        A layer alone is the first and the last. Names with ``..`` in them need YAML.
+        A single layer is both the first and the last. Names that contain ``..`` need YAML.
 
         Raises:
-            PlanError: the text has another form, or an axis, a share or an exchange that it cannot have.
+            PlanError: the text has another form, or an invalid axis, share or exchange.
         """
         axes, exchanges = get_args(Axis), get_args(Exchange)
         if text.lstrip().startswith("{"):
@@ -85,7 +85,7 @@ def _from_yaml(text: str) -> Shard:
 
 
 def sharding_words(stage: Stage) -> str:
-    """How machines compute each micro-batch of a stage together; empty for a stage that they do not share."""
+    """A description of how a stage is sharded over its machines; empty for a stage without a sharding."""
     if stage.sharding is None:
         return ""
     axis = stage.sharding.axis

@@ -1,4 +1,4 @@
-"""Where a stage that machines share may begin and end: a model in blocks, one after the other, with little between."""
+"""Divide a model into consecutive blocks with few tensors between them: a sharded stage begins and ends at a block."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.profile import ClusterProfile
 
 MOST_BLOCKS = 24
-"""More are joined, the shortest first: a choice for each would take longer than it could gain."""
+"""Most blocks of a model; further blocks are merged, the shortest first, to limit the time of the search."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Layers that follow one another in the order of execution, whole pieces of a profile.
+    """Consecutive layers in the order of execution, made of whole pieces of a profile.
 
-    ``seconds`` by machine, those that may not have it left out; ``bytes_after`` is what passes from here and from
-    before to what follows, the model's inputs aside.
+    ``seconds`` are by machine, without machines that may not have the block. ``bytes_after`` is the size of the tensors
+    that this block or earlier ones produce and later ones need, without the model's inputs.
     """
 
     layers: tuple[str, ...]
@@ -28,11 +28,11 @@ class Block:
 
 
 def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str, frozenset[str]]) -> tuple[Block, ...]:
-    """The blocks of a model; ``forbidden`` has machines by the name of a piece that may not be there.
+    """The blocks of a model; ``forbidden`` has, by the name of a piece, the machines that may not have it.
 
-    A block ends where no piece is begun and fewest tensors pass, of all places between two where more do. So a chain
-    may be divided behind each of its pieces, a residual network behind each block, and a network with skips from one
-    end to the other not at all.
+    A block ends between pieces, where the number of tensors that pass has a local minimum. So a chain may be divided
+    after each of its pieces, a residual network after each block, and a network with skip connections from one end to
+    the other not at all.
     """
     order = list(graph.dependent)
     position = {layer: place for place, layer in enumerate(order)}
@@ -61,7 +61,7 @@ def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str
 
 
 def _valleys(places: Sequence[int], heights: Sequence[int]) -> list[int]:
-    """The places on floors: runs of equal heights with nothing but higher ones, or the end, on both sides."""
+    """The places at local minima: runs of equal heights with a greater height, or the end, on both sides."""
     found: list[int] = []
     first = 0
     for end in range(1, len(places) + 1):

@@ -1,10 +1,10 @@
-"""Which blocks of a model machines should share, and how: the cheapest sequence of stages, by estimates. Numbers only.
+"""Search which blocks of a model to shard, and how: the cheapest sequence of stages, by estimates. Numbers only.
 
-Dynamic programming over (blocks done, who has what they made, whether any was shared). That is one machine, or the
-machines of a shared stage, each its part. From there either one more block is computed by one machine, which all send
-their parts to, or a stage is shared that ends some blocks later, and each of its machines gets what it needs from those
-who have it. Plans without shared stages are `search`'s, so here at least one is. What it finds is a candidate: its real
-latency is that of its `timetable`, which sees what overlaps.
+Dynamic programming over states (blocks done, layout of their results, whether any stage is sharded). The results lie on
+one machine, or in parts on the machines of a sharded stage. From a state, either one machine computes the next block
+and receives all parts, or a sharded stage computes some blocks, and each of its machines receives what it needs. Plans
+without sharded stages come from `search`, so these have at least one. The result is a candidate: its actual latency is
+that of its `timetable`, which includes overlap.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tvm_split.planner.shard_blocks import Block
 
 CUT_AXES = ("rows", "columns", "batch")
 TOUCHES = 1e-6
-"""Of a value: sums of shares differ by rounding."""
+"""Smallest part of a value that counts as one: sums of shares have rounding errors."""
 Links = Mapping[tuple[str, str], ProblemLink]
 STAGE_SECONDS = 1e-4
-"""What one more stage has to gain: handing over and waking up take about this, and fewer stages are easier to read."""
+"""Seconds that one more stage must gain: about the time to hand over and wake up; fewer stages are easier to read."""
 
 
 class Layout(NamedTuple):
-    """Who has which part of a value along an axis; all of it where there is but one machine."""
+    """The parts of a value along an axis by machine; a single machine has all of it."""
 
     axis: Axis | None
     machines: tuple[str, ...]
@@ -42,10 +42,10 @@ def whole_on(machine: str) -> Layout:
 
 @dataclass(frozen=True)
 class ShardOption:
-    """How machines can compute blocks together, from any of its blocks to a later one.
+    """A way to shard a run of blocks, or a part of the run, over machines.
 
-    ``seconds`` has, by the number of the block behind the last, the seconds of each block from ``begin`` on, exchanges
-    included, in a stage that ends there: with halos that are computed twice, these depend on the end.
+    ``seconds`` has, by the end of the stage (the number of the block after the last), the seconds of each block from
+    ``begin`` on, exchanges included. They depend on the end if halos are computed twice.
     """
 
     sharding: Sharding
@@ -59,7 +59,7 @@ class ShardOption:
         return {end: [0.0, *accumulate(each)] for end, each in self.seconds.items()}
 
     def ends(self, first: int) -> Iterator[tuple[int, float]]:
-        """Where a stage that begins at block ``first`` may end, and its seconds."""
+        """Pairs of a possible end of a stage that begins at block ``first``, and the stage's seconds."""
         for end, sums in self._sums.items():
             if self.begin <= first < end:
                 yield end, sums[end - self.begin] - sums[first - self.begin]
@@ -71,13 +71,16 @@ class ShardOption:
 
     @property
     def layout(self) -> Layout:
-        """How its results lie on its machines."""
+        """The layout of its results on its machines."""
         return Layout(self.sharding.axis, self.machines, self.shares)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Blocks from ``first`` to before ``end``, on one machine or on those of an option; ``machine`` has the most."""
+    """Blocks from ``first`` to ``end`` (exclusive), on ``machine`` or sharded by an option.
+
+    With an option, ``machine`` is the one with the largest share.
+    """
 
     first: int
     end: int
@@ -94,9 +97,9 @@ def cheapest(
     *,
     all_shared: bool = False,
 ) -> tuple[Segment, ...]:
-    """The segments of least seconds of which one at least is shared; none where that cannot be.
+    """The segments with the least total seconds, of which at least one is sharded; empty if that is impossible.
 
-    With ``all_shared`` no machine has a block to itself for which there is an option.
+    With ``all_shared``, every block for which there is an option is sharded.
     """
     shareable = {
         block for option in options for end in option.seconds for block in range(option.begin, end) if all_shared
@@ -130,7 +133,7 @@ def cheapest(
                     reach(before, Segment(place, end, option.holder, option), arrives + seconds)
 
     def at_client(state: _State) -> float:
-        """Shared results are put together by one of their machines."""
+        """Seconds until the client has the results; parts are first gathered on the machine with the largest share."""
         held = state.held
         holder = whole_on(held.machines[held.shares.index(max(held.shares))])
         gathered = relayout_seconds(links, held, holder, output_bytes)
@@ -142,10 +145,10 @@ def cheapest(
 
 
 def relayout_seconds(links: Links, held: Layout, wanted: Layout, size: float) -> float:
-    """Until each machine of ``wanted`` has what it needs of a value of so many bytes, all links at the same time.
+    """Seconds until each machine of ``wanted`` has what it needs of a value of ``size`` bytes; links work in parallel.
 
-    Along pixels and samples that is its part, which is not sent by who has it; beside its own, machines exchange at
-    least a halo. Channels and heads are made of all of it.
+    For rows, columns and samples a machine needs its own part, as far as it does not have it; neighbours along an axis
+    exchange at least a halo. For channels and heads a machine needs the whole value.
     """
     slowest = 0.0
     parts, needs = (list(zip(each.machines, _ranges(each), strict=True)) for each in (held, wanted))

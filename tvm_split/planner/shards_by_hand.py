@@ -1,4 +1,4 @@
-"""A plan from the user's own words: which layers several machines compute together."""
+"""Stages from shards by hand: the user says which layers several machines compute together."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tvm_split.units import short_list
 def stages_with_shards(
     graph: LayerGraph, shards: Sequence[Shard], split: Split | None, machine_names: Sequence[str]
 ) -> tuple[Stage, ...]:
-    """Stages of which some are shared by machines; the others follow ``split``.
+    """Stages of which some are sharded; the others follow ``split``.
 
-    Without it, layers before the first shard and behind each go to the machine with the largest share of that.
+    Without a split, layers after a shard go to the machine with its largest share, and so do those before the first.
 
     Raises:
-        PlanError: an unknown machine, layer, axis or exchange, shares that are not above 0 or not 1 together, shards
-            that overlap, or a split that gives one of their layers to a machine.
+        PlanError: an unknown machine, layer, axis or exchange; shares that are not above 0 or do not add up to 1;
+            shards that overlap; or a split that gives one of their layers to a machine.
     """
     owner: list[Shard | str | None] = [None] * len(graph.layers)
     for shard in shards:
@@ -109,7 +109,7 @@ def _stage(key: Shard | str | None, layers: Sequence[str]) -> Stage:
 
 
 def _with_independent(graph: LayerGraph, stages: Iterable[Stage]) -> Iterable[Stage]:
-    """The stages without those that hold only layers which depend on no input: these go with the next layers."""
+    """The stages, with each one whose layers all depend on no input merged into the next stage, or the last one."""
     waiting: tuple[str, ...] = ()
     last: Stage | None = None
     for stage in stages:

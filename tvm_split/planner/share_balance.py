@@ -1,4 +1,4 @@
-"""Shares of a stage that machines compute together, changed by what the machines took, or had to hold."""
+"""Adjust the shares of a sharded stage by the time, or by the memory, that its machines need."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tvm_split.planner.problem import Evaluation, Stage
 from tvm_split.planner.step_graph import StepGraph
 
 ROOM = 0.97
-"""Of a memory that is too small: what a part takes is not exactly in proportion to its share."""
+"""Share of a memory that is too small to fill: the memory of a part is not exactly in proportion to its share."""
 
 
 def in_proportion(seconds: Iterable[float]) -> list[float]:
-    """Shares by which all would be done at the same time."""
+    """Shares with which machines that take ``seconds`` each for the whole finish at the same time."""
     rates = [1.0 / each if each > 0 else 1.0 for each in seconds]
     return [rate / sum(rates) for rate in rates]
 
 
 def rounded(shares: Sequence[float]) -> tuple[float, ...]:
-    """To hundredths, as people write them; the largest takes what is left."""
+    """The shares rounded to hundredths, each at least 0.01; the largest one absorbs the rounding."""
     found = [max(0.01, round(share, 2)) for share in shares]
     largest = found.index(max(found))
     found[largest] = round(1.0 - sum(each for place, each in enumerate(found) if place != largest), 2)
@@ -28,7 +28,7 @@ def rounded(shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
-    """A shared stage whose machines would be done at the same time, by what its steps take."""
+    """A sharded stage with shares by which its machines finish at the same time, from the seconds of its steps."""
     if stage.sharding is None:
         return stage
     took: defaultdict[str, float] = defaultdict(float)
@@ -42,9 +42,9 @@ def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
 
 
 def lightened(stage: Stage, evaluation: Evaluation, limits: Mapping[str, float]) -> Stage:
-    """A shared stage with less for the machines that have too much to hold, and more for the others.
+    """A sharded stage with smaller shares for machines that exceed their memory, and larger shares for the others.
 
-    ``limits`` are the bytes of memory of each machine.
+    ``limits`` are the bytes of memory of each machine. If no machine has memory left, the stage is unchanged.
     """
     fills = dict.fromkeys(stage.machines, 0.0)  # a machine that computes nothing has no load
     fills |= {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}

@@ -1,7 +1,7 @@
-"""Steps and transfers: what the machines of any plan do for one micro-batch. Numbers only.
+"""Steps and transfers: the work of a plan's machines for one micro-batch. Names and numbers only.
 
-A step is what a machine computes without waiting for another one in between: a stage of whole layers, or, of a stage
-whose machines compute each micro-batch together, what one of them does between two exchanges.
+A step is what a machine computes without waiting for another machine in between: a stage of whole layers, or the part
+of a sharded stage that one machine computes between two exchanges.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tvm_split.units import names_of, short_list
 
 @dataclass(frozen=True)
 class Step:
-    """What one machine computes, or what each of several replicas computes of its own micro-batches.
+    """The computation of one machine, or of each of several replicas for its own micro-batches.
 
-    For each of the machines: ``shares`` of the micro-batches (without any they follow from the speeds), ``seconds`` of
-    one micro-batch alone, ``contended_seconds`` while others of the same host compute the same stage, and the
-    ``estimated_shares`` of the seconds that were not measured.
+    For each machine: ``shares`` of the micro-batches (if empty, they follow from the speeds), ``seconds`` of one
+    micro-batch alone, ``contended_seconds`` while others of the same host compute the same stage, and
+    ``estimated_shares``, the shares of the seconds that were not measured.
     """
 
     name: str
@@ -39,9 +39,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor that goes from a step, or ``"client"``, to steps on the same machines; without targets to the client.
+    """A tensor sent from a step, or ``"client"``, to steps on the same machines; without targets, to the client.
 
-    Between steps of one machine nothing passes a link, but the target waits for the source.
+    Between steps of one machine no link is used, but the target waits for the source.
     """
 
     tensor: str
@@ -52,7 +52,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """All steps of a plan in topological order, and all that passes between them."""
+    """All steps of a plan in topological order, and all transfers between them."""
 
     steps: tuple[Step, ...]
     transfers: tuple[Transfer, ...]
@@ -61,12 +61,12 @@ class StepGraph:
 def lower(problem: Problem, stages: Sequence[Stage], estimated: Container[tuple[str, str]] = frozenset()) -> StepGraph:
     """The steps of stages of whole layers, one for each stage, in topological order.
 
-    A step has the name of its stage; where that has none, ``stage_0`` and so on. ``estimated`` are the pieces, and the
-    machines, of which the seconds were not measured.
+    A step has the name of its stage; if that is empty, ``stage_0`` and so on. ``estimated`` are pairs of a piece and a
+    machine whose seconds were not measured.
 
     Raises:
-        PlanError: a name is wrong, a piece is missing or given twice, a machine holds two stages or has no time for a
-            piece, or stages wait for each other in a circle.
+        PlanError: a name is wrong, a piece is missing or placed twice, a machine holds two stages or has no seconds for
+            a piece, or stages wait for each other in a cycle.
     """
     pieces = {piece.name: piece for piece in problem.pieces}
     home = _homes(problem, pieces, stages)
@@ -105,7 +105,7 @@ def _step(name: str, stage: Stage, pieces: Sequence[Piece], estimated: Container
 
 
 def _homes(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) -> dict[str, int]:
-    """The position of the stage of each piece."""
+    """The position of the stage that holds each piece; errors as of `lower`."""
     machines = {machine.name for machine in problem.machines}
     used: set[str] = set()
     home: dict[str, int] = {}
@@ -140,7 +140,7 @@ def _homes(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) 
 
 
 def _sent(problem: Problem, home: dict[str, int]) -> Iterator[tuple[str, int | None, int | None, float]]:
-    """What passes between stages: tensor, source and end (the client is None) and bytes; once to each stage."""
+    """The transfers between stages, once to each stage: tensor, source, end (None is the client) and bytes."""
     known: dict[tuple[str, str | int, int | None], None] = {}
     names: dict[str, tuple[str, str | int]] = {}
     for index, edge in enumerate(problem.edges):

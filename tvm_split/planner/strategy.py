@@ -1,4 +1,4 @@
-"""Strategies: how a plan is searched for. Those built in, and those that packages add (`tvm_split.strategies`)."""
+"""Strategies that search for a plan: built-in ones, and those that packages add (`tvm_split.strategies`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tvm_split.planner.step_graph import lower
 
 
 class Strategy(ABC):
-    """A way to place pieces on machines; its class is what a package registers."""
+    """A way to place pieces on machines; a package registers a subclass."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
-        """The plan to use, with what is known of better ones: see `solution_of`.
+        """The plan to use, with a lower bound if one is known: see `solution_of`.
 
         Raises:
-            PlanError: nothing fits; says why.
+            PlanError: no plan fits; says why.
         """
 
 
@@ -40,7 +40,7 @@ STRATEGIES: Registry[type[Strategy]] = Registry(
 def solution_of(
     problem: Problem, stages: Sequence[Stage], lower_bound_seconds: float = 0.0, method: str = ""
 ) -> Solution:
-    """The solution that consists of these stages of pieces; a bound of 0 says nothing of better ones.
+    """The solution that consists of these stages of pieces; a lower bound of 0 means that none is known.
 
     Raises:
         PlanError: the stages are no plan for the problem.
@@ -52,12 +52,12 @@ def solution_of(
 
 
 def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solution:
-    """The solution of a strategy by name, evaluated and checked here: no strategy can misreport its plan.
+    """The solution of the strategy of this name, evaluated and validated here, so that no strategy misreports its plan.
 
-    A lower bound cannot be checked; the solution's ``method`` says whose it is.
+    A lower bound cannot be validated; the solution's ``method`` says where it comes from.
 
     Raises:
-        PlanError: there is no such strategy, nothing fits, or the strategy's plan breaks a demand.
+        PlanError: there is no such strategy, no plan fits, or the strategy's plan breaks a demand.
     """
     require_sense(problem)
     found = STRATEGIES[strategy]().solve(problem, time_limit_seconds)

@@ -1,8 +1,8 @@
-"""When each step computes for one input alone: an event simulation. Numbers only.
+"""The times at which each step computes for one input alone: an event simulation. Numbers only.
 
-Machines compute one step after the other: of those that could begin, the last in the plan's order, as the runtime does
-(`rpc_runtime.execution.scheduler`). A link takes one tensor after the other, in the order in which they are made;
-each arrives its latency later. Links do not wait for each other, nor computing for sending.
+A machine computes one step at a time: of the steps that could begin, the last in the plan's order, as in the runtime
+(`rpc_runtime.execution.scheduler`). A link sends one tensor at a time, in the order in which they are produced; each
+arrives after the link's latency. Links work in parallel with each other and with computing.
 
     conv1 ▸ conv2 by rows on two machines, with an exchange in between
 
@@ -22,11 +22,11 @@ from typing import NamedTuple
 CLIENT_NUMBER = -1
 
 MachineSet = tuple[int, ...]
-"""Machines by number: of a step all its replicas; of the client `CLIENT_NUMBER` alone."""
+"""Machines as numbers: all replicas of a step, or `CLIENT_NUMBER` alone for the client."""
 
 
 class NumberedTransfer(NamedTuple):
-    """A `Transfer` with steps by their position; the client is `CLIENT_NUMBER` as a source, and no target."""
+    """A `Transfer` with steps as positions; the client is `CLIENT_NUMBER` as a source, and has no entry as a target."""
 
     source: int
     targets: tuple[int, ...]
@@ -34,7 +34,7 @@ class NumberedTransfer(NamedTuple):
 
 
 class Timetable(NamedTuple):
-    """Seconds after the input: when each step begins, None if it never does; and when all is done."""
+    """The seconds from the input to the start of each step (None if it never starts), and to the last result."""
 
     starts: list[float | None]
     latency_seconds: float
@@ -49,8 +49,8 @@ def timetable(
     """The timetable of one input.
 
     Args:
-        placements, seconds: of each step where, and how long, it computes.
-        link: latency in seconds and seconds per byte of the link between two placements.
+        placements, seconds: the machines of each step, and the seconds that it computes.
+        link: returns latency in seconds and seconds per byte of the link between two placements.
     """
     return _Simulation(placements, seconds, transfers, link).run()
 
@@ -76,7 +76,7 @@ class _Simulation:
         self._busy: set[int] = set()
         self._link_free: dict[tuple[MachineSet, MachineSet], float] = {}
         self._numbers = itertools.count()
-        # Moment, a number that keeps the order of equal ones, and the step that is done or the tensor that arrives.
+        # Time, a number that keeps the order of simultaneous events, and the step that ends or the tensor that arrives.
         self._events: list[tuple[float, int, int | NumberedTransfer]] = []
         self._starts: list[float | None] = [None] * len(seconds)
 

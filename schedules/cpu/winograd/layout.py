@@ -68,7 +68,7 @@ class Workload:
 
 @mutator
 class UseWinograd(ModuleMutator):
-    """Replaces chosen convolutions in blocked layouts by Winograd kernels; the others stay for the legalization."""
+    """Replaces chosen convolutions in blocked layouts by Winograd kernels; the legalization lowers the others."""
 
     def __init__(self, module: tvm.IRModule, traits: Traits, threads: int) -> None:
         super().__init__(module)
@@ -150,7 +150,7 @@ def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, t
     )
     between = group_bytes(workload, choice, tiles)
     if choice.staged:
-        # The values are written and read again if a core's part does not stay in its cache, or another core wrote it.
+        # The values are written and read again if a core's part does not stay in its cache, or another core wrote them.
         kept = groups * between <= CACHE_BYTES * threads
         beyond = 2 * between * ((threads - 1) / threads if kept else 1.0)
         work = groups * (products + transforms + beyond * BYTE_NS) + weights * BYTE_NS

@@ -22,12 +22,12 @@ FAMILY = "winograd"
 STAGED = "tvm_split.winograd_staged"
 """Annotation of the anchor: 1 if its three steps are separate loops, 0 if they are one loop over groups."""
 COLUMNS = "tvm_split.winograd_columns"
-"""Annotation of the anchor: the number of tiles of a group that lie side by side."""
+"""Annotation of the anchor: the number of adjacent tiles in a row of a group."""
 
 
 @dataclass(frozen=True)
 class Winograd:
-    """The sizes of a Winograd convolution; tuning would choose these.
+    """The sizes of a Winograd convolution, which a cost rule chooses.
 
     A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image. With
     ``staged``, input transform, products and output transform are separate parallel loops; memory holds all images'

@@ -86,15 +86,14 @@ def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: Regist
     unroll_and_vectorize(schedule, [tile_inner, block_inner, lane])
     initial = schedule.decompose_reduction(anchor.handle, block)
     unroll_and_vectorize(schedule, schedule.get_loops(initial)[-3:])
-    # The loops over images, groups and tiles, and the four loops of one iteration between, read a tile of weights
-    # again.
+    # The loops over images, groups and tiles, and the four loops inside each iteration, read a tile of weights again.
     channels = anchor.extents[7] * anchor.extents[8]
     # Prefetching in each step of the innermost loop instead costs half of what it gains at 512 channels of 28 x 28.
     mark_for_prefetch(schedule, schedule.get_loops(anchor.handle)[-6], Region(7, tile.blocks, channels, channels))
 
 
 def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: LoopRV | None) -> None:
-    """Tile by tile in two passes, through registers, from a copy of the group's pixels with zeros around the image."""
+    """Transform the input tile by tile, in two passes through registers, from a zero-padded copy of its pixels."""
     pad, input_rows, factors = parts.preparation
     if group is not None:
         schedule.compute_at(factors.handle, group, preserve_unit_loops=True)

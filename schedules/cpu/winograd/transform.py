@@ -25,7 +25,7 @@ POINT_PAIRS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 
 
 def tile_size(outputs: int) -> int:
-    """Values of input a tile of ``outputs`` results needs, which is also the number of products."""
+    """The input values per axis that a tile of ``outputs`` results needs; also the number of its products."""
     return outputs + TAPS - 1
 
 
@@ -59,7 +59,7 @@ def output_matrix(outputs: int) -> np.ndarray:
 
 
 def transformed_kernel(kernel: np.ndarray, outputs: int) -> np.ndarray:
-    """A kernel [O/o, I/i, 3, 3, i, o] as [tile, tile, O/o, I/i, i, o] in the kernel's dtype, computed in float64."""
+    """Transform a kernel [O/o, I/i, 3, 3, i, o] to [tile, tile, O/o, I/i, i, o] in its dtype, computed in float64."""
     matrix, size = weight_matrix(outputs), tile_size(outputs)
     blocks, lanes = kernel.shape[:2], kernel.shape[4:]
     taps = kernel.transpose(2, 3, 0, 1, 4, 5).reshape(TAPS * TAPS, -1).astype("float64")

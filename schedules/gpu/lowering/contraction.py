@@ -1,12 +1,12 @@
-"""Products and convolutions for a GPU -> TE: one shape of contraction, read through views that no memory holds.
+"""Lower products and convolutions for a GPU to TE: one form of contraction, which reads its operands through views.
 
     left [batch, position, channel, rows], right [batch, position, channel, columns]
         -> product [batch, rows, columns] -> result
 
-The sum runs over the positions of a convolution's kernel (a matrix has one) and over channels.
-``left`` and ``right`` are views: a kernel's loads into shared memory compute them (the image behind a matrix of
-patches). Both have the sum's axis first, so that a thread's registers are contiguous there. How a product is cut into
-tiles, and its sum into slices, is left to the schedule; few rows alone have their slices here.
+The sum runs over channels and over the positions of a convolution's kernel (a matrix has one position). ``left`` and
+``right`` are views that are never in memory: a kernel computes them when it loads into shared memory (the image behind
+a matrix of patches). Both have the sum's axis first, so that a thread's registers are contiguous there. The schedule
+cuts a product into tiles and its sum into slices. For few rows, the slices are made here.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from schedules.gpu.tile import (
 )
 
 Element = Callable[[Any, Any, Any, Any], Any]
-"""An operand's value at (batch, position, channel, row or column)."""
+"""Reads an operand's value at (batch, position, channel, row or column)."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A view on an input.
+    """An operand of a contraction: a view of an input.
 
-    ``contiguous`` elements along its row or column axis lie side by side in memory, or ``contiguous_depth`` of them
-    along the sum: runs of so many, one after another.
+    Elements are contiguous in memory in runs: of ``contiguous`` elements along the row or column axis, or of
+    ``contiguous_depth`` elements along the sum.
     """
 
     element: Element
@@ -54,10 +54,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Contraction:
-    """``batch`` sums over ``depth`` of ``left * right``, each [rows, columns].
+    """A contraction: ``batch`` sums over ``depth`` of ``left * right``, each [rows, columns].
 
-    The results of a row lie side by side in memory in runs of ``contiguous``. The sum runs over ``positions`` of a
-    kernel, and in each over ``depth / positions`` channels.
+    The results of a row are contiguous in memory in runs of ``contiguous``. The sum runs over ``positions`` of a
+    kernel, and for each position over ``depth / positions`` channels.
     """
 
     left: Operand
@@ -80,17 +80,20 @@ class Contraction:
 
 
 SMALLEST_CHANNELS, SMALLEST_HALF_CHANNELS = 16, 32
-"""Positions are a loop of their own where such steps of a sum divide the channels: threads need not compute them then.
-With fewer channels most of such a step would be zeros."""
+"""The sum has a separate loop over positions if steps of this many channels divide the channels.
+
+Then threads need not compute the positions. With fewer channels most of such a step would be zeros. The second value is
+for tensor cores.
+"""
 
 Product = Callable[[Any, Any, Any], Any]
-"""The contraction's value at (batch, row, column), slices added up, in the accumulator's dtype."""
+"""Reads the contraction's value at (batch, row, column), with slices added, in the accumulator's dtype."""
 
 
 def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
-    """The anchor block of a contraction, tiled for its extents, as a function for the block that stores the result.
+    """Make the anchor block of a contraction; return the function through which the storing block reads its values.
 
-    ``family`` is the operator's name; it becomes the chosen rule's name.
+    ``family`` is the operator's name, and becomes the name of the chosen rule.
     """
     if contraction.rows <= MOST_ROWS:
         return _few_rows(contraction, gpu.processors)
@@ -105,13 +108,13 @@ def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
 
 
 def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
-    """One kind of half precision that this GPU's tensor cores multiply, and no extent smaller than a fragment."""
+    """Whether tensor cores can compute a product: one half-precision dtype they support, no extent below a fragment."""
     smallest = min(extents.rows, extents.columns, extents.depth)
     return len(set(dtypes)) == 1 and dtypes[0] in gpu.fragment_dtypes and smallest >= TENSOR_CORE_SMALLEST
 
 
 def _tiled(contraction: Contraction, family: str) -> Product:
-    """For tensor cores the left operand is read by rows, as it lies in memory."""
+    """Make the anchor of a tiled contraction; tensor cores read the left operand by rows, as it lies in memory."""
     on_tensor_cores = family == TENSOR_CORE
     channels, positions = contraction.channels, contraction.positions
     left_element, right_element = contraction.left.element, contraction.right.element
@@ -153,12 +156,15 @@ def _tiled(contraction: Contraction, family: str) -> Product:
 
 
 def _along(element: Element, channels: int) -> Element:
-    """An operand's element where the sum has no loop over positions."""
+    """An operand's element for a sum without a separate loop over positions."""
     return lambda batch, _, k, at: element(batch, k // channels, k % channels, at)
 
 
 def _few_rows(contraction: Contraction, processors: int) -> Product:
-    """Few rows: every weight is used once, so that nothing is gained by sharing it; slices keep all memory busy."""
+    """Make the anchor of a contraction with few rows, whose sum is in slices to keep all of the memory bandwidth busy.
+
+    Every weight is used once, so sharing it among threads gains nothing.
+    """
     slices = choose_slices(contraction.batch, contraction.columns, contraction.depth, processors)
     slice_depth = -(-contraction.depth // slices)
     accumulator = accumulator_dtype(contraction.out_dtype)

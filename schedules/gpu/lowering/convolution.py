@@ -1,7 +1,8 @@
-"""Convolutions for a GPU: as a product of weights and patches, or window by window where channels stay apart.
+"""Lower convolutions for a GPU: as a product of weights and patches, or window by window if channels stay separate.
 
-Over one to three axes. Transposed ones are convolutions, with turned weights, of images with zeros between their pixels
-(Dumoulin, Visin: A guide to convolution arithmetic for deep learning, 2016), which no memory holds.
+They have one to three axes. Transposed convolutions are convolutions, with flipped weights, of images with zeros
+between their pixels (Dumoulin, Visin: A guide to convolution arithmetic for deep learning, 2016). These images are
+never in memory.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ CONVOLUTIONS = tuple(PLAIN_LAYOUTS)
 
 
 def legalize_convolution(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:
-    """Static shapes in plain layout, any groups; other layouts and symbolic shapes are left to TVM."""
+    """Lower a convolution with static shapes in plain layout and any groups; all others are left to TVM."""
     data, weight = call.args
     window = _window(call)
     if window is None:
         return default_legalization(builder, call)
     out_dtype, name = str(call.ty.dtype), operator_of(call).rsplit(".", 1)[-1]
-    # Kernels of their own, which FoldConstant computes where the weight is a constant.
+    # These are separate kernels, so that FoldConstant computes them for constant weights.
     if _is_transposed(call):
         turn = partial(_turn, groups=window.groups)
         weight = builder.emit(builder.call_te(turn, weight, primfunc_name_hint="turn_weight"))
@@ -57,7 +58,7 @@ def legalize_convolution(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> r
 
 @dataclass(frozen=True)
 class _Window:
-    """A convolution's sizes: heights before widths. An image has ``between - 1`` zeros between its pixels."""
+    """A convolution's sizes, heights before widths; an image has ``between - 1`` zeros between its pixels."""
 
     image: tuple[int, ...]
     outputs: int
@@ -85,7 +86,7 @@ class _Window:
 
     @property
     def extents(self) -> Extents:
-        """Outputs x pixels of all images, for each group."""
+        """The extents of the product, for each group: outputs x pixels of all images."""
         return Extents(
             batch=self.groups,
             rows=self.outputs // self.groups,
@@ -95,7 +96,7 @@ class _Window:
 
     @property
     def is_pointwise(self) -> bool:
-        """Each output is one pixel's channels, pixel by pixel: the matrix of patches is the image."""
+        """Whether each output needs one pixel's channels, pixel by pixel; then the matrix of patches is the image."""
         return {*self.kernel, *self.strides, *self.between} == {1} and not any(self.before + self.after)
 
     def read(self, data: te.Tensor, image: Any, channel: Any, at: Sequence[Any], inside: Sequence[Any]) -> Any:
@@ -144,7 +145,7 @@ def _window(call: relax.Call) -> _Window | None:
 
 
 def _turn(weight: te.Tensor, groups: int) -> te.Tensor:
-    """Weight [I, O / groups, ...] of a transposed convolution as [O, I / groups, ...] of one, from its end."""
+    """Convert a transposed convolution's weight [I, O / groups, ...] to [O, I / groups, ...] and reverse its window."""
     inputs, share, *kernel = (int(extent) for extent in weight.shape)
 
     def element(output: Any, channel: Any, *inside: Any) -> Any:
@@ -155,10 +156,10 @@ def _turn(weight: te.Tensor, groups: int) -> te.Tensor:
 
 
 def _pack(weight: te.Tensor, groups: int, by_outputs: bool) -> te.Tensor:
-    """Weight [O, I, ...] as [group, positions * I, O / groups], or with the last two exchanged where ``by_outputs``.
+    """Convert weight [O, I, ...] to [group, positions * I, O / groups]; ``by_outputs`` exchanges the last two axes.
 
-    What threads load together lies side by side then; and with the channels innermost, a tile of the sum lies within
-    one position of the kernel, so that the kernel's row and column are no arithmetic of the threads.
+    Elements that threads load together are then contiguous. With the channels innermost, a tile of the sum lies within
+    one position of the kernel. So threads need no arithmetic for the kernel's row and column.
     """
     outputs, inputs, *kernel = (int(extent) for extent in weight.shape)
     share = outputs // groups
@@ -175,7 +176,7 @@ def _pack(weight: te.Tensor, groups: int, by_outputs: bool) -> te.Tensor:
 def _dense(
     data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, gpu: Gpu, by_outputs: bool
 ) -> te.Tensor:
-    """Weights, as `_pack` gives them, times patches."""
+    """The product of patches and weights from `_pack`."""
     extents, batch = window.extents, window.image[0]
     pixels, inputs, share = prod(window.result), window.group_inputs, extents.rows
 
@@ -218,7 +219,7 @@ def _dense(
 
 
 def _depthwise(data: te.Tensor, weight: te.Tensor, window: _Window, out_dtype: str) -> te.Tensor:
-    """One input channel an output; several outputs may share it."""
+    """A convolution with one input channel per output; several outputs may share a channel."""
     share = window.outputs // window.groups
     dtype = accumulator_dtype(out_dtype)
     inside = [te.reduce_axis((0, extent), name=f"k{axis}") for axis, extent in enumerate(window.kernel)]

@@ -1,4 +1,4 @@
-"""relax.matmul for a GPU, as a batch of contractions."""
+"""Lower relax.matmul for a GPU to a batch of contractions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schedules.gpu.tile import Gpu
 
 
 def legalize_matmul(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:
-    """Static matrices and batches of them; vectors and symbolic shapes are left to TVM."""
+    """Lower products of static matrices and batches of them; vectors and symbolic shapes are left to TVM."""
     shapes = [static_shape(argument) for argument in call.args]
     if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
         return default_legalization(builder, call)
@@ -25,12 +25,12 @@ def legalize_matmul(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.
 
 
 def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, gpu: Gpu) -> te.Tensor:
-    """Left [..., M, K] times right [..., K, N] -> [..., M, N]; batch axes broadcast."""
+    """The product of left [..., M, K] and right [..., K, N]: [..., M, N]; batch axes are broadcast."""
     left_shape, right_shape = ([int(extent) for extent in tensor.shape] for tensor in (left, right))
     (rows, depth), columns = left_shape[-2:], right_shape[-1]
     left_batch, right_batch = left_shape[:-2], right_shape[:-2]
     outer = np.broadcast_shapes(tuple(left_batch), tuple(right_batch))
-    # One matrix for the whole batch: the batch is more rows.
+    # If the whole batch shares one matrix, the batch becomes more rows.
     shared, batch_extent = prod(right_batch) == 1, prod(outer)
     batch, all_rows = (1, batch_extent * rows) if shared else (batch_extent, rows)
 

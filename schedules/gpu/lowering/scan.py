@@ -1,6 +1,7 @@
-"""Sums and products up to each element -> TIR: a block of threads a row, with a barrier after every step.
+"""Lower cumulative sums and products to TIR: one block of threads per row, with a barrier after every step.
 
-TVM's own kernel for last axes lets lanes of a warp read what others write meanwhile, which is undefined since sm_70.
+In TVM's kernel for last axes, lanes of a warp read what other lanes write at the same time. This is undefined since
+sm_70.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -20,7 +21,7 @@ MOST_THREADS = 256
 
 
 def legalize_scan(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """``relax.cumsum`` or ``relax.cumprod`` along any axis, or of all elements; symbolic shapes are left to TVM."""
+    """Lower ``relax.cumsum`` or ``relax.cumprod`` along an axis or over all elements; symbolic shapes are TVM's."""
     shape = static_shape(call.args[0])
     if shape is None or prod(shape) == 0:
         return default_legalization(builder, call)
@@ -44,10 +45,11 @@ def _kernel(
     multiplies: bool,
     exclusive: bool,
 ) -> tirx.PrimFunc:
-    """Rows of ``length`` elements that lie ``after`` elements apart; a flat result has one axis.
+    """The kernel for rows of ``length`` elements that are ``after`` elements apart; a ``flat`` result has one axis.
 
-    Each thread adds up its stretch of a row; the stretches' totals are scanned in shared memory by doubling (Hillis and
-    Steele 1986), from one half of it to the other; then each thread goes through its stretch again, from there.
+    Each thread reduces its part of a row to a total. The totals are scanned in shared memory by doubling (Hillis and
+    Steele 1986), from one half of the memory to the other. Then each thread goes through its part again, starting from
+    the total of all parts before it.
     """
     rows = prod(shape) // length
     dtype = accumulator_dtype(out_dtype)
