@@ -1,7 +1,7 @@
-"""Benchmarks of this project: sides measured in turns, beside other checkouts where asked for.
+"""Run the benchmarks of this project: measure sides in turn, on request also in other checkouts.
 
-Without a name: the list of cases. A case measures several subjects; words after the name choose those that contain one
-of them. Ends with 1 if a subject failed, and with ``--check`` if one passes a limit of its case.
+Without a name, list the cases. A case measures several subjects; words after the name choose the subjects that contain
+one of them. The exit code is 1 if a subject failed or, with ``--check``, if one exceeds a limit of its case.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Install this project as a user does, without its lock, into a new environment; then run `tvm-split` there.
+"""Install this project as a user does, without its lock file, into a new environment; then run `tvm-split` there.
 
-A wheel of this checkout is installed with three extras, and used in a folder outside of the checkout: `demo`, and
-`plan --json` of a network of torch and of an ONNX file. Everything is removed afterwards.
+A wheel of this checkout is installed with three extras. Outside of the checkout, `demo` runs, and `plan --json` of a
+torch network and of an ONNX file. Everything is removed afterwards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 
 def wheel(folder: Path, *options: str) -> Path:
-    """The wheel of this checkout, built of copies: pip would leave files of its own beside the sources."""
+    """Build the wheel of this checkout from a copy of the sources, since pip would leave files beside them."""
     unrelated = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=unrelated)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *options, "--wheel-dir", str(folder)]
@@ -49,14 +49,14 @@ def wheel(folder: Path, *options: str) -> Path:
 
 
 def requirements() -> list[Requirement]:
-    """What `pip install` asks for, of this project itself and of the extras."""
+    """Return the requirements of this project and of its extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in EXTRAS)]
     return [Requirement(text) for group in groups for text in group]
 
 
 def lowest_versions() -> list[str]:
-    """Constraints with which pip installs the lower bound of each requirement."""
+    """Return constraints with which pip installs the lower bound of each requirement."""
     bounds = {
         requirement.name: specifier.version
         for requirement in requirements()
@@ -67,12 +67,12 @@ def lowest_versions() -> list[str]:
 
 
 def locked_torch() -> list[str]:
-    """The lock's torch, which pip has already: the newest one may be a build for GPUs of several gigabytes."""
+    """Return torch's version from the lock file, which pip has cached; the newest may be a GPU build of gigabytes."""
     return [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line.startswith("torch==")]
 
 
 def run(command: list[str], folder: Path) -> str:
-    """Standard output of a command that does not see this checkout; ends this process if it fails."""
+    """Run a command that does not see this checkout and return its standard output; exit if it fails."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -81,7 +81,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def check(python: str, constraints: list[str]) -> None:
-    """Installs with one Python, and runs the commands; ends this process if one of them fails."""
+    """Install with one Python and run the commands; exit if one of them fails."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tvm-split-install-") as name:
         folder = Path(name)
@@ -89,7 +89,7 @@ def check(python: str, constraints: list[str]) -> None:
         (folder / "network.py").write_text(NETWORK)
         run([python, "-m", "venv", "environment"], folder)
         programs = folder / "environment/bin"
-        # Without bytecode of all modules, most of which are never imported here.
+        # Do not compile bytecode, since most modules are never imported here.
         install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"]
         run([*install, "--constraint", "constraints.txt", f"{wheel(folder)}[{','.join(EXTRAS)}]"], folder)
         installed = json.loads(run([str(programs / "python"), "-m", "pip", "list", "--format=json"], folder))
@@ -100,7 +100,7 @@ def check(python: str, constraints: list[str]) -> None:
         run([str(programs / "tvm-split"), "demo"], folder)
         run([str(programs / "python"), "network.py"], folder)
         for model in ("network:make", "network.onnx"):
-            # For latency, where the planner calls the solver, which is a library that has written to standard output.
+            # Plan for latency, since that calls the solver, a library that has written to standard output before.
             options = ["plan", model, "--objective", "latency", "--json"]
             plan = json.loads(run([str(programs / "tvm-split"), *options], folder))
             print(f"{model}: a plan of {len(plan['stages'])} stages", flush=True)

@@ -1,7 +1,7 @@
-"""Sides measured in turns: rounds, medians, ratios within rounds, limits, and a report as table and JSON.
+"""Measure the sides of a benchmark in turn, in rounds; compute medians, ratios and limits; report as table and JSON.
 
-A disturbance of the machine meets all sides of a round alike. Ratios are therefore taken within a round, and the median
-over rounds counts. In each round another side is the first.
+A disturbance of the machine affects all sides of a round in the same way. So ratios are computed within a round, and
+the median over rounds counts. Each round starts with another side.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rich.table import Table
 from scripts.processes import Checkout, Facts, Figures, SideFactory, SideProcess, checkouts
 
 PAUSE_SECONDS = 0.1
-"""Before each measurement: threads of some libraries spin for a while after their work."""
+"""The pause before each measurement, since threads of some libraries spin for a while after their work."""
 BEST = "the best"
-"""As the other side of a ratio: the side with the smallest median."""
+"""A value of ``Limit.over``: the side with the smallest median."""
 
 Item = TypeVar("Item")
 Rounds = Mapping[str, Sequence[Figures]]
-"""By side: its figures, one entry per round."""
+"""The figures of each side, one entry per round."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line. ``time_limit_seconds``: no subject is begun later. ``values`` are for one case."""
+    """The command-line options. No subject starts after ``time_limit_seconds``. ``values`` are options of one case."""
 
     rounds: int | None = None
     only: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Side:
-    """``checkout`` is the label of another checkout that runs the same side; ``facts`` go into the report."""
+    """One of the ways that a benchmark compares; ``checkout`` labels another checkout, ``facts`` go into the report."""
 
     name: str
     measure: Callable[[], Figures]
@@ -57,7 +57,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one side over that of another. Sides that a subject does not have are left out."""
+    """A ratio between the same figure of two sides. It is left out for subjects that lack one of the sides."""
 
     key: str
     side: str
@@ -66,7 +66,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest allowed figure, or ratio where ``over`` is given. Without ``side``: of every side."""
+    """The largest allowed figure, or ratio if ``over`` is given. Without ``side`` it applies to every side."""
 
     key: str
     most: float
@@ -75,7 +75,7 @@ class Limit:
 
 
 class Setup:
-    """What a subject's sides are made with: the checkouts, and processes that end with the subject."""
+    """Makes the sides of a subject, from the checkouts, in processes that end with the subject."""
 
     def __init__(self, options: Options, all_checkouts: Sequence[Checkout], until_end: ExitStack, end: float) -> None:
         self.options, self.checkouts, self.until_end, self._end = options, all_checkouts, until_end, end
@@ -88,7 +88,7 @@ class Setup:
         environment: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> SideProcess:
-        """A process that is not waited for; see `SideProcess.ready`."""
+        """Start a side's process without waiting for it; see `SideProcess.ready`."""
         process = SideProcess(checkout or self.checkouts[0], make, arguments, environment or {}, self._seconds_left)
         self.until_end.callback(process.close)
         return process
@@ -102,7 +102,7 @@ class Setup:
         environment: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> Side:
-        """A side with a process of its own, which is ready."""
+        """Return a side with a process of its own, which is ready."""
         process = self.begin(make, checkout, environment, **arguments)
         return Side(title, process.measure, process.ready(), "" if checkout is None else checkout.label)
 
@@ -115,7 +115,7 @@ MakeSides = Callable[[Setup], Sequence[Side]]
 
 @dataclass(frozen=True)
 class Case:
-    """A benchmark: subjects by name, each with sides of its own. ``needs``: "root", or modules that must be there."""
+    """A benchmark: subjects by name, each with its own sides. ``needs`` is "root", or the modules it imports."""
 
     doc: str
     subjects: Callable[[Options], Mapping[str, MakeSides]]
@@ -127,7 +127,7 @@ class Case:
 
 @dataclass
 class Report:
-    """``subjects`` has what was measured; ``failed`` why others were not, ``not_reached`` those without time left."""
+    """The results of a case: ``subjects`` has measurements, ``failed`` errors, ``not_reached`` those without time."""
 
     case: str
     subjects: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -137,13 +137,13 @@ class Report:
 
 
 def rotated(items: Sequence[Item], number: int) -> list[Item]:
-    """The items in their order, beginning with another one in each round."""
+    """Return the items in their cyclic order, starting with item ``number`` modulo their count."""
     first = number % len(items) if items else 0
     return [*items[first:], *items[:first]]
 
 
 def interleaved(sides: Sequence[Side], rounds: int) -> dict[str, list[Figures]]:
-    """The figures of every side, each measured once per round."""
+    """Measure every side once per round, and return the figures of each side."""
     measured: dict[str, list[Figures]] = {side.full_name: [] for side in sides}
     for number in range(rounds):
         for side in rotated(sides, number):
@@ -159,13 +159,13 @@ def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
 
 
 def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
-    """The median of the ratios within rounds; not a number where a figure is zero."""
+    """Return the median of the ratios within rounds; a ratio to zero counts as NaN."""
     pairs = zip(rounds[side], rounds[over], strict=True)
     return statistics.median(one[key] / other[key] if other[key] else math.nan for one, other in pairs)
 
 
 def median_seconds(run: Callable[[], object], runs: int) -> float:
-    """The seconds of a call: the median of ``runs`` calls after one that does not count."""
+    """Return the median seconds of ``runs`` calls, after one call that does not count."""
     run()
     seconds = []
     for _ in range(runs):
@@ -178,7 +178,7 @@ def median_seconds(run: Callable[[], object], runs: int) -> float:
 def run(
     name: str, case: Case, options: Options, console: Console, keep: Callable[[Report], None] = lambda report: None
 ) -> Report:
-    """Measure the subjects one after the other, and keep the report after each. One that fails does not stop others."""
+    """Measure the subjects one after the other and ``keep`` the report after each; a failure does not stop the rest."""
     report, begin = Report(name), time.monotonic()
     all_checkouts = checkouts(options.also)
     for subject, make in case.subjects(options).items():
@@ -204,7 +204,7 @@ def run(
 
 
 def described(case: Case, sides: Sequence[Side], rounds: Rounds) -> dict[str, Any]:
-    """What the report has of one subject."""
+    """Return one subject's part of the report."""
     wanted = [each for each in case.ratios if each.side in rounds and each.over in rounds]
     wanted += [
         Ratio(key, side.name, side.full_name) for side in sides if side.checkout for key in rounds[side.full_name][0]
@@ -223,7 +223,7 @@ def described(case: Case, sides: Sequence[Side], rounds: Rounds) -> dict[str, An
 
 
 def over_limit(limits: Sequence[Limit], rounds: Rounds) -> Iterator[str]:
-    """What passes its limit, in words."""
+    """Yield a sentence for each exceeded limit."""
     middle = medians(rounds)
     for limit in limits:
         having = [side for side in rounds if limit.key in middle[side]]

@@ -1,8 +1,8 @@
-"""Processes in which the sides of a benchmark run, with the packages of this checkout or of another one.
+"""Run the sides of a benchmark in processes of their own, with the packages of this checkout or of another one.
 
-A side is a context manager that yields what to measure. It runs in a process of its own, which answers requests: a line
-of JSON in, a line of JSON out. ``tests`` and ``scripts`` are always those of this checkout, so that a side that uses
-only the public names of `tvm_split` can run in an older checkout as well.
+A side is a context manager that yields a `Prepared`. Its process answers requests: a line of JSON in, a line of JSON
+out. ``tests`` and ``scripts`` are always those of this checkout. So a side that uses only public names of `tvm_split`
+can run with an older checkout as well.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[1]
 CLOSE_SECONDS = 20.0
 
 Facts = Mapping[str, Any]
-"""What a side says of itself once, such as its plan; JSON."""
+"""Facts about a side that are reported once, such as its plan; JSON values."""
 Figures = Mapping[str, float]
-"""Measured numbers; the names end in their unit."""
+"""Measured numbers by name; a name ends with its unit."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A side that is ready: what measures it, called with the request's values, and what it says of itself."""
+    """A side that is ready: ``measure`` is called with the request's values, ``facts`` go into the report."""
 
     measure: Callable[..., Figures]
     facts: Facts = field(default_factory=dict)
@@ -42,12 +42,12 @@ SideFactory = Callable[..., contextlib.AbstractContextManager[Prepared]]
 
 
 class SideError(Exception):
-    """A side's process has ended, failed, or did not answer in time."""
+    """A side's process has ended, has failed, or did not answer in time."""
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout of this project by the interpreter of its environment; ``label`` is empty for this one."""
+    """A checkout of this project, with its environment's interpreter; ``label`` is empty for this checkout."""
 
     label: str
     python: str
@@ -58,11 +58,11 @@ class Checkout:
 
 
 def checkouts(also: Sequence[str]) -> tuple[Checkout, ...]:
-    """This checkout, then those whose interpreters are given, named after the folders that their packages lie in."""
+    """Return this checkout, then those of the given interpreters, labelled by the folders of their packages."""
     others = []
     for python in also:
         code = "import pathlib, tvm_split; print(pathlib.Path(tvm_split.__file__).resolve().parents[1].name)"
-        with tempfile.TemporaryDirectory() as folder:  # where no package is found by chance
+        with tempfile.TemporaryDirectory() as folder:  # a folder from which no package is imported by accident
             found = subprocess.run([python, "-P", "-c", code], cwd=folder, env=_environment(""), **_CAPTURED)
         others.append(Checkout(found.stdout.strip(), python))
     return (Checkout("", sys.executable), *others)
@@ -72,14 +72,14 @@ _CAPTURED: dict[str, Any] = {"check": True, "stdout": subprocess.PIPE, "text": T
 
 
 def _environment(python_path: str) -> dict[str, str]:
-    # A folder of tuned kernels in the user's cache must not be taken for the default.
+    # The user's database of tuned kernels must not be used by default.
     return {**os.environ, "PYTHONPATH": python_path, "TVM_SPLIT_DATABASE": os.devnull}
 
 
 class SideProcess:
-    """The process of one side. `ready` waits until it is prepared, `measure` asks it for figures, `close` ends it.
+    """The process of one side. `ready` waits until it is prepared, `measure` requests figures, `close` ends it.
 
-    ``seconds`` is how long it may take for one answer; None: without limit.
+    ``seconds`` returns the time limit of one answer; None is no limit.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SideProcess:
 
     def ask(self, **request: Any) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; its missing answer says so
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; reading its answer will report it
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
@@ -153,7 +153,7 @@ class SideProcess:
 
 
 def measure_together(processes: Sequence[SideProcess], **request: Any) -> Figures:
-    """Ask all processes at the same time; the figures are the sums."""
+    """Measure with all processes at the same time, and return the sums of their figures."""
     for process in processes:
         process.ask(**request)
     answers = [process.answer() for process in processes]
@@ -162,9 +162,9 @@ def measure_together(processes: Sequence[SideProcess], **request: Any) -> Figure
 
 
 def _serve(module: str, factory: str, arguments: str) -> None:
-    """Prepare the side, then answer the requests on standard input until it ends."""
+    """Prepare the side, then answer requests on standard input until it is closed."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    os.dup2(2, 1)  # output that libraries print must not be read as an answer
 
     def send(content: Mapping[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")

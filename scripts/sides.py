@@ -1,4 +1,4 @@
-"""Sides that several cases share: one network, run in its process in some way. Only public names of `tvm_split`."""
+"""Sides for several cases: one network, run in one process. They use only public names of `tvm_split`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from scripts.processes import Figures, Prepared
 from tests.models import torch_models
 
 RUNS = 5
-"""Single runs for one figure; their median counts."""
+"""The number of single runs for one figure, which is their median."""
 
 
 def network(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """A published network, and example inputs."""
+    """Return a published network, and example inputs."""
     build, inputs = torch_models.published_models()[name]
     return build(), inputs
 
 
 def timed(run: Callable[[], object], runs: int = RUNS) -> Callable[..., Figures]:
-    """A measurement of `run`: the seconds of one call, or how many follow one another in so many ``seconds``."""
+    """Return a function that measures the seconds of a call of ``run`` or, given ``seconds``, the calls per second."""
 
     def measure(seconds: float = 0.0) -> Figures:
         if not seconds:
@@ -45,13 +45,13 @@ def timed(run: Callable[[], object], runs: int = RUNS) -> Callable[..., Figures]
 
 
 def difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """The largest difference of outputs, as a share of the range of what is expected."""
+    """Return the largest difference between outputs, divided by the range of the expected output."""
     pairs = zip(outputs, expected, strict=True)
     return max(float(np.abs(mine.astype(np.float32) - right).max() / np.ptp(right)) for mine, right in pairs)
 
 
 def torch_outputs(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """The outputs of a torch module in float32, in the order of a `tvm_split.Model`."""
+    """Return a torch module's outputs in float32, in the order of a `tvm_split.Model`."""
     with torch.inference_mode():
         leaves = torch.utils._pytree.tree_leaves(module(*inputs))
     return [leaf.float().numpy() for leaf in leaves]
@@ -59,7 +59,7 @@ def torch_outputs(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[np.
 
 @contextmanager
 def in_process(name: str, threads: int, database: str | None = None) -> Iterator[Prepared]:
-    """The network by this project's kernels, without workers. ``database``: kernels that `tvm-split tune` found."""
+    """Run the network with this project's kernels, without workers; ``database`` has kernels that were tuned."""
     module, inputs = network(name)
     arrays = [each.numpy() for each in inputs]
     model = tvm_split.load_model(module, inputs, name=name)
@@ -75,7 +75,7 @@ def in_process(name: str, threads: int, database: str | None = None) -> Iterator
 
 @contextmanager
 def by_onnxruntime(name: str, threads: int, cores: Sequence[int] = ()) -> Iterator[Prepared]:
-    """The network exported as ONNX, in one session; pinned to ``cores`` if there are any."""
+    """Run the network with onnxruntime, in one session, on ``cores`` if any are given."""
     import onnxruntime
 
     if cores:
@@ -93,7 +93,7 @@ def by_onnxruntime(name: str, threads: int, cores: Sequence[int] = ()) -> Iterat
 
 @contextmanager
 def by_torch(name: str, threads: int) -> Iterator[Prepared]:
-    """The network by torch; images in torch's faster layout."""
+    """Run the network with torch, with images in torch's faster layout."""
     module, inputs = network(name)
     if inputs[0].ndim == 4:
         module = module.to(memory_format=torch.channels_last)

@@ -5,8 +5,8 @@
     with tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(workers=2)) as deployment:
         (y,) = deployment.run(x)
 
-The public names are those of ``__init__.pyi``. Each is loaded when it is first used, so that a worker, which needs none
-of the compiler, starts without it.
+The public names are those of ``__init__.pyi``. Each is loaded on first use, so that a worker starts without the
+compiler, which it does not need.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __version__ = "0.1.0"
 
 _FOLDER = Path(__file__).parent
 _BESIDE = ("relay_passes", "rpc_runtime", "schedules")
-"""The packages that are installed beside this one, under their own names."""
+"""Packages of this project that are installed under their own names."""
 
 
 def require_own_packages() -> None:
-    """Raise an ImportError if another module of the same name comes before a package of ours."""
+    """Raise an ImportError if another module hides a package of this project with the same name."""
     for name in _BESIDE:
         spec = find_spec(name)
         found = Path((spec and spec.origin) or "")
@@ -36,7 +36,7 @@ def require_own_packages() -> None:
 
 
 def _module_of_name() -> dict[str, str]:
-    """The module that each public name comes from."""
+    """Return the module of each public name."""
     body = ast.parse((_FOLDER / "__init__.pyi").read_text(encoding="utf-8")).body
     imports = [each for each in body if isinstance(each, ast.ImportFrom)]
     return {alias.name: each.module or "" for each in imports for alias in each.names}

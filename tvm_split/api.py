@@ -1,4 +1,4 @@
-"""The one call from a trained network to a running pipeline."""
+"""`compile_and_deploy`: one call from a trained network to a running pipeline."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ def compile_and_deploy(
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> Deployment:
-    """A network that is imported, planned, compiled, verified and deployed: a running `Deployment`.
+    """Import, plan, compile, verify and deploy a network, and return the running `Deployment`.
 
-    Use it as a context manager, or close it. Without a split the network is measured on the machines and the best plan
-    for them is taken, which may use one machine alone; an `OneMachineWarning` then gives the figures.
+    Use the deployment as a context manager, or close it. Without a split, the network is measured on the machines and
+    the best plan is used. That plan may use one machine only; then an `OneMachineWarning` gives the figures.
 
     Args:
         source: a torch module or exported program, a function of JAX or a module of Flax, a Keras model, a file of
             any of these or of ONNX, or a `Model`; see `tvm_split.load_model`.
-        example_inputs: a tuple of inputs, as the model takes them; needed for modules and functions.
-        cluster: where to run; by default two worker processes on this host.
-        request: how to plan; ``fields`` are fields of a `PlanRequest`, which change it or make one.
+        example_inputs: a tuple of the model's inputs; needed for modules and functions.
+        cluster: the machines; by default two worker processes on this host.
+        request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
         batch: the size of a dynamic batch dimension.
-        verify: compare the compiled stages with the source before anything is deployed.
+        verify: compare the compiled stages with the source before deployment.
         timeout_seconds: the longest wait for a worker's answer or the next result.
-        in_flight: so many micro-batches of a stream are under way at most; see `deploy`.
-        on_progress: called with what is being done, the steps done and all steps; by default they are shown
-            on stderr (TVM_SPLIT_PROGRESS=0: not).
+        in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
+        on_progress: called with the current step, the number of steps done and the number of all steps; by default
+            they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """
     request = PlanRequest.of(request, fields)
     cluster = cluster if cluster is not None else Cluster.local()
     with cluster.kept(), contextlib.ExitStack() as bars:
         bars.enter_context(_rare_garbage_collection())
-        with cluster.starting():  # beside which what imports networks is imported
+        with cluster.starting():  # workers start while the frontend is imported
             model = load_model(source, example_inputs, batch=batch)
         report = on_progress or bars.enter_context(step_progress("planning"))
         planned = plan(model, cluster, request, on_progress=report)
@@ -70,9 +70,9 @@ def compile_and_deploy(
 
 @contextlib.contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """Inside, Python collects garbage after 50,000 new objects instead of 700: most belong to modules that are loaded.
+    """Make Python collect garbage after 50,000 new objects instead of 700; most belong to modules being loaded.
 
-    Planning and compiling a small network take a tenth less processor time.
+    Planning and compiling a small network then take a tenth less processor time.
     """
     first, *others = gc.get_threshold()
     gc.set_threshold(max(first, 50_000), *others)

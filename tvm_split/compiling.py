@@ -1,4 +1,4 @@
-"""From a model and a plan to a bundle."""
+"""Compiles a model and a plan to a bundle."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from tvm_split.steps import StepProgress
 
 @dataclass(frozen=True)
 class CutModel:
-    """A model cut by a plan, before any code is made: ``model`` and ``plan`` as the stages have them, of which none is
-    shared by machines.
+    """A model cut by a plan, before code generation.
 
-    ``annotated`` is the whole graph with a device on every value and ``R.to_vdevice`` at every crossing,
-    ``machine_modules`` what each machine does, with receive and send. Both show ``computations``, the stages' pure
-    functions that are compiled, with what they exchange in the layouts that both sides compute in.
+    ``model`` and ``plan`` are those of the stages, after sharding: no stage is shared by machines. ``annotated`` is the
+    whole graph, with a device on every value and ``R.to_vdevice`` at every transfer. ``machine_modules`` is the work of
+    each machine, with receive and send. Both show ``computations``: the stages' pure functions that are compiled, with
+    transferred tensors in the layouts in which both sides compute.
     """
 
     model: Model
@@ -68,20 +68,20 @@ def compile(
     database: str | Path | None = None,
     on_progress: StepProgress | None = None,
 ) -> Bundle:
-    """Compile every stage of a plan for its machine's target; one with replicas once for each target among them.
+    """Compile every stage of a plan for its machine's target; a stage with replicas once for each target among them.
 
-    With ``verify`` the compiled stages are run in this process on the model's example inputs and compared with the
-    source framework, where both are at hand. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
+    With ``verify``, the compiled stages run in this process on the model's example inputs and are compared with the
+    source framework, if both are available. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
     called with the steps, which are shown on stderr by default.
 
-    Kernels that were tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default
-    the one that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.
+    Kernels tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default the folder
+    that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.
 
     Raises:
-        TuningError: the tuning database is damaged, or there is none where one was named.
+        TuningError: the tuning database is damaged, or the given one does not exist.
         PlanError: the plan does not fit the model.
         CompileError: a stage cannot be compiled for its target.
-        VerificationError: the compiled stages and the source disagree; names the first layer whose values part.
+        VerificationError: the compiled stages and the source disagree; names the first layer whose values differ.
     """
     if plan.model != model.name:
         raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
@@ -103,7 +103,7 @@ def compile(
             for machines in plan.machines_by_target(stage):
                 target = plan.machine(machines[0]).target
                 name = stage.name if stage.machine in machines else f"{stage.name}_on_{machines[0]}"
-                name = quote(name, safe=" ")  # of files, in which a machine's name is, and that may be any text
+                name = quote(name, safe=" ")  # a file name; it holds the machine's name, which may be any text
                 observe = _dump_to(dump, name) if dump is not None else None
                 built = build_stage(part, target, build_folder.path / f"{name}.so", cut.model.layers, tuned, observe)
                 spec = _stage_spec(index, stage, part, built, target, blobs)
@@ -131,7 +131,7 @@ def compile(
 
 
 def _program(plan: Plan, program: Program) -> Program:
-    """The program with the plan's codecs, or a `PlanError` that names a tensor which cannot have its codec."""
+    """Return the program with the plan's codecs; raises a `PlanError` that names a tensor whose codec does not fit."""
     codecs = tuple(RouteCodec(each.tensor, each.source, each.destination, each.codec) for each in plan.codecs)
     program = replace(program, codecs=codecs)
     try:
@@ -142,7 +142,7 @@ def _program(plan: Plan, program: Program) -> Program:
 
 
 def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutModel:
-    """Partition, verify the partition, agree on layouts, and make what shows the split; no code yet."""
+    """Partition a model, validate the partition, choose common layouts and build the modules that show the split."""
     parted = placed_model(in_precision(model, plan.precision), plan)
     placement = parted.placement
     inputs = main_function(model.module).params
@@ -163,7 +163,7 @@ def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutM
 
 
 def tensor_spec(name: str, tensor_type: Any) -> TensorSpec:
-    """Name, shape and dtype of a Relax tensor type with a static shape."""
+    """Return name, shape and dtype of a Relax tensor type with a static shape."""
     return TensorSpec(name, tuple(int(length) for length in tensor_type.shape.values), str(tensor_type.dtype))
 
 
@@ -198,7 +198,7 @@ def _stage_spec(
 
 
 def _dump_to(folder: Path, stage: str) -> Observer:
-    """An observer that writes the IR after every phase into a folder of the stage's name."""
+    """Return an observer that writes the IR after every phase into a folder named after the stage."""
     numbers = itertools.count(1)
 
     def write(phase: str, module: tvm.IRModule) -> None:

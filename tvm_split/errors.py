@@ -1,4 +1,4 @@
-"""Errors of the front door; those of the running system are in ``rpc_runtime.errors`` and have the same base."""
+"""Errors of the public API; errors of the running system are in ``rpc_runtime.errors`` and have the same base."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class ModelImportError(TvmSplitError):
 
 
 class OpenAxesError(ModelImportError):
-    """Axes of a model's inputs have no size; the message has them all, ``options`` what a command line may give.
+    """Axes of a model's inputs have no size; the message lists all, ``options`` are example command-line options.
 
     Args:
-        places: where each open size is first, such as ``ids[1]``, by its name.
-        first: the names of sizes of first axes, which a batch binds.
+        places: the first axis of each open size by the size's name, such as ``ids[1]``.
+        first: the names of the sizes of first axes, which a batch size sets.
     """
 
     def __init__(self, places: Mapping[str, str], first: Collection[str]) -> None:
@@ -35,7 +35,7 @@ class PlanError(TvmSplitError, ValueError):
 
 
 class ClusterError(TvmSplitError, ValueError):
-    """A cluster is described wrongly, or a machine of it is not what the plan needs."""
+    """A cluster description is wrong, or one of its machines does not match the plan."""
 
 
 class CompileError(TvmSplitError):
@@ -43,7 +43,7 @@ class CompileError(TvmSplitError):
 
 
 class VerificationError(TvmSplitError):
-    """The compiled stages and the source disagree; the message names the first layer whose values part."""
+    """The compiled stages and the source disagree; the message names the first layer whose values differ."""
 
 
 class ReferenceFailedError(VerificationError):
@@ -55,7 +55,7 @@ class ProfileError(TvmSplitError):
 
 
 class KitError(TvmSplitError):
-    """A kit of what a worker needs cannot be made, or not written where it should be."""
+    """A worker kit cannot be built, or cannot be written to its path."""
 
 
 class BundleError(TvmSplitError):
@@ -63,29 +63,29 @@ class BundleError(TvmSplitError):
 
 
 class TuningError(TvmSplitError):
-    """Tuning cannot start or go on, or a tuning database cannot be used."""
+    """Tuning cannot start or continue, or a tuning database cannot be used."""
 
 
 class TuningUseError(TuningError, ValueError):
-    """Tuning was asked for something that cannot be meant; the message says what to give instead."""
+    """The arguments of tuning are invalid; the message says what to give instead."""
 
 
 class UntriedVersionWarning(UserWarning):
-    """A framework is installed in a version that tvm-split was not tested with; the message says which ones it was."""
+    """A framework has a version with which tvm-split was not tested; the message names the tested versions."""
 
 
 class MeasurementsWarning(UserWarning):
-    """Measurements cannot be read or kept, so that they are made again; the message names the file and the remedy."""
+    """Measurements cannot be read or kept, so they are repeated; the message names the file and the remedy."""
 
 
 class OneMachineWarning(UserWarning):
-    """One machine alone is faster than the split, or than any split; the message has both figures."""
+    """One machine alone is faster than the split, or than any split; the message gives both figures."""
 
 
 def last_line(error: Exception) -> str:
-    """What TVM or a framework says in the end, after its backtraces; the kind of the error where it says nothing.
+    """Return the last line of an error message, after backtraces; the error's class name if the message is empty.
 
-    Lines without letters underline what stands above them, and do not count.
+    Lines without letters only underline the line above them, and are skipped.
     """
     said = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
     return (said or [type(error).__name__])[-1]

@@ -1,4 +1,4 @@
-"""How the tensors of a plan are written where they cross links: as the cluster says, or as is fastest."""
+"""Chooses the codecs of a plan's transfers: those that the cluster names, or the fastest ones."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tvm_split.steps import StepProgress
 from tvm_split.units import short_list
 
 PredictCoded = Callable[[Mapping[tuple[str, str], CodedLink]], Prediction]
-"""From what codecs make of links, by (source, destination), to the plan's prediction."""
+"""Function from the effect of codecs on links, by (source, destination), to the plan's prediction."""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """A route, what it is without a codec, and what it gets."""
+    """A route, its trial without a codec, and the trial of its chosen codec."""
 
     route: Route
     plain: CodecTrial
@@ -59,16 +59,15 @@ def with_codecs(
     *,
     workers: Mapping[str, WorkerDescription] | None = None,
 ) -> Plan:
-    """The plan with the codecs that the cluster asks for: those named, or the fastest where it leaves the choice.
+    """Return the plan with the codecs that the cluster requests: named ones, or the fastest one for ``auto``.
 
-    Where any is asked for, the plan's stages are compiled and run here on the model's example inputs, and every codec
-    that may be chosen is timed on the tensors that cross. The links' speeds are those of the ``profile``, if there is
-    one, else what the cluster says of them, or what is measured now. Without inputs, codecs that are named count with
-    the bytes that lossy ones always leave, and no time of their own. ``workers`` are those that were reached, if they
-    have been asked already.
+    If any link requests a codec, the plan's stages are compiled and run here on the model's example inputs. Every
+    candidate codec is timed on the transferred tensors. Link speeds come from ``profile``, else from the cluster, else
+    they are measured now. Without inputs, a named codec counts with its encoded size (fixed for lossy codecs) and no
+    coding time. ``workers`` are the descriptions of reached workers, if they are already known.
 
     Raises:
-        PlanError: a choice is left, and there are no inputs to try codecs on, or no speed of a link.
+        PlanError: a link leaves the choice, and there are no inputs to try codecs on, or a link's speed is unknown.
     """
     if cluster.launcher.in_process or all(link.codec == NONE for link in cluster.links):
         return plan
@@ -107,8 +106,10 @@ def _asking(cluster: Cluster, route: Route) -> Link | None:
 
 
 class _Uncoded:
-    """Which links no codec writes tensors for, since memory is shared, or GPUs send: as the cluster says or as was
-    measured, else by what the workers say of their hosts, as far as they can be reached."""
+    """Finds links that use no codec, because they share memory or GPUs send directly.
+
+    It uses the transport that the cluster names or that was measured, else the hosts that reachable workers report.
+    """
 
     def __init__(
         self, cluster: Cluster, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
@@ -137,7 +138,7 @@ class _Uncoded:
 
 
 def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
-    """Which codecs that are named do nothing, and why."""
+    """Yield remarks about named codecs that have no effect, and why."""
     passed_over: dict[str, list[str]] = {}
     for route, link in routes.items():
         if link.codec == AUTO_CODEC:
@@ -153,7 +154,7 @@ def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
 
 
 def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
-    """The codecs that are named, where there is nothing to try them on: of lossy ones the bytes are known."""
+    """Yield the named codecs without a trial, for a model without inputs; the size of lossy ones is known."""
     for route, link in routes.items():
         if link.codec == AUTO_CODEC:
             raise PlanError(
@@ -167,7 +168,7 @@ def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
 
 
 def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCodec]:
-    """The codecs that are chosen, with what is known of each."""
+    """Yield the chosen codecs, with their known ratio and output error."""
     for each in choices:
         trial = each.chosen
         if trial.codec != NONE:
@@ -176,7 +177,7 @@ def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCode
 
 
 class _Speeds:
-    """Bytes a second of links, by (source, destination); measures them when first asked for one that nobody knows."""
+    """Bytes per second of links, by (source, destination); measures them at the first request for an unknown one."""
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class _Speeds:
         return self._speeds.get((source, destination))
 
     def of(self, source: str, destination: str) -> float:
-        """Raises a `PlanError` for a link whose speed is unknown and not to be measured."""
+        """Return the bytes per second of a link; raises a `PlanError` if they are unknown and must not be measured."""
         if (source, destination) not in self._speeds and not self._request.estimate:
             folder: Path = default_folder()
             found = probe_links(
@@ -236,7 +237,7 @@ class _Choosing:
         self._tried: dict[tuple[str, str], CodecTrial] = {}
 
     def choose(self, routes: Mapping[Route, Link]) -> list[_Choice]:
-        """What each route gets, none among it; chosen lossy ones together keep to what is allowed."""
+        """Choose a codec (or none) for each route; the lossy ones together keep to the allowed output error."""
         crossing = {route: link for route, link in routes.items() if route.tensor.name in self._trials.crossing}
         named = [self._named(route, link) for route, link in crossing.items() if link.codec != AUTO_CODEC]
         free = [route for route, link in crossing.items() if link.codec == AUTO_CODEC]
@@ -278,7 +279,7 @@ def _plain(route: Route) -> CodecTrial:
 
 
 def _coded_links(choices: Sequence[_Choice], speeds: _Speeds) -> dict[tuple[str, str], CodedLink]:
-    """What codecs make of links whose speed is known."""
+    """Return the effect of codecs on the links whose speed is known, by (source, destination)."""
     found = {}
     for ends in dict.fromkeys(each.ends for each in choices):
         here, speed = [each for each in choices if each.ends == ends], speeds.find(*ends)

@@ -1,4 +1,4 @@
-"""A trained network as every later step sees it, whatever framework it came from."""
+"""`Model`: a trained network in one form, independent of its source framework."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tvm_split.shown import Shown
 
 
 class Reference(Protocol):
-    """The source framework, at hand to say what the right answer is."""
+    """The source framework, which computes the reference values of a model."""
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """The model's outputs for these inputs, computed by the source framework."""
+        """Return the model's outputs for these inputs, computed by the source framework."""
 
     def values(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-        """Pairs of a variable's name in ``Model.module`` and its value in the source framework, in execution order.
+        """Yield names of variables in ``Model.module`` with their values in the source framework, in execution order.
 
-        Only variables that stand for one tensor of the source are in it.
+        Only variables that correspond to one tensor of the source are included.
         """
 
 
 AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str]]]
-"""Layers by machine, for the name of a configuration (None: the only one) and the machines of the cluster."""
+"""Function from a configuration name (None: the only one) and the cluster's machines to layers by machine."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,13 @@ class Model(Shown):
     ``module`` has one function, ``main``: a single dataflow block over static shapes, whose parameters are the
     model's inputs (weights are bound as constants) and which returns a tuple with one tensor per model output.
 
-    ``layers`` gives, for every variable that ``main`` binds, the name of the layer it came from, in the source's own
-    words (torch module path, ONNX node name, scopes of JAX, layers of Keras). Its keys are the variables' name hints,
-    which are unique.
+    ``layers`` maps every variable that ``main`` binds to the name of its source layer (torch module path, ONNX node
+    name, JAX scopes, Keras layers). Its keys are the variables' name hints, which are unique.
 
-    ``tolerance`` is how far from the reference it may be, as a share of the largest magnitude, where the source leaves
-    more open than its dtypes do: quantised networks are rounded after each operator.
+    ``tolerance`` is the largest difference from the reference, relative to the largest magnitude, if the source is
+    less precise than its dtypes: quantised networks are rounded after each operator.
 
-    ``annotated_split`` reads a split from annotations of the source, where its format can have any.
+    ``annotated_split`` reads a split from annotations of the source, if its format supports them.
     """
 
     name: str
@@ -64,14 +63,18 @@ class Model(Shown):
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Every layer once, in the order of execution."""
+        """Names of all layers, each once, in the order of execution."""
         return tuple(dict.fromkeys(self.layers.values()))
 
     def split_of_source(self, wanted: str, machines: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """The layers by machine that the source says; ``wanted`` is ``source`` or ``source:CONFIGURATION``.
+        """Return the layers by machine from the source's annotations.
+
+        Args:
+            wanted: ``source`` or ``source:CONFIGURATION``.
+            machines: names of the cluster's machines.
 
         Raises:
-            PlanError: the source has no annotations, or they make no split of these machines.
+            PlanError: the source has no annotations, or they give no split for these machines.
         """
         if self.annotated_split is None:
             raise PlanError(f"split is {wanted!r}, and only ONNX models have annotations of devices; name the layers")
@@ -80,10 +83,10 @@ class Model(Shown):
 
     @cached_property
     def graph(self) -> LayerGraph:
-        """What depends on what."""
+        """The graph of layers and their dependencies."""
         return layer_graph(self)
 
     @cached_property
     def description(self) -> ModelDescription:
-        """What a planner needs to know of it."""
+        """The description of the model that planners use."""
         return describe(self)

@@ -1,4 +1,4 @@
-"""From a model and a cluster to a plan: by hand, or measured and searched for."""
+"""Makes plans for a model on a cluster: by hand, or by measuring and searching."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ def plan(
     on_problem: Callable[[Problem], None] | None = None,
     **fields: Any,
 ) -> Plan:
-    """The plan that decides which layers run on which machine.
+    """Make the plan that decides which layers run on which machine.
 
     With ``split`` and ``shards`` the user decides, in the source's own layer names; see `tvm_split.planner.by_hand` and
-    `tvm_split.Shard`. Without them the model's pieces are measured on the cluster's machines, through their workers,
-    and so are the links between them; then the best plan is searched for, which may well leave machines idle. What was
-    measured is kept on disk.
+    `tvm_split.Shard`. Otherwise the model's pieces and the links are measured on the cluster's machines, through their
+    workers. Then the best plan is searched, which may leave machines idle. Measurements are kept on disk.
 
     Args:
-        request: what is asked; ``fields`` are fields of a `PlanRequest`, which change it or make one.
-        on_progress: called with what is being done, the steps done and all steps; by default they are shown on stderr.
-        on_problem: called with what is searched, if there is a search.
+        request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
+        on_progress: called with the current step, the number of steps done and the number of all steps; by default they
+            are shown on stderr.
+        on_problem: called with the planning problem, if there is a search.
 
     Raises:
         PlanError: the split, the number of stages or the demands do not fit the model or the cluster.
-        ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not fit together.
+        ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not match.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
     request = PlanRequest.of(request, fields)
@@ -93,7 +93,7 @@ def plan(
 
 @dataclass(frozen=True)
 class _Found:
-    """A plan before its links have codecs, what it was measured by, and what says how it does with them."""
+    """A plan before codecs are chosen, its profile, and the function that predicts it with codecs."""
 
     plan: Plan
     profile: ClusterProfile | None = None
@@ -113,7 +113,7 @@ def _without_codecs(
         _require_count(stages, request.stages)
         for stage in stages:
             if stage.sharding:
-                computed_shares(model, stage)  # what cannot be shared so is refused here, and not when it is compiled
+                computed_shares(model, stage)  # refuse an impossible sharding here, before compiling
         return _by_hand(model, cluster, request, stages, on_progress)
     if request.split:
         stages = stages_by_hand(model.graph, _split(request), cluster.machine_names, request.stages)
@@ -145,7 +145,7 @@ def _without_codecs(
 def _chosen(
     model: Model, cluster: Cluster, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
 ) -> Choice:
-    """The best plan of whole layers, or, for latency or where none fits, one with splits inside layers."""
+    """Return the best plan of whole layers; for latency, or if none fits, possibly one with sharded layers."""
     refusal, whole = None, None
     try:
         found = solve_by(request.strategy, posed.problem, request.time_limit_seconds)
@@ -169,7 +169,7 @@ def _whole(model: Model, posed: PosedProblem, found: Solution) -> Choice:
 def _considering(
     model: Model, cluster: Cluster, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
 ) -> ShardChoice:
-    """What times parts where pieces are measured now, else estimates them."""
+    """Return the choice of shards: it times parts if pieces were measured in this call, else estimates them."""
     make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
     looking = ShardCandidates(model, with_host_averaged(posed.profile), posed.problem, request, make_plan)
     measures = request.profile is None and posed.origin == "measured"
@@ -183,7 +183,7 @@ def _by_hand(
     stages: tuple[Stage, ...],
     on_progress: StepProgress | None,
 ) -> _Found:
-    """A plan of stages that the user made, with a prediction if one was asked for or a profile given."""
+    """Return a plan of stages by hand, with a prediction if the request asks for one or has a profile."""
     plan = partial(_plan, model, cluster, request.objective, "by hand", stages)
     if request.profile is None and not request.predict:
         return _Found(plan())
@@ -195,11 +195,11 @@ def _by_hand(
         certificate = Certificate(predicted.lower_bound_seconds, predicted.method, "", predicted.alternatives)
         predict_coded = partial(predict, posed.problem, graph, certificate, posed.profile)
         return _Found(plan(predicted), posed.profile, predict_coded)
-    # Machines share stages, or have several, or a stage ends inside a piece: the search knows no such plans.
+    # The search does not cover shared stages, machines with several stages, or stages that end inside a piece.
     try:
         bound = solve(posed.problem, time_limit_seconds=request.time_limit_seconds).lower_bound_seconds
     except PlanError:
-        bound = math.inf  # it fits the machines only with layers split
+        bound = math.inf  # the model fits the machines only with sharded layers
     given = _considering(model, cluster, asked, posed, on_progress).given(stages, bound)
     return _Found(plan(given.prediction), posed.profile, given.predict_coded)
 
@@ -217,15 +217,17 @@ def replan(
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> tuple[Plan, Change]:
-    """An improved plan in place of one that has run, and whether it is another one.
+    """Improve a plan that has run; return the plan, and the change from the current one.
 
-    The profile is corrected by what was measured of the current plan, and searched again. The plan stays as it is, with
-    its prediction corrected, unless the best one saves more than ``threshold`` of it, or it does not keep to what is
-    demanded. One whose machines share stages, or have several, is compared with what `plan` would find now, others with
-    others of whole layers. The precision stays the plan's own.
+    The profile is corrected by measurements of the current plan, and searched again. The current plan is kept, with a
+    corrected prediction, unless the best plan saves more than ``threshold`` of its value, or it violates the demands. A
+    plan whose machines share stages, or have several, is compared with what `plan` would return now; other plans are
+    compared with plans of whole layers. The precision stays that of the plan.
 
     Args:
-        request: what is asked; by default what the current plan was made for, without its split and shards.
+        measured: the measurements of the current plan.
+        threshold: least saving, as a share of the objective's value, that justifies another plan.
+        request: how to plan; by default the request of the current plan, without its split and shards.
 
     Raises:
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
@@ -269,7 +271,7 @@ def _whole_again(
     solved: Sequence[Stage],
     threshold: float,
 ) -> tuple[Choice, Change]:
-    """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
+    """Replan a plan of whole layers; ``solved`` are its stages in pieces."""
     found = replan_stages(
         posed.problem,
         solved,
@@ -290,7 +292,7 @@ def _parts_again(
     threshold: float,
     on_progress: StepProgress | None,
 ) -> tuple[Choice, Change]:
-    """Of a plan of which machines share stages, or have several."""
+    """Replan a plan whose machines share stages, or have several stages."""
     looking = _considering(model, cluster, request, posed, on_progress)
     keeps_demands = looking.keeps_demands(current)
     best = _chosen(model, cluster, request, posed, on_progress)
@@ -322,6 +324,6 @@ def _require_count(stages: Sequence[Stage], wanted: int | None) -> None:
 
 
 def _split(request: PlanRequest) -> Split:
-    """The layers by machine that the request names."""
+    """Return the layers by machine of a request."""
     assert isinstance(request.split, Mapping)  # noqa: S101  (a split of the source is resolved before)
     return request.split

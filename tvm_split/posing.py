@@ -1,4 +1,4 @@
-"""The problem that a search for a plan is given: a model's pieces on a cluster's machines, measured or estimated."""
+"""Builds planning problems: a model's pieces on a cluster's machines, measured or estimated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tvm_split.steps import StepProgress
 
 @dataclass(frozen=True)
 class PosedProblem:
-    """What the search is asked, and what its answer is read with. ``origin`` says where the numbers come from."""
+    """A planning problem with its profile. ``origin`` says whether the profile was measured or estimated."""
 
     profile: ClusterProfile
     problem: Problem
@@ -31,7 +31,7 @@ class PosedProblem:
 
 
 def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
-    """Measure what has not been measured, and put the problem; errors as of `plan`."""
+    """Measure or estimate the profile, unless ``request`` has one, and build the problem; errors as of `plan`."""
     profile, origin = request.profile, "measured"
     if profile is None and (request.estimate or cluster.launcher.in_process):
         profile, origin = estimated_profile(model.description, cluster), "estimated"
@@ -47,10 +47,10 @@ def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: Step
 def predict_stages(
     model: Model, cluster: Cluster, profile: ClusterProfile, objective: Objective, stages: Sequence[Stage]
 ) -> Prediction | None:
-    """What is expected of stages that were made by hand or by another rule, beside the best plan's bound.
+    """Predict stages that were made by hand or by another rule, with the lower bound of the best plan.
 
-    None where the search has no such plans: a stage boundary goes through a measured piece, machines share a stage, a
-    machine has several stages, or two machines have no link.
+    None if the search does not cover such a plan: a stage boundary goes through a measured piece, machines share a
+    stage, a machine has several stages, or two machines have no link.
     """
     solved = stages_of_pieces(profile, stages)
     problem = problem_of(model, cluster, profile, PlanRequest(objective))
@@ -63,7 +63,7 @@ def predict_stages(
 
 
 def problem_of(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:
-    """What a request asks of a cluster, in a profile's pieces."""
+    """Build the planning problem of a request on a cluster, in the pieces of a profile."""
     limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
     edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
     return model_problem(profile, edges, limits, request)

@@ -1,4 +1,4 @@
-"""What takes long says so on stderr: with a bar where a person looks at it, elsewhere with a line every ten seconds.
+"""Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds.
 
 The variable TVM_SPLIT_PROGRESS=0 turns both off.
 """
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 def says_progress(what: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """For a function with ``on_progress``: without one given, its steps are shown."""
+    """Return a decorator for functions with ``on_progress``: if it is not given, the steps are shown."""
 
     def shown(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @functools.wraps(function)
@@ -54,12 +54,12 @@ def says_progress(what: str) -> Callable[[Callable[Arguments, Result]], Callable
 
 @contextmanager
 def step_progress(what: str) -> Iterator[StepProgress]:
-    """Counted steps, to be called with what is being done, the steps done and all steps."""
+    """Show counted steps; yields a function to call with the current step, the steps done and all steps."""
     with progress_bars(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         task = bars.add_task(what, total=None)
 
         def report(description: str, done: int, steps: int) -> None:
-            if done % max(1, steps // MOST_DRAWN) == 0:  # so that drawing costs nothing where steps are short
+            if done % max(1, steps // MOST_DRAWN) == 0:  # limit the cost of drawing short steps
                 bars.update(task, description=description, completed=done, total=steps)
 
         yield report
@@ -67,7 +67,7 @@ def step_progress(what: str) -> Iterator[StepProgress]:
 
 @contextmanager
 def progress_bars(*columns: ProgressColumn) -> Iterator[Progress]:
-    """A bar for each task that is added."""
+    """Show one bar per task that is added to the yielded `Progress`; lines instead of bars without a terminal."""
     bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),

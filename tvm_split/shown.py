@@ -1,4 +1,4 @@
-"""Values that print() and notebooks show as the command line does: `tvm_split.display.view`."""
+"""Base class of values that print() and notebooks show like the command line, by `tvm_split.display.view`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Shown:
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def _show(self, console: Console) -> None:
-        from tvm_split.display.view import show  # the views import the values
+        from tvm_split.display.view import show  # imported here to avoid a cycle: views import the values
 
         show(self, console)

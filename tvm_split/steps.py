@@ -1,4 +1,4 @@
-"""Counted steps of what takes long, told to whoever waits."""
+"""Counted steps of long operations, and the callback that reports them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 
 StepProgress = Callable[[str, int, int], None]
-"""Called from one thread at a time with what is being done, the steps done and all steps."""
+"""Callback with the current step, the number of steps done and of all steps; called from one thread at a time."""
 
 
 class Steps:
-    """Counts steps whose number becomes known on the way. Thread-safe."""
+    """Counts and reports steps; ``total`` may grow during the operation. Thread-safe."""
 
     def __init__(self, report: StepProgress | None) -> None:
         self._report = report or (lambda what, done, steps: None)

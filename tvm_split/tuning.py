@@ -1,4 +1,4 @@
-"""Tune the kernels of a model's parts on the machines that will run them."""
+"""Tunes the kernels of a model's parts on the machines that will run them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from tvm_split.shown import Shown
 
 @dataclass(frozen=True)
 class TuningReport(Shown):
-    """What a run did: one result per kernel, in order of time. ``stopped`` says whether it was ended early.
+    """Result of a tuning run: one result per kernel, in order of time. ``stopped`` says whether it ended early.
 
-    ``trials`` are those in the database now, with those of earlier runs; ``devices`` how many took part at the end.
+    ``trials`` is the number of trials in the database now, with those of earlier runs; ``devices`` is the number of
+    devices at the end.
     """
 
     model: str
@@ -51,7 +52,7 @@ class TuningReport(Shown):
 
     @property
     def default_seconds(self) -> float:
-        """The time of all tunable kernels of one run of the model, with their default choices."""
+        """Total seconds of the tunable kernels in one run of the model, with their default choices."""
         return sum(each.count * (each.default_seconds or 0.0) for each in self.kernels)
 
     @property
@@ -74,25 +75,26 @@ def tune(
     on_progress: Callable[[TuningProgress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> TuningReport:
-    """Measure better choices for the kernels of a plan's parts, and keep those that are faster than the default.
+    """Search better choices for the kernels of a plan's parts, and keep those that are faster than the default.
 
     Args:
         model: what `load_model` returned.
-        where: a plan, or a cluster that is then planned for automatically. Its machines to be tuned must have one
-            target; ``machine`` picks one where they have several.
+        where: a plan, or a cluster for which a plan is made automatically. The machines to tune must have one target;
+            if they have several, ``machine`` selects one.
         database: the folder for records, shared with `compile`; by default that of `tuning_folder`.
-        trials: how many candidates to measure over all kernels, those already in the database included; divided by
-            the kernels' share of the time. 0 measures the defaults only.
+        trials: the number of candidates to measure over all kernels, including those already in the database; it is
+            divided by the kernels' share of the time. 0 measures the defaults only.
         tracker: ``"host:port"`` of a TVM RPC tracker, to measure on all its devices of ``key``; without it kernels
             are measured on this machine.
         seed: makes the search repeatable.
-        device_timeout_seconds: how long to wait when no device answers.
+        device_timeout_seconds: the longest wait for a device that answers.
         on_progress: called after every batch of measurements.
-        should_stop: asked between batches; when true the run ends with what it has. The same call resumes it.
+        should_stop: called between batches; if it returns true, the run ends with its results so far. The same call
+            resumes it.
 
     Raises:
-        TuningUseError: arguments that do not go together.
-        TuningError: a target that cannot be tuned, no device, or a database that cannot be used.
+        TuningUseError: the arguments do not fit together.
+        TuningError: a target cannot be tuned, there is no device, or the database cannot be used.
     """
     if trials < 0:
         raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
@@ -111,7 +113,7 @@ def tune(
             tuning.DatabaseWriter(folder) as writer,
             tuning.Measurer(built_for, where_measured, effort, linker, gpu, own_cores().count) as measurer,
         ):
-            # Prepared only now that there are devices, of the GPU that is needed: it takes long.
+            # Prepare the kernels only after a device of the right kind was found, because it takes long.
             kernels = tunable_kernels(model, planned, [each.name for each in machines], built_for)
             run = tuning.Tuner(
                 kernels, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
@@ -132,17 +134,16 @@ def tune(
 def ask_first(
     where: Plan | Cluster, tracker: str | None, key: str | None, device_timeout_seconds: float = 30.0
 ) -> tuning.Tracker | None:
-    """What `tune` refuses before anything is prepared: the tracker that it will measure through, which has a device of
-    the key; None for this machine, unless it can measure for no machine of ``where``.
+    """Check early whether `tune` can measure, and return the tracker to measure through; None for this machine.
 
     Raises:
-        TuningUseError: a tracker without a key, or the other way round, or no address.
-        TuningError: no device, or none of the targets can be measured here.
+        TuningUseError: a tracker is given without a key, a key without a tracker, or the address is invalid.
+        TuningError: the tracker has no device of the key, or the common CUDA target of the machines cannot be tuned.
     """
     measured = _tracker(tracker, key, device_timeout_seconds)
     targets = [each.target for each in where.machines]
     first = targets[0] if targets else None
-    # Which of several targets is meant may depend on the plan, which there may be none of yet.
+    # With several targets, the plan decides which one is tuned, and there may be no plan yet.
     if first is not None and first["kind"] == "cuda" and all(each == first for each in targets):
         with _errors():
             if measured is None:
@@ -170,10 +171,10 @@ def _require_measurable_here(target: Mapping[str, Any]) -> None:
 
 
 def merge_databases(into: str | Path, other: str | Path) -> int:
-    """Take over another tuning folder's records that ``into`` lacks; returns how many those were.
+    """Copy the records of another tuning folder that ``into`` lacks; return their number.
 
     Raises:
-        TuningError: one of the two cannot be used.
+        TuningError: one of the two folders cannot be used.
     """
     with _errors(), tuning.DatabaseWriter(into) as writer:
         return writer.merge(other)
@@ -182,7 +183,7 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
 def tunable_kernels(
     model: Model, plan: Plan, machines: Sequence[str], target: tvm.target.Target
 ) -> tuple[TunableKernel, ...]:
-    """The tunable kernels of these machines' stages, equal ones once, with the number of calls in one run."""
+    """Return the distinct tunable kernels of these machines' stages, with the number of calls in one run."""
     cut = cut_model(model, plan)
     templates, machine = templates_of(target), machine_of(target)
     found: dict[StructuralKey, TunableKernel] = {}
@@ -200,7 +201,7 @@ def tunable_kernels(
 
 
 def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, int]]:
-    """Every PrimFunc of a lowered stage without its symbol, its name, and how often ``main`` calls it."""
+    """Yield name, PrimFunc (without its symbol) and number of calls of every kernel that a lowered stage calls."""
     counts: dict[str, int] = {}
 
     def count(expression: Any) -> None:
@@ -215,7 +216,7 @@ def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, 
 
 
 def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:
-    """The machines of one target: all of the plan, or those like the named one."""
+    """Return the machines to tune, all of one target: those of the plan, or those with the named machine's target."""
     used = [each for each in plan.machines if any(each.name in stage.machines for stage in plan.stages)]
     if machine is not None:
         named = plan.machine(machine)
@@ -243,7 +244,7 @@ def _tracker(address: str | None, key: str | None, device_timeout_seconds: float
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Errors of the tuning room as those of the front door."""
+    """Convert errors of ``schedules.tuning`` to `tvm_split.errors.TuningError`."""
     try:
         yield
     except tuning.TuningError as error:

@@ -1,4 +1,4 @@
-"""Quantities, and lists, as people read them."""
+"""Formats quantities and lists as text for people."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 MOST_AMOUNT = 1e18
-"""Of seconds, bytes, or bytes a second: far above all there is, and their sums and products are finite still."""
+"""Largest valid number of seconds, bytes or bytes per second; sums and products of such numbers stay finite."""
 LEAST_AMOUNT = 1e-30
-"""Of what is divided by, such as seconds, unless it is 0."""
+"""Smallest valid divisor, such as seconds, other than 0."""
 SLOWEST = 1e-9
-"""Bytes a second of a link over which anything may pass at all."""
+"""Smallest valid bandwidth of a link that is not closed, in bytes per second."""
 MOST_LINES = 12
 BYTES_PER_UNIT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 SECONDS_PER_UNIT = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -18,25 +18,25 @@ SECONDS_PER_AGE = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes with a unit that fits it."""
+    """Format a number of bytes with a fitting unit, such as ``1.5 MB``."""
     number, unit = _in_unit(count, BYTES_PER_UNIT, "B")
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
 
 
 def precise_bytes_text(count: float) -> str:
-    """With four digits, so that two numbers that differ are seen to."""
+    """Format a number of bytes with four digits, so that two different numbers look different."""
     number, unit = _in_unit(count, BYTES_PER_UNIT, "B")
     return f"{number:.4g} {unit}"
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration with a unit that fits it, and three digits or more."""
+    """Format a duration in seconds with a fitting unit, such as ``1.5 ms``, and at least three digits of precision."""
     number, unit = _in_unit(seconds, SECONDS_PER_UNIT, "s")
     return f"{number:.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
 
 
 def age_text(seconds: float) -> str:
-    """An age in the largest unit of which there is at least one."""
+    """Format an age in whole days, hours or minutes, whichever is the largest unit that fits."""
     number, unit = _in_unit(seconds, SECONDS_PER_AGE, "")
     if not unit:
         return "less than a minute"
@@ -45,7 +45,7 @@ def age_text(seconds: float) -> str:
 
 
 def short_list(names: Sequence[str], most: int = 6) -> str:
-    """Names with commas between them; the middle of a long list is left out, and by how much is said."""
+    """Join names with commas; the middle of a long list is replaced by the number of omitted names."""
     if len(names) <= most:
         return ", ".join(names)
     head, tail = names[: most // 2], names[-(most // 2) :]
@@ -53,18 +53,18 @@ def short_list(names: Sequence[str], most: int = 6) -> str:
 
 
 def names_of(names: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Join names as ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def few_lines(lines: Iterable[str], count: int) -> str:
-    """The first of so many lines, and how many are left out."""
+    """Join the first `MOST_LINES` of ``count`` lines, and say how many are omitted."""
     shown = "\n".join(islice(lines, MOST_LINES))
     return shown if count <= MOST_LINES else f"{shown}\n… and {count - MOST_LINES} more like these"
 
 
 def _in_unit(value: float, units: Sequence[tuple[float, str]], smallest: str) -> tuple[float, str]:
-    """The value in the first unit of which there is at least one, else as it is in the ``smallest``."""
+    """Return the value in the first unit that is not larger than it, else the value in the ``smallest`` unit."""
     for size, unit in units:
         if value >= size:
             return value / size, unit

@@ -1,6 +1,6 @@
-"""Values that files hold: dataclasses, read as JSON and checked by pydantic, and written without what is as usual.
+"""Reads and writes dataclasses as JSON files: validated by pydantic, written without default values.
 
-Errors are sentences with the file, the line and what is expected there::
+Error messages give the file, the line and what is expected there::
 
     problem.json:4: links.0.bytes_per_second: Input should be greater than 0 (it is -1)
 """
@@ -22,20 +22,20 @@ from tvm_split.units import few_lines
 
 Value = TypeVar("Value")
 Location = tuple[int | str, ...]
-"""Where something stands in a file: keys and positions, such as ``("links", 2, "from")``."""
+"""Location of a value in a file: keys and positions, such as ``("links", 2, "from")``."""
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The one in C is twelve times as fast, where it was built."""
+"""YAML loader; the one in C is twelve times as fast, if it is available."""
 MOST_WITH_LINES = 20_000_000
-"""Characters of a file whose lines are looked for; of longer ones the place is named without."""
+"""Most characters of a file for which errors name lines; for longer files, only the key is named."""
 LONGEST_SHOWN = 60
-"""Characters of a value that a message shows."""
+"""Most characters of a value that a message shows."""
 WORDS = {"unexpected_keyword_argument": "there is no such key"}
 
 
 @dataclass(frozen=True)
 class Document:
-    """JSON content that came from a file, ``text``, or from elsewhere, without one. ``error`` is what is raised."""
+    """JSON content with its source; ``text`` is the text of its file, if any. ``error`` is the class that is raised."""
 
     source: str
     content: Any
@@ -44,10 +44,10 @@ class Document:
 
     @classmethod
     def read(cls, path: str | Path, error: type[TvmSplitError], *, without_nulls: bool = False) -> Document:
-        """The document in a JSON file; ``without_nulls`` what is null counts as left out.
+        """Read the document in a JSON file; ``without_nulls`` drops keys whose value is null.
 
         Raises:
-            TvmSplitError: of the class ``error``: the file cannot be read, is no JSON, or has a key twice.
+            TvmSplitError: of the class ``error``: the file cannot be read, is not JSON, or has a duplicate key.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -62,10 +62,10 @@ class Document:
         return cls(str(path), content, error, text)
 
     def value(self, form: type[Value]) -> Value:
-        """The value of this form that the document holds.
+        """Validate the document and return it as a value of type ``form``.
 
         Raises:
-            TvmSplitError: it holds none; says what is wrong in which lines.
+            TvmSplitError: the document is invalid; says what is wrong in which lines.
         """
         try:
             return cast(Value, _adapter(form).validate_json(json.dumps(self.content)))
@@ -76,12 +76,12 @@ class Document:
             raise self.complaint(wrong) from failure
 
     def complaint(self, wrong: Iterable[tuple[Location, str]]) -> TvmSplitError:
-        """The error that says what is wrong, and in which lines of the file."""
+        """Return the error that says what is wrong, and in which lines of the file."""
         listed = list(wrong)
         try:
             if self.text is None or len(self.text) > MOST_WITH_LINES:
                 raise yaml.YAMLError
-            # Tabs between tokens are JSON, but not YAML; inside strings JSON has none.
+            # Tabs between tokens are valid in JSON, but not in YAML; JSON strings contain none.
             tree = yaml.compose(self.text.replace("\t", " "), Loader=LOADER)
             places = [f"{self.source}:{line_of(tree, location)}" for location, _ in listed]
         except (yaml.YAMLError, RecursionError):
@@ -94,24 +94,24 @@ class Document:
 
 
 def read(form: type[Value], path: str | Path, error: type[TvmSplitError]) -> Value:
-    """The value in a JSON file; errors as of `Document`."""
+    """Read the value in a JSON file; errors as of `Document`."""
     return Document.read(path, error).value(form)
 
 
 def content_of(value: Any) -> dict[str, Any]:
-    """A value as JSON holds it, without what is as usual."""
+    """Return a value as JSON content, without fields that have their default."""
     return cast(
         dict[str, Any], _adapter(type(value)).dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
     )
 
 
 def write(content: Any, path: str | Path) -> None:
-    """Write what `content_of` gave as a JSON file that people can read."""
+    """Write the result of `content_of` as an indented JSON file."""
     Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def line_of(node: yaml.Node | None, location: Location) -> int:
-    """The line (from 1) of the deepest node on the way to a location of a YAML tree; JSON is YAML."""
+    """Return the line (from 1) of the deepest existing node on the path to a location; JSON is read as YAML."""
     line = 1
     for step in location:
         if isinstance(node, yaml.MappingNode):
@@ -138,7 +138,7 @@ def _adapter(form: type[Any]) -> TypeAdapter[Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of distinct keys."""
+    """Return an object as a dict; raises a ValueError if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -148,12 +148,12 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of distinct keys, without those that are null."""
+    """Return an object as a dict without keys whose value is null; raises a ValueError if a key occurs twice."""
     return {key: value for key, value in _distinct(pairs).items() if value is not None}
 
 
 def _sentence(problem: ErrorDetails) -> str:
-    """What is wrong, with the value that stands there if it is a short one."""
+    """Return what is wrong, with the value if it is short."""
     text, value = WORDS.get(problem["type"], problem["msg"].removeprefix("Value error, ")), problem["input"]
     is_shown = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN
     return f"{text} (it is {value!r})" if is_shown and problem["type"] not in WORDS else text

@@ -1,4 +1,4 @@
-"""The benchmarks by name. A case's module has it as ``CASE``, and is imported when it is asked for."""
+"""The benchmarks by name. A case's module defines ``CASE``, and is imported when the case is requested."""
 
 from __future__ import annotations
 

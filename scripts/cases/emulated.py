@@ -1,4 +1,4 @@
-"""What the cases share that emulate unequal machines and slow links on this host."""
+"""Helpers of the cases that emulate unequal machines and slow links on this host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.relay import Relay
 
 
 def local_workers(names: Sequence[str], until_end: ExitStack) -> LocalWorkers:
-    """Worker processes of one core each, with a cache of their own."""
+    """Start worker processes with one core each and a new cache."""
     cache = until_end.enter_context(ScratchFolder("bench"))
     return until_end.enter_context(LocalWorkers(names, threads=1, cache=cache.path))
 
@@ -34,7 +34,7 @@ def cluster_of(endpoints: Mapping[str, WorkerEndpoint], links: Sequence[tvm_spli
 def links_with_relays(
     endpoints: Mapping[str, WorkerEndpoint], until_end: ExitStack, **wire: float
 ) -> tuple[tvm_split.Link, ...]:
-    """A link between every two machines, through a relay before each of them that delays in both directions."""
+    """Return links between all machines, through a relay in front of each machine that delays both directions."""
     far = {
         name: until_end.enter_context(Relay(endpoint.address, **wire)).address for name, endpoint in endpoints.items()
     }

@@ -1,8 +1,8 @@
-"""Links of high latency must not hold a stream up: chains of workers with relays between them that delay.
+"""Benchmark streams over links of high latency: chains of workers with delaying relays between them.
 
-One stage computes for long, the others hardly. Tensors are small, or so large that the relay carries them in nearly
-that time. Each stream should be as fast as its slowest stage or link or, where these share cores, as the same chain
-without a latency.
+One stage is slow, the others are quick. Tensors are small, or so large that their transfer takes nearly as long as the
+slow stage. Each stream should be as fast as its slowest stage or link or, if these share cores, as the same chain
+without latency.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ FAR, NEAR = "with latency", "without"
 LATENCIES_SECONDS = (0.001, 0.005, 0.02)
 STAGES = (2, 6)
 PIXELS = {"small": 4, "large": 64}
-"""The side of 8 channels in float32: 512 bytes, and 128 KiB."""
+"""The height and width of a tensor with 8 channels in float32: 512 bytes, and 128 KiB."""
 WIRE_SECONDS = 0.007
-"""What a large tensor takes of a relay's bandwidth."""
+"""The time in which a relay's bandwidth carries a large tensor."""
 PRODUCTS, WIDTH = 4, 768
-"""Matrix products of the slow stage."""
+"""The number of matrix products of the slow stage, and the width of their matrices."""
 MOST_OVER = 1 / 0.95
 
 
 class Slow(nn.Module):
-    """Passes an image on, after some milliseconds of products that the result depends on."""
+    """A stage that returns its image slightly changed, after some milliseconds of matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Quick(nn.Module):
 
 
 def streamed(deployment: tvm_split.Deployment, x: torch.Tensor, wire_seconds: float, seconds: float) -> Figures:
-    """The period of the second half of a stream, and how many times that of its slowest stage or link it is."""
+    """Return the period of a stream's second half, and its ratio to the time of the slowest stage or link."""
     end = time.perf_counter() + seconds
 
     def fed() -> Iterator[tuple[torch.Tensor]]:
@@ -83,7 +83,7 @@ def sides(stages: int, tensors: str, latency_seconds: float, setup: Setup) -> Se
         cluster = cluster_of(workers.endpoints, links)
         deployment = deployed(model, tvm_split.plan(model, cluster, split=split), cluster, setup.until_end)
         measure = partial(streamed, deployment, x, wire_seconds, seconds)
-        measure()  # windows widen
+        measure()  # warm up, so that flow-control windows grow
         made.append(Side(name, measure))
     return made
 

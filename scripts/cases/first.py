@@ -1,4 +1,4 @@
-"""From a network in memory to its first result: plan, compile and deploy, in a new process with empty caches."""
+"""Benchmark the time from a network in memory to its first result, in a new process with empty caches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAYS = ("planned", "one worker, by hand")
 
 @contextmanager
 def first_result(name: str, is_planned: bool) -> Iterator[Prepared]:
-    """Two local workers; the plan is searched for, or all layers are on the first of them."""
+    """Plan, compile and deploy on two local workers; without ``is_planned``, all layers are on the first worker."""
 
     def measure() -> Figures:
         start = time.perf_counter()
@@ -41,7 +41,7 @@ def first_result(name: str, is_planned: bool) -> Iterator[Prepared]:
 
 
 def _measure(setup: Setup, checkout: Checkout, **arguments: Any) -> Figures:
-    """In a new process, whose profiles and blobs nobody has kept."""
+    """Measure in a new process with an empty cache of profiles and blobs."""
     with tempfile.TemporaryDirectory() as cache:
         process = setup.begin(first_result, checkout, {"TVM_SPLIT_CACHE": cache}, **arguments)
         process.ready()

@@ -1,6 +1,6 @@
-"""Networks on a GPU: whether they are right, how fast beside torch and the device's limits, and in pipelines.
+"""Benchmark networks on a GPU: their error, their speed beside torch and the device's peaks, and pipelines.
 
-``--set target=llvm`` has a CPU worker in the place of the GPU's: a rehearsal, which says nothing about GPUs.
+``--set target=llvm`` replaces the GPU's worker by a CPU worker, to test this case; the results say nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tvm_split.profiling.kernels import target_code
 
 OURS, TORCH = "tvm-split", "torch"
 WAYS = ("eager", "channels_last", "graphs", "compile")
-"""Of torch. ``graphs`` are CUDA graphs of the eager network."""
+"""The ways to run a network with torch; ``graphs`` are CUDA graphs of the eager network."""
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
-"""The quickest to compile first."""
+"""The networks, those that compile fastest first."""
 PIPELINED = "resnet50"
 LARGEST_DIFFERENCE = {"float32": 1e-3, "float16": 1e-2}
 HOST, DEVICE, GPUS = "host", "device", ("gpu-0", "gpu-1")
@@ -39,7 +39,7 @@ CPU = "llvm"
 LINK = {"bytes_per_second": 125e6, "latency_seconds": 0.001}
 TIMEOUT_SECONDS = 120.0
 SIDE, COPIED_BYTES = 8192, 1 << 30
-"""Of the matrices and the copies that measure what the device can do."""
+"""The width of the matrices and the size of the copies that measure the device's peaks."""
 SHOWN_KERNELS = 12
 
 
@@ -49,7 +49,7 @@ def network(name: str, pixels: int, tokens: int) -> tuple[torch.nn.Module, tuple
 
 
 def target_of(target: str, workers: LocalWorkers, machine: str) -> dict[str, Any] | None:
-    """The machine's target: as asked for, or the architecture of its first GPU; None for a CPU."""
+    """Return the machine's target, with the given architecture or that of its first GPU; None for a CPU."""
     if target == CPU:
         return None
     found = describe(workers.endpoints[machine], TIMEOUT_SECONDS)
@@ -60,7 +60,7 @@ def target_of(target: str, workers: LocalWorkers, machine: str) -> dict[str, Any
 
 @contextmanager
 def workers_of(names: Sequence[str], target: str, threads: int) -> Iterator[tuple[tvm_split.Machine, ...]]:
-    """Workers of this host. Those named in `GPUS` see one GPU each."""
+    """Start workers on this host; each of those named in `GPUS` sees one GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     with ExitStack() as until_end:
         machines = []
@@ -76,7 +76,7 @@ def workers_of(names: Sequence[str], target: str, threads: int) -> Iterator[tupl
 
 @contextmanager
 def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **sizes: int) -> Iterator[Prepared]:
-    """One network as one stage on the device. The difference is that from torch in float32 on the CPU."""
+    """Run a network as one stage on the device; the difference is relative to torch in float32 on the CPU."""
     module, inputs = network(name, **sizes)
     inputs = tuple(torch.cat([each] * batch) for each in inputs)
     expected = torch_outputs(module, inputs)
@@ -88,7 +88,7 @@ def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **si
         cluster = tvm_split.Cluster(machines)
         plan = tvm_split.plan(model, cluster, split={DEVICE: [model.layer_names[0]]})
         start = time.perf_counter()
-        # Not verified: what is compiled for a GPU would be compiled again for the CPU.
+        # No verification, which would compile the GPU's stages again for the CPU.
         bundle = tvm_split.compile(model, plan, verify=False)
         compile_seconds = time.perf_counter() - start
         with tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment:
@@ -109,7 +109,7 @@ def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **si
 
 @contextmanager
 def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: int) -> Iterator[Prepared]:
-    """The network in one of torch's ways, on ``cpu`` or ``cuda``."""
+    """Run the network in one of torch's ways, on ``cpu`` or ``cuda``."""
     module, inputs = network(name, **sizes)
     kind = getattr(torch, dtype)
     module = module.to(device, kind)
@@ -131,7 +131,7 @@ def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: 
 
 
 def recorded(run: Callable[[], None], module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """The network as a CUDA graph, as torch's documents have it: warmed up on another stream, then recorded."""
+    """Record the network as a CUDA graph, as torch's documentation does: after a warm-up on another stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -152,7 +152,7 @@ def recorded(run: Callable[[], None], module: torch.nn.Module, inputs: Sequence[
 def pipeline(
     names: Sequence[str], transport: str, is_far: bool, target: str, threads: int, **sizes: int
 ) -> Iterator[Prepared]:
-    """A network over two workers. The share is that of 1 / (its slowest machine or link)."""
+    """Run a network over two workers; the share is relative to the rate of the slowest machine or link."""
     module, inputs = network(PIPELINED, **sizes)
     expected, arrays = torch_outputs(module, inputs), [each.numpy() for each in inputs]
     model = tvm_split.load_model(module, inputs, name=PIPELINED)
@@ -163,7 +163,7 @@ def pipeline(
             relay = until_end.enter_context(Relay(str(end.address), **LINK))
             links.append(tvm_split.Link(source.name, end.name, **LINK, address=relay.address))
         cluster = tvm_split.Cluster(machines, tuple(links))
-        # By hand, since to measure the pieces takes minutes: as much as keeps a CPU and a GPU both busy, or halves.
+        # Split by hand, since profiling takes minutes: 10 % keeps a CPU as busy as a GPU, otherwise halves.
         share = 0.1 if names[0] == HOST and target != CPU else 0.5
         cut = model.layer_names[int(len(model.layer_names) * share)]
         plan = tvm_split.plan(model, cluster, split={names[0]: [model.layer_names[0]], names[1]: [cut]})
@@ -187,7 +187,7 @@ def pipeline(
 
 
 def device_limits(device: str) -> Figures:
-    """Operations a second (a multiplication and an addition are two) and bytes, by torch's products and copies."""
+    """Measure operations per second (multiplication and addition are two) and bytes per second, with torch."""
 
     def seconds(run: Callable[[], object]) -> float:
         def synchronized() -> None:
@@ -209,7 +209,7 @@ def device_limits(device: str) -> Figures:
 
 @contextmanager
 def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prepared]:
-    """Every kernel of a network by itself on the device, beside the roofline that is measured here."""
+    """Measure every kernel of a network alone on the device, beside the measured roofline."""
     module, inputs = network(name, **sizes)
     model = tvm_split.load_model(module, inputs, name=name)
     limits = device_limits("cpu" if target == CPU else "cuda")

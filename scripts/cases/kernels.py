@@ -1,4 +1,4 @@
-"""One machine, one input at a time: this project's kernels beside onnxruntime, torch and what TVM builds by default."""
+"""Benchmark single inputs on one machine: this project's kernels, onnxruntime, torch and TVM's default build."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.models import torch_models
 
 OURS, TUNED, ONNXRUNTIME, TORCH, TVM = "tvm-split", "tvm-split, tuned", "onnxruntime", "torch", "TVM by default"
 SMALLEST = "mobilenet_v2"
-"""The only network that TVM's default kernels run in seconds."""
+"""The only network that runs within seconds with TVM's default kernels."""
 
 
 @contextmanager
 def by_tvm(name: str, threads: int) -> Iterator[Prepared]:
-    """The imported module through ``relax.build`` alone."""
+    """Run the imported module, compiled by ``relax.build`` only."""
     module, inputs = network(name)
     model = tvm_split.load_model(module, inputs, name=name)
     target = tvm_split.plan(model, tvm_split.Cluster.in_process(1, threads=threads)).machines[0].target
@@ -32,7 +32,7 @@ def by_tvm(name: str, threads: int) -> Iterator[Prepared]:
     tensors = [tvm.runtime.tensor(each.numpy()) for each in inputs]
     machine = relax.VirtualMachine(executable, tvm.cpu())
     os.environ["TVM_NUM_THREADS"] = str(threads)
-    with ThreadPoolExecutor(1) as pool:  # TVM keeps threads per caller, and counts them when the first ones start
+    with ThreadPoolExecutor(1) as pool:  # TVM has a thread pool per calling thread, whose size is set when it starts
         yield Prepared(timed(lambda: pool.submit(machine["main"], *tensors).result(), runs=1))
 
 

@@ -1,6 +1,6 @@
-"""One hop, one way, between two workers, by each transport; beside what copying and a socket need for it.
+"""Benchmark one transfer between two workers for each transport, beside a plain copy and a socket.
 
-Latency is from the end of the sender's stage to the begin of the receiver's, by the trace of both, while the sender
+Latency is the time from the end of the sender's stage to the start of the receiver's, by their traces, while the sender
 computes the next tensor. Throughput is that of a stream whose stages only fill the tensor and read a little of it.
 Processor time is that of both workers for one tensor.
 """
@@ -27,17 +27,17 @@ from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
 
 SIZES = {1_000: 8, 100_000: 8, 800_000: 8, 16_000_000: 64}
-"""Bytes of a tensor, and matrix products that the sender computes for each: longer than the transfer takes."""
+"""Bytes of a tensor to the sender's matrix products per tensor, which take longer than the transfer."""
 TRANSPORTS = ("shm", "grpc")
 ROWS, FEATURES = 64, 512
 FILL = 6
-"""First results of a stream that do not count."""
+"""The number of first results of a stream that do not count."""
 IDLE_SECONDS = 10.0
 
 
 @contextmanager
 def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
-    """Two workers, and two deployments: one that computes for each tensor, and one that only hands it on."""
+    """Start two workers with two deployments: one computes for each tensor, the other only forwards it."""
     import torch
 
     import tvm_split
@@ -60,11 +60,11 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
     split = {"machine-a": ["0"], "machine-b": ["1"]}
     with contextlib.ExitStack() as until_end:
         workers = until_end.enter_context(tvm_split.Cluster.local(2))
-        # The same workers, as a cluster whose links have a transport.
+        # A cluster of the same workers whose link has the transport.
         endpoints = workers.endpoints()
         machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoints[name]) for name in workers.machine_names)
         link = tvm_split.Link(*workers.machine_names, transport=transport)
-        # Checkouts from before launchers say the kind of a cluster first.
+        # In checkouts from before launchers, the kind of the cluster is the first argument.
         kind = () if hasattr(tvm_split.Cluster, "at") else ("remote",)
         cluster = tvm_split.Cluster(*kind, machines, (link,))
 
@@ -94,7 +94,7 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
 
 
 def stream(deployment: Any, x: np.ndarray, seconds: float) -> list[float]:
-    """When the results of a stream came that was fed for so long."""
+    """Feed a stream for ``seconds`` and return the times at which its results arrived."""
     end = time.perf_counter() + seconds
 
     def fed() -> Iterator[tuple[np.ndarray]]:
@@ -107,7 +107,7 @@ def stream(deployment: Any, x: np.ndarray, seconds: float) -> list[float]:
 
 
 def latency_seconds(deployment: Any) -> float:
-    """From the end of the first stage's computing to the begin of the second's: the median of the latest ones."""
+    """Return the median time from the end of the first stage's computing to the start of the second's, by the trace."""
     first, second = (stage.name for stage in deployment.stages)
     begins, ends = {}, {}
     for event in deployment.trace():
@@ -119,14 +119,14 @@ def latency_seconds(deployment: Any) -> float:
 
 
 def processor_seconds(run: Any) -> float:
-    """What this process's children use of the processor while ``run`` runs."""
+    """Return the processor time that this process's children use while ``run`` runs."""
     before = _children_seconds()
     run()
     return _children_seconds() - before
 
 
 def _children_seconds() -> float:
-    """By the scheduler's own count in nanoseconds, of all threads."""
+    """Return the processor time of all children's threads, from the scheduler's count in nanoseconds."""
     import psutil
 
     used = 0
@@ -137,20 +137,20 @@ def _children_seconds() -> float:
     return used * 1e-9
 
 
-# What a hop could cost at best, without the project: two processes on the cores of two workers.
+# The lower bound of a transfer's cost, without this project: two processes on the cores of two workers.
 
 MEMCPY, UNIX = RAW = ("memcpy", "unix socket")
 WARM_UP, FEWEST = 10, 40
-"""Messages that do not count, and how many there are at least."""
+"""The number of first messages that do not count, and the least number of messages."""
 WORD = struct.Struct("<q")
-"""When a message left, in nanoseconds of the host's clock; 0 is the end."""
+"""The header of a message: its start in nanoseconds of the host's clock; 0 ends the stream."""
 MATRIX = np.ones((256, 256), np.float32)
 COMPUTING_SECONDS = 0.002
-"""For each message of the stream whose latency counts, so that the receiver waits for it."""
+"""The computing time per message when latency is measured, so that the receiver waits for each message."""
 
 
 def messages(seconds: float, computing_seconds: float) -> Iterator[None]:
-    """One message after another for so long; computes before each."""
+    """Yield once per message for ``seconds``, and compute before each."""
     end, number = time.perf_counter() + seconds, 0
     while number < FEWEST or time.perf_counter() < end:
         begin = time.process_time()
@@ -161,7 +161,7 @@ def messages(seconds: float, computing_seconds: float) -> Iterator[None]:
 
 
 def copied(payload: np.ndarray, seconds: float, computing_seconds: float) -> dict[str, float]:
-    """Copying in one process."""
+    """Measure copying the payload in one process."""
     target, times = np.empty_like(payload), []
     for _ in messages(seconds, computing_seconds):
         start = time.process_time()
@@ -172,7 +172,7 @@ def copied(payload: np.ndarray, seconds: float, computing_seconds: float) -> dic
 
 
 def sent(payload: np.ndarray, seconds: float, computing_seconds: float, core: int) -> dict[str, float]:
-    """Through a unix socket to a process on another core; processor time is that of both."""
+    """Measure sending the payload through a unix socket to a process on another core; processor time is both's."""
     here, there = socket.socketpair()
     results, answers = multiprocessing.Pipe(duplex=False)
     arguments = (here, there, payload.nbytes, core, answers)
@@ -246,7 +246,7 @@ def hops(size_bytes: int, setup: Setup) -> Sequence[Side]:
 
 
 def idle(setup: Setup) -> Sequence[Side]:
-    """The cores that two deployments use while nothing is asked of them."""
+    """Measure how many cores two idle deployments use."""
     made = []
     for transport in TRANSPORTS:
         for checkout in setup.checkouts:

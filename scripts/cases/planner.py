@@ -1,4 +1,4 @@
-"""The planner alone: `tvm-split solve` on 77 made-up problems of 8 to 1,024 machines, beside simple ways."""
+"""Benchmark the planner alone: `tvm-split solve` on 77 synthetic problems of 8 to 1,024 machines."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "unet, replicas": {"network": "unet", "replicas": True},
     "branches": {"network": "branches"},
 }
-"""What differs from unlike machines, equal links and a chain of layers."""
+"""The variants, as differences from unequal machines, equal links and a chain of layers."""
 MANY = 64
-"""Of more machines a plan may take `LONG_SECONDS`, else `SECONDS`."""
+"""The most machines for which a search is limited to `SECONDS`; above, to `LONG_SECONDS`."""
 SECONDS, LONG_SECONDS = 10.0, 60.0
 ALLOWED_SECONDS = 5.0
-"""Beside the search: Python's start, and reading the problem."""
+"""The allowed time besides the search: Python's start, and reading the problem."""
 
 
 def solved(checkout: Checkout, problem: Path, seconds: float) -> Figures:
-    """By ``tvm-split solve``; the seconds and the largest memory are those of the whole process."""
+    """Run ``tvm-split solve``; the seconds and the peak memory are those of the whole process."""
     command = [checkout.python, "-P", "-m", "tvm_split", "solve", str(problem), "--time-limit", str(seconds), "--json"]
     root = "" if checkout.label else str(Path(__file__).parents[2])
     start = time.perf_counter()
@@ -68,7 +68,7 @@ def solved(checkout: Checkout, problem: Path, seconds: float) -> Figures:
 
 
 def simple_way(problem: Problem) -> Figures:
-    """The period of the best of one machine, first fit and, with replicas, the whole network on every machine."""
+    """Return the best period of simple plans: one machine, first fit and, with replicas, a replica per machine."""
     plans = [best_single(problem), first_fit(problem), *([dealt_to_all(problem)] if problem.replicas else [])]
     return {"period_seconds": min(evaluate(problem, lower(problem, plan)).period_seconds for plan in plans if plan)}
 

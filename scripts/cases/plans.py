@@ -1,6 +1,6 @@
-"""Plans beside what they promised, and beside how people split networks without a planner.
+"""Benchmark plans beside their predictions, and beside splits that people make without a planner.
 
-Every round measures the machines anew, so that a prediction and what it is compared with meet the same machine.
+Every round profiles the machines again, so that predictions and measurements see the same machine state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STREAM_SECONDS = 1.5
 
 
 def cut_evenly(weights: Sequence[float], parts: int) -> list[int]:
-    """Where to cut a sequence so that the sums of its parts are most nearly equal: the first index of each part."""
+    """Return the first index of each part of a sequence, cut so that the parts' sums are as equal as possible."""
     sums = [0.0, *itertools.accumulate(weights)]
     starts = [0]
     for part in range(1, parts):
@@ -35,7 +35,7 @@ def cut_evenly(weights: Sequence[float], parts: int) -> list[int]:
 
 
 def parameters_of(module: nn.Module, layer: str) -> float:
-    """The number of parameters of a layer, by its path in the module; 0 for what is no module, such as an addition."""
+    """Return a layer's number of parameters, by its path in the module; 0 for non-modules, such as an addition."""
     try:
         return float(sum(each.numel() for each in module.get_submodule(layer).parameters(recurse=False)))
     except AttributeError:

@@ -1,6 +1,7 @@
-"""Links that the kernel shapes, between network namespaces: is the plan's choice of codec, or of a split, the fastest?
+"""Check, over links with limited bandwidth, whether the plan's choice of codec or split is the fastest.
 
-Two workers of one core, each in a namespace of its own. Needs root, `ip` and `tc`.
+The kernel shapes the links between network namespaces. Two workers of one core each have a namespace of their own.
+Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _period(deployment: tvm_split.Deployment, inputs: Sequence[Any]) -> Figures:
 
 
 def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
-    """Every codec that is allowed over 100 Mbit/s; the name of the chosen one says so."""
+    """Return a side for every allowed codec over 100 Mbit/s; the side of the planner's codec is named `CHOSEN`."""
     module, image = smooth_network()
     model = tvm_split.load_model(module, (image,))
     cluster = machines(100 * MEGABIT, setup.until_end, codec="auto")
@@ -75,7 +76,7 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
 
 
 def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
-    """One input of VGG-16: on one machine, as a pipeline, shared in two ways, and as planned for least latency."""
+    """Return sides for one input of VGG-16: one machine, a pipeline, two ways of sharding, and the plan for latency."""
     module, inputs = network("vgg16")
     model = tvm_split.load_model(module, inputs)
     cluster = machines(bits_per_second, setup.until_end)

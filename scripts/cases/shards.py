@@ -1,7 +1,7 @@
-"""What splits inside layers gain for a single input: networks that two workers of one core each share.
+"""Benchmark the latency of networks whose layers are sharded over two workers of one core each.
 
-Beside them: one worker of one core, which they should beat, and one worker of two threads, whose kernels share memory
-and which is the practical limit on two cores; and the plan for least latency.
+For comparison: one worker of one core, which they should beat; one worker of two threads, whose kernels share memory,
+the practical limit on two cores; and the plan for least latency.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SHARED, PLANNED = "shared by two workers", "as planned"
 RUNS = 7
 HALVES = {"machine-a": 0.5, "machine-b": 0.5}
 SHARDS: dict[str, Sequence[Shard]] = {
-    # By channels where each worker then reads half of the weights, which are larger than the images from there on.
+    # By channels where weights are larger than images, since each worker then reads half of the weights.
     "vgg16": [
         Shard("features.0", "features.9", "rows", HALVES, "fused"),
         Shard("features.10", "features.16", "rows", HALVES, "each"),
         Shard("features.17", "classifier", "channels", HALVES),
     ],
-    # The last images have seven rows, which are no two halves.
+    # The last images have seven rows, which cannot be halved.
     "resnet50": [
         Shard("conv1", "layer1", "rows", HALVES, "fused"),
         Shard("layer2", "layer3", "rows", HALVES, "each"),
@@ -82,7 +82,7 @@ def sides(name: str, ways: Sequence[str], setup: Setup) -> Sequence[Side]:
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:
-    """Planned for least latency apart from the others: to measure the shared pieces takes minutes."""
+    """Return the subjects; plans for least latency are subjects of their own, since profiling shards takes minutes."""
     ways = {"": (ONE_CORE, TWO_THREADS, SHARED), ", planned": (ONE_CORE, PLANNED)}
     return {f"{name}{text}": partial(sides, name, each) for text, each in ways.items() for name in SHARDS}
 

@@ -1,8 +1,8 @@
-"""Simulated beside measured: throughput and latency of deployments on 2 to 16 local workers.
+"""Compare simulated and measured throughput and latency of deployments on 2 to 16 local workers.
 
-A chain of equal convolutions, linear layers so small that there is more passing on than computing, ResNet-50, and the
-demonstration's network. A plan is simulated before it is measured. Where there are fewer cores than workers, these
-share them, in both.
+The networks are a chain of equal convolutions, linear layers so small that transfers take longer than computing,
+ResNet-50, and the demonstration's network. A plan is simulated before it is measured. If there are fewer cores than
+workers, the workers share them, in the simulation too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = (
     (2, RESNET, False),
     (3, DEMO, False),
 )
-"""Workers, network, and whether the workers are replicas of one stage."""
+"""The cases: the number of workers, the network, and whether the workers are replicas of one stage."""
 
 
 def module_of(name: str, blocks: int) -> tuple[nn.Module, torch.Tensor]:
@@ -54,7 +54,7 @@ def module_of(name: str, blocks: int) -> tuple[nn.Module, torch.Tensor]:
 
 
 def simulated(plan: tvm_split.Plan, folder: Path) -> tuple[float, float]:
-    """The period and the latency, in seconds, as `tvm-split simulate` has them."""
+    """Return the period and the median latency, in seconds, that `tvm-split simulate` predicts."""
     plan.save(folder / "plan.json")
     command = [sys.executable, "-m", "tvm_split", "simulate", str(folder / "plan.json"), "--json"]
     answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)

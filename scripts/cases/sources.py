@@ -1,4 +1,4 @@
-"""MobileNetV2 from torch, from Keras and from a TFLite file: does the source cost anything?"""
+"""Compare the speed of MobileNetV2 imported from torch, from Keras and from a TFLite file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_OVER_TORCH = 1.15
 
 @contextmanager
 def from_source(source: str, path: str = "") -> Iterator[Prepared]:
-    """The network by one thread of this process; ``path`` is the TFLite file."""
+    """Run the network with one thread of this process; ``path`` is the TFLite file."""
     if source == TORCH:
         model = tvm_split.load_model(*network("mobilenet_v2"))
     elif source == KERAS:

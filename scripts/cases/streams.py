@@ -1,7 +1,7 @@
-"""What a second core gains: networks streamed over two workers of one core each, beside other ways to use two cores.
+"""Benchmark the throughput of networks over two workers of one core each, beside other ways to use two cores.
 
-A pipeline's slowest stage limits it, and no overlap can beat that. Beside it: two workers that compute the whole
-network each, one of them alone, onnxruntime on both cores, and for ResNet-50 torch.distributed.pipelining.
+A pipeline is at most as fast as its slowest stage. For comparison: two workers that each compute the whole network, one
+of them alone, onnxruntime on both cores, and for ResNet-50 torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ TORCH_STEPS = (4, 8, 16, 32)
 NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
 WITH_TORCH = "resnet50"
 FILL = 6
-"""First results of a stream that do not count."""
+"""The number of first results of a stream that do not count."""
 
 
 def streamed(deployment: tvm_split.Deployment, inputs: Sequence[Any], seconds: float) -> Figures:
-    """Throughput of a stream that is fed for so long, and its share of what the slowest stage allows."""
+    """Return the throughput of a stream fed for ``seconds``, and its share of the slowest stage's rate."""
     before = {stage.name: stage.compute_seconds for stage in deployment.stats().stages}
     end = time.perf_counter() + seconds
 
@@ -55,7 +55,7 @@ def streamed(deployment: tvm_split.Deployment, inputs: Sequence[Any], seconds: f
 
 @contextmanager
 def workers(name: str, split: Mapping[str, Sequence[str]] | None = None) -> Iterator[Prepared]:
-    """Two workers of one core each; ``split`` is that of the pipeline, which is planned without it."""
+    """Start two workers of one core each; ``split`` is the pipeline's split, by default a planned one."""
     module, inputs = network(name)
     arrays = [each.numpy() for each in inputs]
     model = tvm_split.load_model(module, inputs, name=name)
@@ -83,7 +83,7 @@ def workers(name: str, split: Mapping[str, Sequence[str]] | None = None) -> Iter
 
 
 class Sendable(nn.Module):
-    """A part whose result gloo can send: dense in the usual order."""
+    """A part whose result is contiguous in the default layout, as gloo requires for sending."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
@@ -95,14 +95,14 @@ class Sendable(nn.Module):
 
 
 def pieces_of(resnet: Any) -> list[nn.Module]:
-    """A ResNet as pieces that follow one another: its stem, every block, and its head."""
+    """Return a ResNet as consecutive pieces: its stem, every block, and its head."""
     stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool)
     head = nn.Sequential(resnet.avgpool, nn.Flatten(1), resnet.fc)
     return [stem, *(block for index in range(4) for block in getattr(resnet, f"layer{index + 1}")), head]
 
 
 def even_cut(pieces: Sequence[nn.Module], x: torch.Tensor) -> int:
-    """How many pieces the first rank should have, so that both take most nearly the same time."""
+    """Return the first rank's number of pieces that makes the slower of both ranks as fast as possible."""
     seconds = []
     for piece in pieces:
         seconds.append(median_seconds(partial(piece, x), RUNS))
@@ -112,7 +112,7 @@ def even_cut(pieces: Sequence[nn.Module], x: torch.Tensor) -> int:
 
 @contextmanager
 def torch_rank(rank: int, address: str, core: int) -> Iterator[Prepared]:
-    """One of two ranks of torch's pipeline on gloo, in inference mode; rank 0 decides where it is cut."""
+    """Run one of two ranks of torch's pipeline on gloo, in inference mode; rank 0 chooses the cut."""
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=2)
@@ -125,7 +125,7 @@ def torch_rank(rank: int, address: str, core: int) -> Iterator[Prepared]:
         part, schedules = Sendable(nn.Sequential(*own)), {}
 
         def measure(micro_batches: int, seconds: float) -> Figures:
-            """Step after step for so long; 0 micro-batches: each rank computes the whole network by itself."""
+            """Run steps for ``seconds``; with 0 micro-batches, each rank computes the whole network alone."""
             if micro_batches and micro_batches not in schedules:
                 stage = PipelineStage(part, rank, 2, torch.device("cpu"))
                 schedules[micro_batches] = ScheduleGPipe(stage, micro_batches)
@@ -133,7 +133,7 @@ def torch_rank(rank: int, address: str, core: int) -> Iterator[Prepared]:
             given = (images,) if rank == 0 or not micro_batches else ()
             step = partial(schedules[micro_batches].eval if micro_batches else whole, *given)
             count = torch.tensor([max(1, round(seconds / median_seconds(step, 1)))])
-            distributed.broadcast(count, 0)  # both ranks do as many steps
+            distributed.broadcast(count, 0)  # both ranks run the same number of steps
             start = time.perf_counter()
             for _ in range(int(count)):
                 step()
@@ -172,7 +172,7 @@ def sides(name: str, setup: Setup) -> Sequence[Side]:
     for checkout in setup.checkouts:
         process = setup.begin(workers, checkout, name=name, split=split)
         facts = process.ready()
-        split = facts["split"]  # the other checkouts' pipelines are cut in the same place
+        split = facts["split"]  # other checkouts use the same split
         for what in (PIPELINE, ALONE, EACH_WHOLE, ONE_RUN):
             measure = partial(process.measure, what=what, seconds=seconds)
             layers = {machine: len(layers) for machine, layers in split.items()}

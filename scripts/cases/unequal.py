@@ -1,4 +1,4 @@
-"""Unequal machines and slow links, emulated: is the planner's own plan the best of all plans of a chain?"""
+"""Check, on emulated unequal machines and slow links, whether the planner's plan is the best plan of a chain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES = {
     "a slow link": (False, True),
     "one machine at half speed, and a slow link": (True, True),
 }
-"""Whether the second machine is slow, and whether the link is."""
+"""The cases: whether the second machine is slow, and whether the link is slow."""
 EQUAL, BY_SPEED = "equal shares", "shares by speed"
 SHARES = {EQUAL: (0.5, 0.5), BY_SPEED: (2 / 3, 1 / 3)}
 INNER_CONVOLUTIONS = (1, 4, 2, 6, 3, 2)
@@ -44,7 +44,7 @@ MOST_OVER_BEST = 1 / 0.95
 
 
 class Block(nn.Module):
-    """One row in, one row out, convolutions of 14 × 14 pixels in between."""
+    """A layer with vectors as input and output, and convolutions of 14 × 14 pixels between them."""
 
     def __init__(self, convolutions: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 def machines(is_slow: bool, has_slow_link: bool, until_end: ExitStack) -> tvm_split.Cluster:
-    """Two workers, of which the second is slowed down, or a relay is between them."""
+    """Start two workers; the second one is slowed down if ``is_slow``, and a relay is the link if ``has_slow_link``."""
     workers = local_workers(NAMES, until_end)
     if is_slow:
         until_end.enter_context(half_speed(workers.process_ids[NAMES[1]], [SLOW_CORE]))
@@ -69,7 +69,7 @@ def machines(is_slow: bool, has_slow_link: bool, until_end: ExitStack) -> tvm_sp
 
 
 def splits() -> Iterator[dict[str, list[str]]]:
-    """Every plan of the chain."""
+    """Yield every split of the chain."""
     for first, second in (NAMES, NAMES[::-1]):
         yield {first: ["0"]}
         for cut in range(1, len(INNER_CONVOLUTIONS)):
@@ -100,7 +100,7 @@ def all_plans(is_slow: bool, has_slow_link: bool, setup: Setup) -> Sequence[Side
 
 
 def shares(setup: Setup) -> Sequence[Side]:
-    """Single inputs of VGG-16, whose layers the two machines share equally, or by their speeds."""
+    """Return sides for single inputs of VGG-16, sharded over both machines equally or in proportion to their speeds."""
     module, inputs = network("vgg16")
     arrays = [each.numpy() for each in inputs]
     model = tvm_split.load_model(module, inputs)

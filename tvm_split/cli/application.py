@@ -1,4 +1,4 @@
-"""All commands in one table, and what is common to them: exit codes, errors, signals."""
+"""The table of all commands, and their common handling of exit codes, errors and signals."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1
 WRONG_USE = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a file that cannot take what is written; Python does not say of which one."""
+"""Error numbers of failed writes, for which Python's exception has no file name."""
 PLANS_TOO = "It takes the planning options of `tvm-split plan` as well."
 START, PLAN, BUILD, RUN, MACHINES = "Start", "Plan", "Build", "Run", "Machines"
 
 
 class Command(NamedTuple):
-    """One command: the function of its name, with underscores, in a module that is loaded when it is called."""
+    """A command: a function of the same name (with underscores) in a module that is loaded when it is called."""
 
     name: str
     panel: str
@@ -148,9 +148,9 @@ registry = Registry[Command](
 
 
 class Commands(TyperGroup):
-    """The commands of the registry; expected errors become one line and an exit code.
+    """The commands of the registry; an expected error ends the process with a message and an exit code.
 
-    The code is 1 for what failed, 2 for what cannot be meant.
+    The code is 1 if the command failed, and 2 if it was used wrongly.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -165,7 +165,7 @@ class Commands(TyperGroup):
         except TvmSplitError as error:
             _end_with(error, str(error), wrong_use=isinstance(error, ValueError))
         except BrokenPipeError:
-            raise  # the reader of the output has left; typer ends quietly
+            raise  # the reader of the output has gone; typer ends without a message
         except OSError as error:
             if error.filename is None and error.errno not in UNWRITABLE:
                 raise
@@ -173,7 +173,7 @@ class Commands(TyperGroup):
 
 
 class ListedCommand(TyperCommand):
-    """A command as the help of all commands shows it; its module is loaded when it is called."""
+    """A command's entry in the list of commands; its module is loaded when it is called."""
 
     def __init__(self, row: Command) -> None:
         super().__init__(row.name, help=row.summary, rich_help_panel=row.panel, hidden=row.hidden)
@@ -184,7 +184,7 @@ class ListedCommand(TyperCommand):
 
 
 class LoadedCommand(TyperCommand):
-    """While a command runs, ``sys.stdout`` is the stream for libraries, if there is one: the context's object."""
+    """A command during which ``sys.stdout`` is the stream for output of libraries: the context's object, if any."""
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.obj is None:
@@ -194,7 +194,7 @@ class LoadedCommand(TyperCommand):
 
 
 def loaded(row: Command) -> Any:
-    """The command that typer runs, with its options."""
+    """Load a command's module and return the command with its options, for typer."""
     module = importlib.import_module(row.module)
     function = getattr(module, row.name.replace("-", "_"))
     help = (function.__doc__ or row.summary) + (f"\n\n{PLANS_TOO}" if has_hidden(function) else "")
@@ -251,15 +251,15 @@ def _common(
 def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
+        warnings.simplefilter("ignore")  # from libraries, about code that a user cannot change
         for category in (MeasurementsWarning, UntriedVersionWarning):
             warnings.simplefilter("always", category)
-        # Without the place in our code, which tells the user of a command nothing.
+        # Leave out the position in our code, which does not help a user.
         warnings.showwarning = lambda message, *_, **__: _print_warning(str(message))
-    # Help and shell completion, which come before a command, are results too, and typer writes them to `sys.stdout`.
+    # typer writes help and shell completion to `sys.stdout`; they are results, so redirect before any command runs.
     for_libraries = sys.stdout
     sys.stdout = STDOUT.file = take_stdout()
-    gc.set_threshold(50_000)  # new objects, not 700: most are of modules that commands load, none of which is garbage
+    gc.set_threshold(50_000)  # instead of 700: most new objects belong to loaded modules, and are never garbage
     with ended_by_signals():
         try:
             app(obj=for_libraries)
@@ -269,12 +269,12 @@ def run_application() -> None:
 
 @functools.cache
 def _print_warning(text: str) -> None:
-    """Print each text once: Python forgets what it has shown whenever a library changes the filters of warnings."""
+    """Print each text once; Python's own record of shown warnings is lost when a library changes the filters."""
     print_note(f"warning: {text}")
 
 
 def _flush(stream: TextIO) -> None:
-    """Write what is buffered; where it cannot be written, drop it, or Python would complain of it at its end."""
+    """Flush a stream; if that fails, redirect it to nowhere, or Python would report the error again at its exit."""
     try:
         stream.flush()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``tvm-split bench``: prediction beside measurement, for every machine and link."""
+"""``tvm-split bench``: compare prediction and measurement for every machine and link."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bench(
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Measure latency and throughput, and put them, every machine and every link beside what the plan predicts."""
+    """Measure latency, throughput, every machine and every link, and compare them with the plan's prediction."""
     if inputs is not None and random is not None:
         raise WrongUseError("give one of them", "--inputs, --random")
     bundle, cluster = bundle_and_cluster(source, shapes, request, machines)

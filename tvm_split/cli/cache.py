@@ -1,4 +1,4 @@
-"""``tvm-split cache``: what is kept on this host between runs."""
+"""``tvm-split cache``: show or clear the data kept on this host between runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def cache(
     action: Annotated[Literal["show", "clear"], typer.Argument(metavar="show|clear", show_default=False)],
     json: options.JsonOption = False,
 ) -> None:
-    """Show what was measured of machines and links, or remove it: the next plan measures it again.
+    """Show the stored measurements of machines and links, or remove them, so that the next plan measures again.
 
-    Tuned kernels and what workers on this host were sent are shown as well, and stay: tuning takes hours, and workers
-    keep to their own limit.
+    Tuned kernels and the blobs that workers on this host received are shown as well, but never removed: tuning takes
+    hours, and workers limit their own caches.
     """
     from rpc_runtime.files import cache_folder
     from tvm_split.compiler import tuning_folder
@@ -53,7 +53,7 @@ def cache(
         *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in others.items()),
     ]
     for line in lines:
-        STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # so that paths can be copied
+        STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # unwrapped, so that paths can be copied
 
 
 def _line(each: Kept) -> str:

@@ -1,4 +1,4 @@
-"""``tvm-split compile``: a bundle with one library per stage."""
+"""``tvm-split compile``: write a bundle with one library per stage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compile(
     details: Annotated[bool, typer.Option("--details", help="Also list the kernels of each stage.")] = False,
     json: options.JsonOption = False,
 ) -> None:
-    """Plan a model, compile each stage for its machine, prove the result, and write it all to a folder."""
+    """Plan a model, compile each stage for its machine, verify the result, and write everything to a folder."""
     if plan is not None:
         if machines != MachineOptions():
             raise WrongUseError("it says this already; leave the machines out", "--plan")
@@ -63,7 +63,7 @@ def compile(
 
 
 def _require_none(request: PlanRequest) -> None:
-    """Raise a `WrongUseError` for an option that a plan decides."""
+    """Raise a `WrongUseError` for a planning option, since the plan decides it already."""
     for name in request.given:
         if name != "database":
             raise WrongUseError("--plan says this already", flag_of(PlanRequest, name))

@@ -1,4 +1,4 @@
-"""``tvm-split demo``: the whole way, from training to a pipeline of three processes, in less than two minutes."""
+"""``tvm-split demo``: run all steps, from training to a pipeline of three processes, in less than two minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tvm-split deploy``: bring a bundle to its machines ahead of the first run."""
+"""``tvm-split deploy``: send a bundle to its machines before the first run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def deploy(
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Check the workers, send them what they lack, load the stages once, and unload them again.
+    """Check the workers, send them missing files, load the stages once, and unload them again.
 
-    Workers keep what they were sent, by its SHA-256. So a run after this sends nothing and starts at once, and what
-    does not fit (versions, memory, a missing GPU) shows here and not later. With workers on this host, which end with
-    the command, it is a rehearsal.
+    Workers keep the files by their SHA-256. So a later run sends nothing and starts at once, and misfits (versions,
+    memory, a missing GPU) are reported here and not later. With workers on this host, which end with the command, it is
+    only a test.
     """
     load_tvm()
     loaded = tvm_split.Bundle.load(bundle)
@@ -41,7 +41,7 @@ def deploy_with_progress(
     sent: dict[str, int] | None = None,
     in_flight: int | None = None,
 ) -> tvm_split.Deployment:
-    """Deploy with a bar per machine on stderr; ``sent`` receives the bytes that each machine was sent."""
+    """Deploy with a progress bar per machine on stderr; ``sent`` receives the number of bytes sent to each machine."""
     with transfer_progress() as bars:
 
         def report(machine: str, done: int, total: int) -> None:
@@ -56,7 +56,7 @@ def deploy_with_progress(
 
 @dataclass(frozen=True)
 class MachineBlobs:
-    """What a machine needs of a bundle, and what it was sent."""
+    """The size of the blobs that a machine needs of a bundle, and of those that were sent to it."""
 
     machine: str
     stages: tuple[str, ...]
@@ -72,7 +72,7 @@ def _blobs_of(bundle: tvm_split.Bundle, machine: str, sent_bytes: int) -> Machin
 
 @dataclass(frozen=True)
 class DeployedBundle:
-    """A bundle that is on its machines."""
+    """A bundle that was sent to its machines."""
 
     model: str
     digest: str
@@ -81,7 +81,7 @@ class DeployedBundle:
 
 @view.register
 def view_of_deployed(deployed: DeployedBundle, *, details: bool = False) -> View:
-    """A row for each machine."""
+    """Return a table with a row for each machine."""
     rows = [
         (each.machine, ", ".join(each.stages), bytes_text(each.needed_bytes), bytes_text(each.sent_bytes))
         for each in deployed.machines

@@ -21,7 +21,7 @@ from tvm_split.units import bytes_text
 
 DISTRIBUTION = "tvm-split"
 NOT_FOR_USERS = ("development", "frameworks")
-"""Extras of those who work on this package."""
+"""Extras for developers of this package, which are not checked."""
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it is, and what to do about it (empty if nothing)."""
+    """The result of a check: its name, its verdict, what was found, and advice (empty if there is none)."""
 
     name: str
     verdict: Verdict
@@ -60,7 +60,7 @@ class Check:
 
 
 def all_checks() -> Iterator[Check]:
-    """Every check, in an order in which a failure explains those after it."""
+    """Yield the results of all checks, in an order in which a failure explains later failures."""
     yield _python()
     yield from _packages()
     for check in (_compiler, _linker, _processor, _cores, _memory, _deployment, _cuda):
@@ -87,7 +87,7 @@ def _python() -> Check:
 
 
 def _packages() -> Iterator[Check]:
-    """What this package requires, extras of untried versions, and in one line those that are missing."""
+    """Check the required packages and the installed extras' versions; list the missing extras in one line."""
     try:
         required = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:
@@ -144,7 +144,7 @@ def _linker() -> Check:
 
 
 def _processor() -> Check:
-    """The target that deployments on this host are compiled for."""
+    """Report the target for which deployments on this host are compiled."""
     from rpc_runtime.hardware import cpu_features
     from tvm_split.compiler.instruction_sets import target_text
     from tvm_split.compiler.targets import host_target

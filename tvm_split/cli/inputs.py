@@ -1,4 +1,4 @@
-"""Inputs of commands that run: from an .npz file, or random."""
+"""Inputs for commands that run a model: from an .npz file, or random."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """``count`` micro-batches, made one by one by ``make``; ``source`` says where they are from."""
+    """``count`` micro-batches, made one by one by ``make`` from their index; ``source`` says where they come from."""
 
     count: int
     make: Callable[[int], Arrays]
@@ -31,7 +31,7 @@ class MicroBatches:
 
 
 def random_inputs(expected: Sequence[TensorSpec], count: int) -> MicroBatches:
-    """Seeded values: standard normal for floats, 0 and 1 for everything else, which fits most indices and masks."""
+    """Return seeded micro-batches: standard normal floats, 0 or 1 for other dtypes, which suits indices and masks."""
 
     def make(index: int) -> Arrays:
         generator = np.random.default_rng(index)
@@ -41,12 +41,12 @@ def random_inputs(expected: Sequence[TensorSpec], count: int) -> MicroBatches:
 
 
 def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches:
-    """Arrays of an .npz file: by the inputs' names, or in order as ``arr_0``, ``arr_1``, ….
+    """Return the micro-batches of an .npz file; its arrays have the inputs' names, or are ``arr_0``, … in order.
 
-    An array has its input's shape (one micro-batch), or one more leading axis, along which the micro-batches lie.
+    An array has its input's shape (one micro-batch), or one more leading axis over the micro-batches.
 
     Raises:
-        InputError: gives both sides of what does not fit.
+        InputError: an array does not fit its input; the message has both shapes.
     """
     arrays = _by_input(expected, _read(path), path)
     counts: dict[str, int | None] = {}
@@ -74,8 +74,8 @@ def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches
 def save_outputs(path: Path, names: Sequence[str], results: Sequence[Arrays]) -> dict[str, list[int]]:
     """Write outputs to an .npz file, each stacked along a new first axis over the micro-batches.
 
-    bfloat16 and the float8 types, which numpy's files do not know, are widened to float32, without loss. Returns the
-    arrays' shapes by name; an output that is there twice has its number appended.
+    bfloat16 and the float8 types, which numpy's files do not support, are converted to float32 without loss. Returns
+    the arrays' shapes by name; a number is appended to a repeated output name.
     """
     arrays: dict[str, np.ndarray] = {}
     for position, name in enumerate(names):
@@ -83,7 +83,7 @@ def save_outputs(path: Path, names: Sequence[str], results: Sequence[Arrays]) ->
         key = name if name not in arrays else f"{name}_{position}"
         arrays[key] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as file:  # what numpy.savez does, which takes no array named "file"
+    with zipfile.ZipFile(path, "w") as file:  # like numpy.savez, which rejects an array named "file"
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
@@ -117,7 +117,7 @@ def _by_input(expected: Sequence[TensorSpec], found: Mapping[str, np.ndarray], p
 
     names = [spec.name for spec in expected]
     numbered = [f"arr_{position}" for position in range(len(expected))]
-    # An input that ONNX calls in/put:0 is in_put_0 here, and its file may have either name.
+    # The ONNX input in/put:0 is named in_put_0 here; the file may use either name.
     renamed = {identifier(name): array for name, array in found.items()}
     for arrays, keys in ((found, names), (found, numbered), (renamed, names)):
         if set(arrays) == set(keys) and len(arrays) == len(found):
@@ -131,7 +131,7 @@ def _by_input(expected: Sequence[TensorSpec], found: Mapping[str, np.ndarray], p
 def _with_dtype(spec: TensorSpec, array: np.ndarray, path: Path) -> np.ndarray:
     wanted = np.dtype(spec.dtype)
     if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize and wanted.kind == "V":
-        return array.view(wanted)  # numpy's files keep the bytes of bfloat16, but not its name
+        return array.view(wanted)  # numpy's files keep the bytes of bfloat16, but not the dtype
     if array.dtype != wanted:
         raise InputError(
             f"{path}: the model takes {spec}, the file has {array.dtype}; convert it: array.astype({spec.dtype!r})"

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM end a command within a second or two, in one line, with 130 and 143, whatever it is doing.
+"""End a command on Ctrl-C or SIGTERM within a second or two, with one line of output and exit code 130 or 143.
 
-The main thread may be inside of TVM, which takes minutes to come back to Python, and makes errors of its own from a
-KeyboardInterrupt in one of its callbacks. So nothing is raised there: another thread waits for signals, clears away
-what the command would leave behind, and ends the process. A command that handles a signal itself is left alone.
+The main thread may be inside TVM, which may return to Python only after minutes, and turns a KeyboardInterrupt in a
+callback into errors of its own. So nothing is raised there: another thread waits for signals, cleans up the command's
+temporary files and processes, and ends the process. A command that handles a signal itself is left alone.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tvm_split.display.console import STDOUT
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 END_SECONDS = 20.0
-"""Longer than clearing away takes; then the process ends with 1."""
+"""The time limit for cleaning up, longer than it takes; then the process ends with exit code 1."""
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
-"""A bar hides it, and nobody comes back to show it again; its line is wiped."""
+"""Erases the line of a progress bar and shows the cursor, which the bar has hidden."""
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, both signals end the process, unless it was started so as to ignore them. For the main thread."""
+    """Let both signals end the process in this context, unless it was started ignoring them. For the main thread."""
     heard, told = os.pipe()
     os.set_blocking(told, False)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # first, or one that comes between would be written nowhere
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # before the handlers, so that no signal is lost
     ending = threading.Event()
     threading.Thread(target=_wait, args=(heard, ending), name="signals", daemon=True).start()
     for number in WORDS:
@@ -43,22 +43,22 @@ def ended_by_signals() -> Iterator[None]:
         yield
     finally:
         if ending.is_set():
-            threading.Event().wait()  # an error that comes of what is cleared away is not how this ends
+            threading.Event().wait()  # cleaning up may cause errors here; they must not end the process
 
 
 _HEARD: set[int] = set()
 
 
 def _heard(number: int, frame: FrameType | None) -> None:
-    """Only a handler of Python's own has signals written to the pipe."""
+    """Record a signal; Python writes a signal's number to the wakeup pipe only if it has a Python handler."""
     _HEARD.add(number)
 
 
 def _wait(heard: int, ending: threading.Event) -> None:
     while True:
         for number in os.read(heard, 64):
-            # The command may have begun to handle it itself before this thread had its turn. Python calls the handler
-            # of what came before it takes another one, so this looks at the present one first.
+            # The command may have installed its own handler before this thread ran. Python runs pending handlers
+            # before it installs another one, so check the current handler first, then the recorded signals.
             if signal.getsignal(number) is _heard or number in _HEARD:
                 ending.set()
                 _end(signal.Signals(number))
@@ -66,19 +66,19 @@ def _wait(heard: int, ending: threading.Event) -> None:
 
 def _end(number: signal.Signals) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
-    # Without Python's lock, should what is cleared away stand still with it.
+    # A timer that works without the GIL, in case cleaning up hangs while it holds the GIL.
     faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=nothing)
     text = SHOW_CURSOR if sys.stderr.isatty() else ""
     errors = os.dup(2)
-    # What fails from now on, because it is cleared away, is nobody's concern.
+    # Hide the output of everything that fails from now on because of the cleaning up.
     for stream in (1, 2, STDOUT.file.fileno()):
         os.dup2(nothing, stream)
-    with suppress(OSError):  # whoever read it may have gone, by the same signal
+    with suppress(OSError):  # the same signal may have ended the reader
         os.write(errors, f"{text}{WORDS[number]}\n".encode())
     os.close(errors)
     try:
         clear_away()
-        # What nobody knows of yet or any more: builders, linkers. They take away what they wrote if they are asked.
+        # Other child processes, such as builders and linkers, remove their files on SIGTERM.
         _kill_children(signal.SIGTERM)
         time.sleep(0.2)
         _kill_children(signal.SIGKILL)

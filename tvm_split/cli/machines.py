@@ -1,4 +1,4 @@
-"""The machines that a command uses: a cluster file, those that a tracker or Kubernetes lists, or this host."""
+"""Options for the machines of a command: a cluster file, a tracker, Kubernetes, or this host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_FOUND = {"key": "tracker", "namespace": "kubernetes"}
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
-    """Which machines the command line asks for; by default worker processes on this host."""
+    """The options that choose the machines; by default worker processes on this host."""
 
     cluster: str | None = option(
         None,
@@ -62,12 +62,12 @@ class MachineOptions:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the command line says where machines with running workers are found."""
+        """Whether the options name a cluster file, tracker or Kubernetes cluster with running workers."""
         return not self.is_in_process and any((self.cluster, self.tracker, self.kubernetes))
 
     @property
     def words(self) -> str:
-        """The options that find these machines again."""
+        """The command-line options that select the same machines."""
         given = [
             f"{_option(name)} {getattr(self, name)}"
             for name in ("cluster", "tracker", "key", "kubernetes", "namespace")
@@ -76,10 +76,10 @@ class MachineOptions:
         return " ".join(given) or "--cluster FILE"
 
     def machines(self) -> tvm_split.Cluster:
-        """The machines; those that are left out are noted on stderr.
+        """Return the cluster of the machines, and note on stderr those that are left out.
 
         Raises:
-            ClusterError: the cluster file does not fit, or there is no machine to deploy to.
+            ClusterError: the cluster file is invalid, or there is no machine to deploy to.
         """
         for name in ACCESS:
             if getattr(self, name) and not (self.tracker or self.kubernetes):
@@ -104,13 +104,13 @@ class MachineOptions:
 
     @property
     def token(self) -> str | None:
-        """The secret of workers that are not in a file."""
+        """The token of workers that a tracker or Kubernetes lists."""
         found = token_from(self.token_file)
         return None if found is None else found.text
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The files for TLS with workers that are not in a file."""
+        """The TLS files for workers that a tracker or Kubernetes lists."""
         if not (self.tls_ca or self.tls_certificate or self.tls_key):
             return None
         return TlsFiles(self.tls_ca, self.tls_certificate, self.tls_key)

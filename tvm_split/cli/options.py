@@ -1,4 +1,4 @@
-"""Options: those of dataclasses whose fields `rpc_runtime.option` makes, and those that several commands have."""
+"""Command-line options: those made from dataclass fields by `rpc_runtime.option`, and those of several commands."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.option import default_of, options
 
 HIDDEN = "hidden"
-"""Annotates a group of options that a command accepts, and that its help does not show."""
+"""The annotation of an option group that a command accepts, but does not show in its help."""
 
 
 SIMPLE = {int, float, bool, str, Path, type(None)}
-"""Types of which an option has one value."""
+"""Types of options with a single value; an option of another type can be repeated."""
 
 
 class WrongUseError(TvmSplitError, ValueError):
-    """What is wrong with an option or argument, in one line; ends a command with exit code 2."""
+    """An error in the use of an option or argument; it ends a command with exit code 2."""
 
     def __init__(self, text: str, option: str) -> None:
         super().__init__(f"{option}: {text}")
 
 
 def options_of(group: type, *, hidden: bool = False) -> list[inspect.Parameter]:
-    """The parameters, for typer, of a dataclass with options: one for each field."""
+    """Return a dataclass's options as parameters for typer, one for each field."""
     hints = get_type_hints(group)
     return [
         inspect.Parameter(
@@ -41,7 +41,7 @@ def options_of(group: type, *, hidden: bool = False) -> list[inspect.Parameter]:
 
 
 def flag_of(group: type, name: str) -> str:
-    """How the command line calls a field."""
+    """Return the command-line flag of a field."""
     shown: dict[str, Any] = next(
         (field.metadata["json_schema_extra"] for field in options(group) if field.name == name), {}
     )
@@ -49,7 +49,7 @@ def flag_of(group: type, name: str) -> str:
 
 
 def _default_and_type(group: type, field: dataclasses.Field[Any], hint: Any, hidden: bool) -> dict[str, Any]:
-    """Default and annotation of an option; what is neither a number, a path, a choice nor a flag is repeated text."""
+    """Return an option's default and annotation; types other than `SIMPLE` and choices become repeatable text."""
     default, text = default_of(field), field.metadata["description"]
     flags = flag_of(group, field.name).split()
     if default is True:
@@ -68,7 +68,7 @@ def _default_and_type(group: type, field: dataclasses.Field[Any], hint: Any, hid
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer whose parameters that are dataclasses become one option for each of their fields."""
+    """Return a command for typer in which each dataclass parameter is replaced by one option per field."""
     hints = get_type_hints(command, include_extras=True)
     groups = _groups_of(hints)
     parameters: list[inspect.Parameter] = []
@@ -84,7 +84,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = _instance(group, {field.name: given.pop(field.name) for field in options(group)})
         command(**given)
 
-    del with_options.__wrapped__  # typer is to see the options
+    del with_options.__wrapped__  # so that typer sees the options instead
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in parameters}
     return with_options
@@ -96,13 +96,13 @@ def has_hidden(command: Callable[..., None]) -> bool:
 
 
 def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
-    """The dataclasses among the types of a command's parameters."""
+    """Return the parameters of a command whose types are dataclasses."""
     kinds = {name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()}
     return {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
 
 
 def _instance(group: type, given: Mapping[str, Any]) -> Any:
-    """The group of these options; its errors name the options as the command line does."""
+    """Make a group from its options; errors name the command-line flags instead of the fields."""
     try:
         return group(**{name: value for name, value in given.items() if value not in (None, [])})
     except TvmSplitError as error:
@@ -110,7 +110,7 @@ def _instance(group: type, given: Mapping[str, Any]) -> Any:
 
 
 def wrong_use(group: type, error: TvmSplitError) -> TvmSplitError:
-    """The same error with options in place of the fields that it names, if it names any."""
+    """Return the error with command-line flags in place of the fields that it names, if it names any."""
     fields = getattr(error, "fields", ())
     if not fields:
         return error
@@ -118,7 +118,7 @@ def wrong_use(group: type, error: TvmSplitError) -> TvmSplitError:
 
 
 def require_folder(path: Path | None, option: str) -> None:
-    """Before work starts whose result is to be written to a file, if one is given: that its folder is there."""
+    """Raise a `WrongUseError` if the folder of an output file does not exist, before any work starts."""
     if path is not None and not path.absolute().parent.is_dir():
         raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", option)
 

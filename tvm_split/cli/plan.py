@@ -1,4 +1,4 @@
-"""``tvm-split plan``: which layers would run on which machine."""
+"""``tvm-split plan``: show which layers would run on which machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write what is searched, for `tvm-split solve`.")
     ] = None,
 ) -> None:
-    """Show the best split of a model over the machines: measured, proven, and compared with the obvious others."""
+    """Show the best split of a model over the machines, from measurements, with a lower bound and simpler splits."""
     shown.require_possible(model)
     options.require_folder(write_problem, "--write-problem")
     if layers:
@@ -63,7 +63,7 @@ def plan(
 def _sizes(
     source: str, batches: str, shapes: ModelOptions, request: PlanRequest, cluster: tvm_split.Cluster
 ) -> Sequence[Any]:
-    """Plans for every micro-batch size in a list with commas, the best first."""
+    """Return plans for every micro-batch size in a comma-separated list, the best first."""
     load_tvm()
     from tvm_split.planner.micro_batches import plan_sizes
 

@@ -1,4 +1,4 @@
-"""What becomes of a plan on the command line: shown, written to a file, into a model, or drawn."""
+"""Options for the output of a plan: print it, write it to a file or into a model, or draw it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_split.display.view import write
 
 @dataclasses.dataclass(frozen=True)
 class PlanOutput:
-    """What the command line wants to have of a plan."""
+    """The options for the output of a plan."""
 
     output: Path | None = option(
         None, "Write the plan to this file, to edit it and compile by it.", metavar="FILE", flag="--output -o"
@@ -30,7 +30,7 @@ class PlanOutput:
     json: bool = option(False, "Write the result as JSON, and nothing else, to stdout.")
 
     def require_possible(self, source: str) -> None:
-        """Raise a `WrongUseError` for what cannot be written of the model that ``source`` names."""
+        """Raise a `WrongUseError` for an output that cannot be written, or not for the model that ``source`` names."""
         files = {"--output": self.output, "--write-annotations": self.write_annotations, "--picture": self.picture}
         for name, path in files.items():
             options.require_folder(path, name)
@@ -43,8 +43,8 @@ class PlanOutput:
     def show(
         self, source: str, model: tvm_split.Model, plan: tvm_split.Plan, machines: int, sizes: Sequence[Any] = ()
     ) -> None:
-        """Write what is to be written, then print the plan for a cluster of so many machines."""
-        from tvm_split.display.plan import PlanResult  # it loads TVM, as the model has by now
+        """Write the requested files, then print the plan; ``machines`` is the cluster's number of machines."""
+        from tvm_split.display.plan import PlanResult  # imported here, since it loads TVM
 
         if self.output is not None:
             plan.save(self.output)

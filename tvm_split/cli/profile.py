@@ -1,4 +1,4 @@
-"""``tvm-split profile``: where the time of a model goes, kernel by kernel here, or piece by piece on a cluster."""
+"""``tvm-split profile``: measure a model's kernels on this machine, or its pieces on a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def profile(
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Time every kernel of a model on this machine, beside what the machine can do at most.
+    """Time every kernel of a model on this machine, beside the machine's peak performance.
 
     With --cluster, --tracker or --workers: time the pieces of the model on each of these machines, alone and together.
     """
@@ -51,7 +51,7 @@ def profile(
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     loaded = shapes.load(model)
-    from tvm_split.display.profile import ProfiledKernels  # it loads TVM, as the model has by now
+    from tvm_split.display.profile import ProfiledKernels  # imported here, since it loads TVM
     from tvm_split.profiling.kernel_report import ROUNDS
 
     here = tvm_split.Cluster.in_process(1, machines.threads)

@@ -1,4 +1,4 @@
-"""``tvm-split replan``: improve a plan by what it was measured to do."""
+"""``tvm-split replan``: improve a plan with the measurements of its run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def replan(
     shown: PlanOutput,
     threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="The least gain that changes the plan.")] = 0.05,
 ) -> None:
-    """Improve a plan that has run by what was measured of it, and change it only where that gains enough.
+    """Improve a plan with the measurements of its run, if that gains enough or if the plan breaks its constraints.
 
-    What was asked of the planner is in the plan; options change it.
+    The planning options of the plan apply again; options given here override them.
     """
     shown.require_possible(model)
     _require_searchable(request)
@@ -64,7 +64,7 @@ def _require_searchable(request: PlanRequest) -> None:
 
 
 def _read_plan(plan: Path, measured: Path) -> tvm_split.Plan:
-    """The plan; a `WrongUseError` where the two files were taken for each other."""
+    """Return the plan; raise a `WrongUseError` if the two files were swapped."""
     try:
         return tvm_split.Plan.load(plan)
     except PlanError:

@@ -74,7 +74,7 @@ def run(
 def _stream(
     deployment: tvm_split.Deployment, fed: MicroBatches, repeat: int, *, keep: bool
 ) -> tuple[list[Arrays], float]:
-    """The outputs (none unless they are to be kept), and the seconds from the first input to the last output."""
+    """Return the outputs (none unless ``keep``), and the seconds from the first input to the last output."""
     results: list[Arrays] = []
     count = fed.count * repeat
     with step_progress("running") as report:

@@ -1,4 +1,4 @@
-"""``tvm-split simulate``: what a plan would do, in simulated time."""
+"""``tvm-split simulate``: simulate a plan without machines."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def simulate(
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Say what a plan would do, without machines: the runtime's own rules in simulated time.
+    """Simulate a plan without machines, by the runtime's own rules.
 
-    Exit code 1 if a machine that is lost leaves the stream without all of its results.
+    Exit code 1 if results of the stream are missing because a machine is lost.
     """
     if picture is not None:
         _require_drawable(picture)
@@ -104,7 +104,7 @@ def simulate(
 
 
 def _require_drawable(picture: Path) -> None:
-    """Before anything is simulated."""
+    """Raise an error if the picture cannot be drawn, before anything is simulated."""
     if picture.suffix.lower() not in SUFFIXES:
         raise WrongUseError(f"{str(picture)!r} does not end in one of {', '.join(SUFFIXES)}", "--picture")
     options.require_folder(picture, "--picture")
@@ -114,7 +114,7 @@ def _require_drawable(picture: Path) -> None:
 def _scenario(
     plan: Path, problem: Path | None, measured: Path | None
 ) -> tuple[str, Scenario, tuple[float, float], int | None]:
-    """Title, scenario, the predicted period and latency, and how many micro-batches the plan wants under way."""
+    """Return title, scenario, predicted period and latency (seconds), and the plan's micro-batches in flight."""
     if problem is not None:
         if measured is not None:
             raise WrongUseError("reports are of plans for a model, not for a problem", "--measured")

@@ -1,4 +1,4 @@
-"""``tvm-split solve``: the planner by itself, on numbers from a file."""
+"""``tvm-split solve``: run the planner alone, on a planning problem from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the argument MODEL, or BUNDLE, to a model or a bundle and the machines that run it."""
+"""Load the model or bundle that an argument names, and find the machines that run it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tvm_split.planner.request import PlanRequest, RequestError
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
-    """What the command line says of a model besides its source."""
+    """The options for a model besides its source."""
 
     batch: int | None = option(None, "The size of an open first axis of the inputs.", metavar="N", minimum=1)
     dimension: tuple[str, ...] = option((), "The size of an open axis, by its name.", metavar="NAME=SIZE")
@@ -36,10 +36,10 @@ class ModelOptions:
     )
 
     def load(self, source: str, inputs: Sequence[TensorSpec] = ()) -> tvm_split.Model:
-        """The imported model; without options its open sizes are those of ``inputs``, which a plan was made for.
+        """Import the model; without options, its dynamic sizes are those of ``inputs``, for which a plan was made.
 
         Raises:
-            WrongUseError: there is no such file, module or function, or an option cannot be read.
+            WrongUseError: there is no such file, module or function, or an option cannot be parsed.
             ModelImportError: the model cannot be imported.
         """
         shapes = [_tensor(text) for text in self.input_shape]
@@ -67,9 +67,9 @@ class ModelOptions:
 
 
 def load_tvm() -> None:
-    """Import TVM without torch, which it imports where it is installed: more than a second, for torch's tensors alone.
+    """Import TVM without torch, which TVM imports for tensor conversion if it is installed, in more than a second.
 
-    Commands give it arrays of numpy; models of torch import torch themselves.
+    Commands pass numpy arrays to TVM; models of torch import torch themselves.
     """
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -80,17 +80,17 @@ def load_tvm() -> None:
 
 
 def is_file(source: str) -> bool:
-    """Whether a text names a file or folder, and no Python function."""
+    """Whether a text names a file or folder, not a Python function."""
     return Path(source).suffix.lower() in file_suffixes() or Path(source).is_dir()
 
 
 def is_bundle(source: str) -> bool:
-    """Whether a text names a folder with a bundle."""
+    """Whether a text names a folder that contains a bundle."""
     return (Path(source) / "manifest.json").is_file()
 
 
 def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanRequest, **how: Any) -> tvm_split.Plan:
-    """As `tvm_split.plan`; errors of the request name the options."""
+    """Call `tvm_split.plan`; errors in the request name the command-line options."""
     try:
         return tvm_split.plan(model, cluster, request, **how)
     except RequestError as error:
@@ -100,7 +100,7 @@ def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanReq
 def bundle_and_cluster(
     source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions
 ) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
-    """The bundle that the argument names, or the model, planned and compiled; and where it runs."""
+    """Return the bundle that the argument names, or the model planned and compiled, and the cluster that runs it."""
     if is_bundle(source):
         if shapes != ModelOptions() or request != PlanRequest():
             raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
@@ -115,10 +115,10 @@ def bundle_and_cluster(
 
 
 def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
-    """The machines that the command line asks for; else workers on this host with the names that the bundle uses.
+    """Return the cluster that the options choose; by default workers on this host with the bundle's machine names.
 
     Raises:
-        ClusterError: the bundle is for machines elsewhere, or for some that this host cannot stand in for.
+        ClusterError: the bundle is for machines elsewhere, this host cannot run its code, or there are too few workers.
     """
     from tvm_split.cluster.machine import Machine
     from tvm_split.compiler.targets import runs_here  # loads TVM
@@ -148,14 +148,14 @@ def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split
 
 
 def _from_python(reference: str) -> tuple[Any, Any]:
-    """The model and example inputs (or None) that ``module:name`` stands for."""
+    """Return the model and the example inputs (or None) that ``module:name`` refers to."""
     module_name, separator, name = reference.partition(":")
     if not (separator and module_name and name):
         raise WrongUseError(
             f"{reference!r} is neither a file that ends in {' or '.join(file_suffixes())} nor MODULE:NAME",
             "MODEL",
         )
-    # A script in the current folder is what a person means; installed console scripts do not look there.
+    # Users expect scripts in the current folder to be found, but installed console scripts do not search it.
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -177,16 +177,16 @@ def _from_python(reference: str) -> tuple[Any, Any]:
         found = found()
     model, examples = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if is_network(model) and hasattr(model, "eval"):
-        model.eval()  # nothing is trained here, and a network in training mode has no single answer
+        model.eval()  # a network in training mode, for example with dropout, is not deterministic
     return model, examples
 
 
 def _require_callable_alone(function: Any, reference: str) -> None:
-    """Raise a `WrongUseError` for a function or class that cannot be called without arguments, with what can."""
+    """Raise a `WrongUseError` for a function or class that requires arguments, and say what to name instead."""
     try:
         inspect.signature(function).bind()
     except ValueError:
-        pass  # of C, which does not say
+        pass  # implemented in C, without a signature
     except TypeError as error:
         name = reference.rpartition(":")[2]
         made = f"{name}(…)" if isinstance(function, type) else f"{name}(…), (example inputs,)"

@@ -1,4 +1,4 @@
-"""``tvm-split status``: what the workers say of themselves."""
+"""``tvm-split status``: ask workers for their description."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ExpectedLink(NamedTuple):
-    """What will carry a link between two ends, one of which may be the client."""
+    """The transport that a link between two ends will use; one end may be the client."""
 
     source: str
     destination: str
@@ -41,9 +41,9 @@ def status(
     timeout: options.TimeoutOption = 5.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Ask workers what they are, what they hold and what will carry links between them.
+    """Ask workers for their description and deployments, and show the transports of the links between them.
 
-    Exit code 1 if one does not answer, or is another than meant.
+    Exit code 1 if a worker does not answer, or is not the expected one.
     """
     if found.is_elsewhere == bool(address):
         raise WrongUseError("give one of them", "--cluster, --tracker, --kubernetes, --address")
@@ -93,14 +93,14 @@ def _endpoints(addresses: list[str], found: MachineOptions) -> list[WorkerEndpoi
 
 
 def _pods(found: MachineOptions, timeout_seconds: float) -> tuple[AskedMachine, ...]:
-    """Every pod with the labels, also those that are not ready."""
+    """Return every pod with the labels, including those that are not ready."""
     from tvm_split.launchers.kubernetes import pod_machines
 
     return pod_machines(found.kubernetes or "", found.namespace, found.token, found.tls, timeout_seconds)
 
 
 def _listed(found: MachineOptions, timeout_seconds: float) -> tuple[TrackedMachine, ...]:
-    """Everything that the tracker lists, also what cannot be deployed to."""
+    """Return everything that the tracker lists, including servers that cannot be deployed to."""
     from rpc_runtime.wire.tracker import TrackerAddress
     from tvm_split.launchers.tracker import tracked_machines
 
@@ -109,7 +109,7 @@ def _listed(found: MachineOptions, timeout_seconds: float) -> tuple[TrackedMachi
 
 
 def _tracked(found: TrackedMachine) -> dict[str, Any]:
-    """What a tracker and the worker say; what is as it should be and only cannot be deployed to now is no error."""
+    """Return a tracker's and its worker's answers; a normal state such as tuning is a reason, not an error."""
     return {**_asked(found.asked), "key": found.key, "tuned_on": found.tuned}
 
 
@@ -123,7 +123,7 @@ def _asked(found: AskedMachine) -> dict[str, Any]:
 
 
 def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
-    """What a worker says, or why it says nothing; also where it does not fit the machine that a cluster file names."""
+    """Return a worker's answer, or an error if there is none or it does not fit the machine of a cluster file."""
     from rpc_runtime.client.worker_client import describe
     from rpc_runtime.errors import TvmSplitError
 
@@ -142,7 +142,7 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
 
 
 def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[ExpectedLink]:
-    """What will carry links, between the client and the workers that have answered, each way."""
+    """Return the transports of the links between the client and the workers that have answered, in each direction."""
     from rpc_runtime.program.routes import CLIENT
 
     hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
@@ -154,7 +154,7 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
 
 
 def _print(answers: list[dict[str, Any]]) -> None:
-    """A paragraph for each worker: a table of so many columns would fit no terminal."""
+    """Print a paragraph for each worker, since a table would be too wide for a terminal."""
     for answer in answers:
         title = Text(answer["machine"], "bold")
         if answer["machine"] != answer["address"]:

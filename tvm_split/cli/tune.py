@@ -131,7 +131,7 @@ def _merge(database: Path | None, other: Path, json: bool) -> None:
 
 @contextmanager
 def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C ends the run after the measurements under way, a second one at once."""
+    """Make the first Ctrl-C end the run after the measurements in progress, and a second one end it immediately."""
     asked = False
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -140,7 +140,7 @@ def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, before)
             signal.raise_signal(signal.SIGINT)
             return
-        # The handler before is not put back yet: the thread that waits for signals would take this one for its own.
+        # Keep this handler for now: with the previous one, the signal thread would end the process for this signal.
         asked = True
         print_note("stopping after the measurements under way; Ctrl-C again stops at once")
 

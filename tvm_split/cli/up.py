@@ -1,4 +1,4 @@
-"""``tvm-split up`` and ``down``: workers on the machines of a cluster file, started and ended over ssh."""
+"""``tvm-split up`` and ``down``: start and end workers on the machines of a cluster file, over ssh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tvm-split worker``: the process that runs stages on one machine, with the options of ``rpc_runtime.worker``."""
+"""``tvm-split worker``: run stages on this machine, with the options of ``rpc_runtime.worker``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def worker(context: typer.Context) -> None:
     from rpc_runtime.worker.config import config_from_arguments
     from rpc_runtime.worker.process import serve
 
-    with redirect_stdout(STDOUT.file):  # for --help
+    with redirect_stdout(STDOUT.file):  # so that --help is written to stdout
         config = config_from_arguments(context.args, "tvm-split worker")
     serve(config, STDOUT.file)

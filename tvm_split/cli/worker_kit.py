@@ -1,4 +1,4 @@
-"""``tvm-split worker-kit``: all that a worker needs on a machine with a plain Python, as a folder or a tar file."""
+"""``tvm-split worker-kit``: pack a worker for a machine with a plain Python, as a folder or a tar file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tvm_split.worker_kit.kit import write_kit
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 DEVICES = {"llvm": "cpu", "cuda": "cuda"}
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-"""As LLVM's triples begin, and as wheels have them: those that there are wheels of TVM for."""
+"""The processors with wheels of TVM: their names in LLVM's target triples, and in wheels."""
 
 
 def worker_kit(
@@ -64,7 +64,7 @@ def _python_of(text: str | None) -> tuple[int, int]:
 
 
 def _device_of(text: str) -> tuple[str, str]:
-    """The device and the processor of a target."""
+    """Return the device and the processor of a target."""
     target: Any = {"kind": text}
     if text.lstrip().startswith("{"):
         try:
@@ -81,7 +81,7 @@ def _device_of(text: str) -> tuple[str, str]:
 
 
 def _architecture_of(triple: object) -> str:
-    """Of a target triple, such as ``aarch64-linux-gnu``: its processor, as ``platform.machine()`` names it."""
+    """Return the processor of a target triple such as ``aarch64-linux-gnu``, as ``platform.machine()`` names it."""
     name, _, system = str(triple).partition("-")
     if name not in ARCHITECTURES or not isinstance(triple, str):
         raise WrongUseError(

@@ -4,7 +4,7 @@
       - name: desk
         address: 192.0.2.10:7001
         threads: 8
-        target: {kind: llvm, mcpu: znver4}      # optional: the target that the worker reports
+        target: {kind: llvm, mcpu: znver4}      # optional: by default the target that the worker reports
         memory_bytes: 16e9                      # optional: by default no limit
         token_file: token                       # optional: the worker's secret; found automatically on loopback
         tls: {ca: ca.pem, certificate: client.pem, key: client.key}   # optional; certificate and key for mutual TLS
@@ -66,7 +66,7 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
-# YAML 1.1 reads 16e9 as a string, because its exponent has no sign.
+# YAML 1.1 reads 16e9 as a string, because it has no decimal point and its exponent has no sign.
 _Number = Annotated[float, BeforeValidator(_no_truth_value)]
 
 

@@ -22,7 +22,7 @@ def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
 
 
 def shared_cores(cluster: Cluster, cores_of: Mapping[str, HostCores]) -> tuple[SharedCores, ...]:
-    """The cores that several machines, or a machine and the client, share.
+    """Return the cores that several machines, or a machine and the client, share.
 
     Machines that the cluster's description names share the cores stated there. Other machines of one host share all
     cores in their affinity masks, up to their quotas. Machines of an in-process cluster compute in turn already.

@@ -1,4 +1,4 @@
-"""One machine, and the links between machines."""
+"""Machines and links, and the validation of both."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Bundle(Shown):
 
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
     calls, under the stage's name or the `kernels_key` of a further replica. ``versions`` are the versions of TVM and
-    its FFI, which a worker must have too. ``cuda`` is what stages need of a GPU's machine, under the same keys.
+    its FFI, which a worker must have too. ``cuda`` is what GPU stages need of their workers, under the same keys.
     ``output_error`` is the largest measured difference from the source framework, as a share of the largest magnitude
     of an output; None if nothing was compared.
     """
@@ -90,7 +90,7 @@ class Bundle(Shown):
         """Write the bundle to a folder, which may hold an older bundle but nothing else.
 
         Raises:
-            BundleError: the folder holds other files, or a link; nothing is written.
+            BundleError: the folder holds other files, a link or an unknown folder; nothing is written.
         """
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():

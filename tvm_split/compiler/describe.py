@@ -87,7 +87,7 @@ def model_operations(model: Model) -> float:
 
 
 def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
-    """For every call that makes a tensor: its variable, floating-point operations, bytes of operands and results."""
+    """Yield the variable, the floating-point operations and the bytes of operands and results of every call."""
     for binding in bindings_of(main_function(module)):
         call = binding.value
         result = tensors_in(call.ty) if isinstance(call, relax.Call) else []

@@ -22,8 +22,8 @@ def placement_of(model: Model, plan: Plan) -> Placement:
     """Return the stage of each operation of a model by a plan, and the targets of its machines.
 
     Raises:
-        PlanError: the plan omits a layer, names one twice or an unknown one, has a stage that would wait on itself or
-            on a later one, or has a stage in which nothing depends on an input.
+        PlanError: a layer is missing, unknown or in two stages; a stage would wait on itself or on a later stage; or
+            no layer of a stage depends on an input.
     """
     stage_of_layer: dict[str, int] = {}
     for index, stage in enumerate(plan.stages):

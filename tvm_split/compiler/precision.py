@@ -16,7 +16,8 @@ from tvm_split.units import short_list
 def in_precision(model: Model, precision: Precision) -> Model:
     """Return the model with the operands of convolutions and matrix products rounded to ``precision``.
 
-    Layers keep their names; a rounding belongs to the first layer that uses it. For float32 the model is unchanged.
+    Layers keep their names; a rounding belongs to the first layer that uses it. Operands of other
+    dtypes than float32 are unchanged, as is the model if ``precision`` is float32.
     """
     if precision == "float32":
         return model

@@ -140,7 +140,7 @@ def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:
 
 
 def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None:
-    """Return inputs for the comparison and the source's outputs for them; None if the source rejects generated inputs.
+    """Return inputs for the comparison and the source's outputs for them; None if it rejects generated integers.
 
     Integers without examples are zeros and ones, which are valid in nearly every table and mask.
     """

@@ -1,4 +1,4 @@
-"""The network of the demonstration."""
+"""The network of the demonstration, and its splits over machines."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A bundle that runs, and what it did beside what was predicted of it."""
+"""Run a bundle on a cluster, and compare its measurements with its prediction."""

@@ -1,4 +1,4 @@
-"""Measure a deployment: single runs for its latency, streams for its throughput, in turn."""
+"""Measure a deployment: alternate single runs for its latency with streams for its throughput."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def bench(
     micro_batches: int = 100,
     on_progress: StepProgress | None = None,
 ) -> DeploymentReport:
-    """Run a deployment and compare what is measured with what its plan predicts.
+    """Run a deployment and compare its measurements with the prediction of its plan.
 
-    First some runs and one stream that do not count: caches, connections and clocks settle. Then ``rounds`` rounds of
-    `RUNS_PER_ROUND` single runs and one stream each, in turn, so that a disturbance falls on both. The report has the
-    medians: of all single runs, of the streams' steady parts, and of every stage within these parts.
+    The first runs and one stream are a warm-up of caches, connections and clocks, and do not count. Then follow
+    ``rounds`` rounds of `RUNS_PER_ROUND` single runs and one stream each, so that a disturbance affects both. The
+    report has the medians of all single runs, of the streams' steady parts, and of every stage within these parts.
 
     Args:
-        inputs: micro-batches, each a tuple of arrays (or a bare array for a model of one input); used in turn.
+        inputs: micro-batches, each a tuple of arrays (or a bare array for a model of one input); used cyclically.
         rounds: at least 1.
-        micro_batches: of each stream, at least 3: the first results, up to a tenth, are the pipeline filling up.
+        micro_batches: of each stream, at least 3; up to a tenth of the results, while the pipeline fills, is left out.
 
     Raises:
         InputError: no inputs, too few rounds or micro-batches, or inputs that do not fit the model.
@@ -47,7 +47,7 @@ def bench(
         )
     batches = [each if isinstance(each, tuple | list) else (each,) for each in inputs]
     fed = itertools.cycle(batches)
-    # Enough to fill every queue of the pipeline once, and not more than what is measured.
+    # Enough to fill every queue of the pipeline once, but not more than a measured stream.
     warm_up = min(micro_batches, 8 * (1 + len(deployment.stages)))
     whole = WARM_UP_RUNS + warm_up + rounds * (RUNS_PER_ROUND + micro_batches)
     done = 0

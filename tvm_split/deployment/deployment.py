@@ -1,4 +1,4 @@
-"""A bundle that runs: inputs in, outputs out, in order."""
+"""Deploy a bundle on a cluster, and run inputs through it in order."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class DeploymentStatistics:
-    """What a deployment has done since it was opened, per stage; ``blob_bytes_sent`` is what opening it sent.
+    """Statistics of a deployment since it was opened, per stage; ``blob_bytes_sent`` counts bytes sent by opening it.
 
-    ``links`` says what carries each link: gRPC, or memory that both ends share. ``weight_bytes`` is by machine what its
-    worker holds of weights, as it counted them when it had loaded its stages. ``gone`` are the machines that say
-    nothing any more, when something has failed: their stages are missing.
+    ``links`` has the transport of each link: gRPC, or memory that both ends share. ``weight_bytes`` has, by machine,
+    the bytes of weights that its worker counted after loading its stages. ``gone`` are the machines that no longer
+    answer after a failure; their stages are missing.
     """
 
     stages: tuple[StageStatistics, ...]
@@ -55,11 +55,11 @@ class DeploymentStatistics:
 
 
 class Deployment(Closing):
-    """A model that is loaded on its machines and waits for inputs. Made by `deploy`.
+    """A model that is loaded on its machines and ready for inputs. `deploy` creates it.
 
-    Any number of threads may run and stream at the same time; each has its own results in its own order. Micro-batches
-    go in turns: those of a stream that feeds many do not keep others waiting. When something fails, or this is closed,
-    everybody who waits for a result gets the error.
+    Any number of threads may run and stream at the same time; each gets its own results in its own order.
+    Micro-batches of different callers alternate, so a long stream does not block others. When something fails, or the
+    deployment is closed, every caller that waits for a result gets the error.
     """
 
     def __init__(self, bundle: Bundle, cluster: Cluster, runner: Runner) -> None:
@@ -74,7 +74,7 @@ class Deployment(Closing):
     def stages(self) -> tuple[StageSpec, ...]:
         """The stages in topological order: ``.name``, ``.machine``, ``.layers``, ``.inputs``, ``.outputs`` …
 
-        One with replicas has an entry for each, with the same name.
+        A stage with replicas has an entry for each of them, with the same name.
         """
         return self.bundle.program.stages
 
@@ -83,26 +83,26 @@ class Deployment(Closing):
         return self.bundle.program
 
     def run(self, *inputs: Any) -> tuple[np.ndarray, ...]:
-        """One micro-batch through the pipeline.
+        """Run one micro-batch through the pipeline.
 
         Args:
-            inputs: one array (numpy, torch, or whatever numpy can take without a change of dtype) per model input.
+            inputs: one array per model input: numpy, torch, or anything that numpy converts without changing the dtype.
 
         Returns:
             The model's outputs, in its order.
 
         Raises:
             InputError: wrong number, shape or dtype of inputs.
-            WorkerUnavailableError, StageError, DeadlineError: something failed on the way; names machine and stage.
+            WorkerUnavailableError, StageError, DeadlineError: a failure in the pipeline; names machine and stage.
         """
         with self._times.run():
             return self._runner.run(inputs)
 
     def submit(self, *inputs: Any) -> Future[tuple[np.ndarray, ...]]:
-        """One micro-batch through the pipeline, in the background; the inputs are copied and may be used again.
+        """Run one micro-batch in the background; the inputs are copied, so the caller may reuse them.
 
         Returns:
-            What `run` would return, or raise. It can be cancelled until it has begun.
+            A future with the result, or the error, of `run`. It can be cancelled until the run has begun.
 
         Raises:
             InputError: as `run`.
@@ -112,17 +112,17 @@ class Deployment(Closing):
         return self._times.call(self._runner.submit(arrays))
 
     async def run_async(self, *inputs: Any) -> tuple[np.ndarray, ...]:
-        """What `run` does, for coroutines; raises as it does."""
+        """Run one micro-batch, for coroutines; returns and raises as `run`."""
         return await asyncio.wrap_future(self.submit(*inputs))
 
     def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
-        """Many micro-batches, pipelined; results in the order of the inputs.
+        """Run many micro-batches, pipelined; yields results in the order of the inputs.
 
         Args:
             batches: any iterable of tuples of inputs (or bare arrays for a model of one input). It is read lazily, on a
                 thread of its own, only as far ahead as the pipeline has room, so it may be endless.
 
-        Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
+        Raises: as `run`, at the result that failed; errors that ``batches`` raises are raised here too.
         """
         events = StreamEvents(now())
         fed = events.feeding(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
@@ -132,9 +132,11 @@ class Deployment(Closing):
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.
 
-        When something has failed, `run` and `stream` raise what, and these are the figures until then of the machines
-        that still answer, beside the names of the others. Once it is closed these are the last figures, which `close`
-        asks for.
+        After a failure (the error itself comes from `run` and `stream`), these are the statistics of the machines that
+        still answer, and the names of the others. After `close`, they are the last statistics, which `close` requests.
+
+        Raises:
+            WorkerError: the deployment is closed, and the workers did not answer when it was.
         """
         if not self._closed:
             stages = self._runner.last_statistics()
@@ -151,11 +153,13 @@ class Deployment(Closing):
         return self._last
 
     def trace(self) -> tuple[TraceEvent, ...]:
-        """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock.
+        """The times at which each stage received, computed and sent its latest micro-batches.
+
+        Times are in nanoseconds of this process's monotonic clock.
 
         Raises:
-            WorkerUnavailableError, StageError, DeadlineError: something has failed, and this is what.
-            WorkerError: the deployment is closed, and its workers have let go of it.
+            WorkerUnavailableError, StageError, DeadlineError: the deployment has failed, with this error.
+            WorkerError: the deployment is closed, and its workers no longer have the trace.
         """
         if self._closed:
             raise WorkerError(
@@ -165,10 +169,10 @@ class Deployment(Closing):
         return self._runner.trace()
 
     def report(self, since: int = 0) -> DeploymentReport:
-        """What the plan predicts beside what was measured, for every machine, link and the whole, and what to do.
+        """Compare prediction and measurement for every machine, every link and the whole deployment, with advice.
 
-        Throughput is measured by `stream` and latency by `run`, as far as they were used. ``since`` leaves out what
-        began before it, a moment in nanoseconds of `time.monotonic_ns`. Raises as `trace`.
+        Throughput is measured by `stream` and latency by `run`, if they were used. Runs and streams that began before
+        ``since``, in nanoseconds of `time.monotonic_ns`, are left out. Raises as `trace`.
         """
         trace = self.trace()
         carried = {(link.source, link.destination): link.transport for link in self._runner.links()}
@@ -194,19 +198,19 @@ def deploy(
     on_transfer: TransferProgress | None = None,
     in_flight: int | None = None,
 ) -> Deployment:
-    """Bring a bundle's stages to the machines of a cluster and connect them.
+    """Load a bundle's stages on the machines of a cluster and connect them.
 
     Args:
-        timeout_seconds: limits every wait: for a worker to answer, and for the next result to come.
-        on_transfer: called while libraries and weights are sent, with machine, bytes sent, of bytes.
-        in_flight: so many micro-batches of a stream are under way at most: the fewer, the earlier each result comes
-            after its input, until machines have to wait. By default as many as the queues between stages hold; for a
-            plan for latency that rests on measurements, what it says (``prediction.in_flight``). In one process there
-            is never more than one.
+        timeout_seconds: timeout of every wait: for a worker to answer, and for the next result.
+        on_transfer: called while libraries and weights are sent, with machine, bytes sent, and total bytes.
+        in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
+            input, until machines have to wait. By default as many as the queues between stages hold; for a measured
+            plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
 
     Raises:
         ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages; or a
-            worker is not the one that is meant, or computes with fewer threads than were planned for.
+            worker is not the planned one, or computes with fewer threads than were planned for.
+        BundleError: a worker has another version of TVM than the one with which the bundle was compiled.
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
     for machine in bundle.program.machines:
@@ -237,7 +241,7 @@ def deploy(
 
 
 def _check_codecs(program: Program, cluster: Cluster) -> None:
-    """A bundle keeps the codecs that it was planned with; a cluster that names others asks for another plan."""
+    """Raise a `ClusterError` if the cluster names other codecs than those that the bundle was planned with."""
     for route in program.routes:
         link = cluster.link(route.source, route.destination)
         if link is None or link.codec in (AUTO_CODEC, NONE):
@@ -264,7 +268,7 @@ def _require_runnable_here(bundle: Bundle) -> None:
 def _check_workers(
     bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float
 ) -> None:
-    """Compare what each worker says of itself with what the bundle needs, before anything is sent."""
+    """Validate the description of each worker against the needs of the bundle, before anything is sent."""
     for name, endpoint in endpoints.items():
         worker = describe(endpoint, timeout_seconds=timeout_seconds)
         stages = bundle.program.stages_on(name)

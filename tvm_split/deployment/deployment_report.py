@@ -1,6 +1,6 @@
-"""Prediction beside measurement: for every machine and link of a deployment, and for the whole.
+"""Compare prediction and measurement for every machine and link of a deployment, and for the whole.
 
-Pure: from a plan, a program, its trace and the moments of its results to values, and from these to advice.
+Pure functions: from a plan, a program, its trace and the times of its results to values, and from these to advice.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from tvm_split.planner.profile import Corrections
 from tvm_split.shown import Shown
 
 CLOCK_ERROR = 5_000_000
-"""Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
+"""Largest apparent difference between the clocks of two machines, in nanoseconds: half a round trip of a slow link."""
 
 
 @dataclass(frozen=True)
 class DeploymentReport(Shown):
-    """What was expected and what happened, per micro-batch.
+    """Predictions and measurements of a deployment, per micro-batch.
 
     ``period`` is the time between two results of a stream once the pipeline is full (throughput is its inverse),
-    ``latency`` that of a single run. ``runs`` and ``streamed`` count the single runs and the results of streams that
-    were measured. ``limiting`` is what the plan says sets the period; empty without a prediction. ``profiled_at`` and
-    ``corrections`` are those of the prediction, for planning anew. In JSON, what is in seconds has a name that says so.
+    ``latency`` is the time of a single run. ``runs`` and ``streamed`` count the single runs and the results of streams
+    that were measured. ``limiting`` is the predicted bottleneck, which sets the period; empty without a prediction.
+    ``profiled_at`` and ``corrections`` are those of the prediction, for planning again. In JSON the names of values in
+    seconds end in ``_seconds``.
     """
 
     model: str
@@ -60,7 +61,7 @@ class DeploymentReport(Shown):
     corrections: Corrections = field(default_factory=Corrections)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON can hold it; each comparison also has its ratio, measured by predicted."""
+        """The report as values for JSON; each comparison also has its ratio, measured by predicted."""
         return cast(dict[str, Any], _REPORT.dump_python(self, mode="json", by_alias=True))
 
 
@@ -74,10 +75,10 @@ def report_of(
     measured: MeasuredRuns,
     carried: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> DeploymentReport:
-    """Compare what ``plan`` predicts with what ``trace`` and ``measured`` say; ``carried`` says by what links were.
+    """Compare the prediction of ``plan`` with ``trace`` and ``measured``; ``carried`` has the transport of each link.
 
-    Machines and links are measured in the steady part of streams, where every machine is busy, and compared with what
-    is predicted for that. Where nothing was streamed, single runs stand in, compared with computing alone.
+    Machines and links are measured in the steady part of streams, where every machine is busy, and compared with the
+    prediction for streams. Without streams, single runs are compared with the prediction for one input alone.
     """
     prediction = plan.prediction
     windows = measured.streams or _around(measured.runs)
@@ -111,7 +112,7 @@ def report_of(
 
 
 def _around(runs: Sequence[Window]) -> tuple[Window, ...]:
-    """One window around all runs: single ones are so short that the error of other machines' clocks would tell."""
+    """One window around all runs: a single run is so short that the error of other machines' clocks would matter."""
     if not runs:
         return ()
     start, end = min(run.start for run in runs), max(run.end for run in runs)
@@ -121,7 +122,8 @@ def _around(runs: Sequence[Window]) -> tuple[Window, ...]:
 def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
     """The events that begin in one of the windows, which do not overlap.
 
-    Sending may end after the result has arrived: it ends when the sender is asked for more.
+    The end does not matter, because sending may end after the result has arrived: it ends when the sender is asked for
+    more.
     """
     ordered = sorted(windows, key=lambda window: window.start)
     starts = [window.start for window in ordered]
@@ -132,7 +134,7 @@ def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterat
 
 
 class _Times:
-    """Seconds and bytes of events by machine, stage and kind, and by micro-batch."""
+    """Seconds and bytes of trace events, by machine, stage and kind, then by micro-batch."""
 
     def __init__(self, events: Iterable[TraceEvent]) -> None:
         self.seconds: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -143,17 +145,18 @@ class _Times:
             self.bytes[event.machine, event.stage, event.kind][event.sequence] += event.size_bytes
 
     def crossed(self) -> bool:
-        """Whether anything went over a link."""
+        """Whether there was any transfer over a link."""
         return any(kind in (RECEIVE, SEND) for _, _, kind in self.seconds)
 
     def count(self, machine: str, stages: Iterable[str]) -> int:
-        """Micro-batches that the machine has computed in every one of the stages."""
+        """Number of micro-batches that the machine has computed in every one of the stages."""
         return min((len(self.seconds.get((machine, stage, COMPUTE), ())) for stage in stages), default=0)
 
     def of_machine(self, stages: Iterable[StageSpec], kind: str) -> float | None:
-        """What a machine's stages spend on a micro-batch of the stream; those with the same turns are taken together.
+        """Seconds of a machine's stages per micro-batch of the stream; None if there are no events.
 
-        (The sums over micro-batches that not all of the stages compute have no median that says anything.)
+        Stages with the same round-robin schedule are summed before the median: a median over micro-batches that only
+        some of the stages compute would be meaningless.
         """
         groups: dict[Recurrence, list[StageSpec]] = defaultdict(list)
         for stage in stages:
@@ -173,9 +176,9 @@ def _median(
     kind: str,
     when: Recurrence,
 ) -> float | None:
-    """The median over the micro-batches of ``when`` of what the stages have together, times their share.
+    """The median, over the micro-batches of ``when``, of the sum over the stages, times the share of ``when``.
 
-    That is what a micro-batch of the whole stream costs on average; None if the machine never did it.
+    This is the average cost per micro-batch of the whole stream; None if the machine has no such events.
     """
     summed: dict[int, float] = defaultdict(float)
     for stage in stages:
@@ -201,7 +204,7 @@ def _machine_report(
         predicted = next((each for each in prediction.machines if each.machine == machine), None)
     expected = least = None
     if prediction is not None and predicted is not None:
-        # Where cores are too few, waiting for one is in what is measured as far as others compute at the same time.
+        # If cores are oversubscribed, the measurement includes waiting for a core while others compute.
         oversubscription = max(
             [1.0, *(each.oversubscription for each in prediction.shared_cores if machine in each.machines)]
         )
@@ -224,9 +227,9 @@ def _machine_report(
 
 
 def _range(least: float | None, measured: float | None, spread: float) -> Comparison:
-    """Of times on the wire: from the bytes alone to what a tensor by itself takes, the link's latency included.
+    """The comparison of wire times with a range: from ``least``, the bytes alone, to a single transfer with latency.
 
-    In a stream latencies overlap, as far as the ends are not busy with other things.
+    In a stream latencies overlap, unless the ends are busy with other work.
     """
     if least is None or not spread:
         return Comparison(least, measured)
@@ -265,7 +268,7 @@ def _link_reports(
 
 
 def _codecs(routes: Sequence[Route], transport: str) -> tuple[str, ...]:
-    """Those in which tensors cross: where memory is shared, or between GPUs, none."""
+    """The codecs of the tensors on a link; none if its ends share memory, or it connects GPUs directly."""
     if not uses_codecs(transport):
         return ()
     return tuple(dict.fromkeys(route.codec for route in routes if route.codec != NONE))
@@ -276,13 +279,16 @@ def _routes(program: Program, source: str, destination: str) -> list[Route]:
 
 
 def _wire_seconds(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
-    """The longer of sending and receiving, as far as the events of a stage belong to this link alone."""
+    """Seconds of the slower end of a link; ends whose events also belong to other links are left out."""
     found = (_median(times.seconds, *booked, when) for booked in _booked(program, source, destination, when))
     return max((seconds for seconds in found if seconds is not None), default=None)
 
 
 def _wire_bytes(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
-    """What went over the link, as one of its ends says; if neither can, the tensors' own size without a codec."""
+    """Bytes sent over the link, as measured at one of its ends; if neither end can tell, the size of the tensors.
+
+    None if neither is known: nothing was transferred, or tensors have codecs.
+    """
     found = (_median(times.bytes, *booked, when) for booked in _booked(program, source, destination, when))
     routes = _routes(program, source, destination)
     whole = sum(each.tensor.size_bytes * each.when.share for each in routes)
@@ -291,7 +297,7 @@ def _wire_bytes(program: Program, times: _Times, source: str, destination: str, 
 
 
 def _booked(program: Program, source: str, destination: str, when: Recurrence) -> Iterator[tuple[str, set[str], str]]:
-    """The ends whose events belong to this link alone: machine, stages, and kind of the events."""
+    """The ends of a link whose events belong to this link alone: machine, stages, and kind of the events."""
     link = _routes(program, source, destination)
     sent = [(route, _maker(program, route)) for route in program.routes if route.source == source]
     taken = [(route, _taker(program, route)) for route in program.routes if route.destination == destination]
@@ -303,11 +309,11 @@ def _booked(program: Program, source: str, destination: str, when: Recurrence) -
 
 
 def _maker(program: Program, route: Route) -> str | None:
-    """The stage on which sending is booked; None for the client."""
+    """The stage that records the sending; None for the client."""
     return next((stage.name for stage in program.producers[route.tensor.name] if stage.machine == route.source), None)
 
 
 def _taker(program: Program, route: Route) -> str | None:
-    """The stage on which receiving is booked, the first on its machine that takes the tensor; None for the client."""
+    """The stage that records the receiving: the first on its machine that takes the tensor; None for the client."""
     stages = program.stages_on(route.destination)
     return next((stage.name for stage in stages if route.tensor in stage.inputs), None)

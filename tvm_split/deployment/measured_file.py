@@ -1,4 +1,4 @@
-"""What ``tvm-split bench --json`` wrote, as far as planning anew needs it."""
+"""Read a report of ``tvm-split bench --json``, as far as replanning and simulation need it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tvm_split.values import read
 
 
 def read_computing(path: Path, model: str) -> dict[str, float]:
-    """What each machine was measured to compute in a stream, in seconds per micro-batch of it; errors as below."""
+    """Measured seconds of computing by machine, per micro-batch of a stream; raises a `PlanError` for a wrong file."""
     report = _read_report(path, model)
     return {each.machine: each.compute.measured for each in report.machines if each.compute.measured is not None}
 
 
 def read_measured(path: Path, model: str) -> Measured:
-    """Measurements of a model's plan: of machines where something was predicted, and of links that have changed.
+    """Measurements of a model's plan: of machines that have a prediction, and of links that have changed.
 
     Raises:
-        PlanError: the file cannot be read, is no report, or one of another model or without a prediction.
+        PlanError: the file cannot be read, is no report, or is a report of another model or without a prediction.
     """
     report = _read_report(path, model)
     compared = {each.machine: 1.0 if each.compute.inconclusive else each.compute.ratio for each in report.machines}

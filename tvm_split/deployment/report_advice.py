@@ -1,4 +1,4 @@
-"""What to do where a prediction and a measurement part."""
+"""Advice to the user where measurements differ from predictions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from tvm_split.deployment.report_values import Comparison, LinkReport, MachineRe
 from tvm_split.units import short_list
 
 PARTED = 0.15
-"""Predictions are good to 10 % for throughput and 15 % for latency; beyond this, something has changed."""
+"""Relative difference that needs advice; predictions are accurate to 10 % for throughput and 15 % for latency."""
 NEGLIGIBLE = 0.02
-"""A difference below this share of the period changes nothing that a user would notice, whatever its ratio."""
+"""Share of the period below which a user would not notice a difference, whatever its ratio."""
 LEAST_WIRE_SECONDS = 1e-3
+"""Least seconds of a transfer that say something about the link; shorter ones measure how fast threads wake up."""
 SMALLEST_SHARE_OF_PERIOD = 0.25
-"""Below either, the ends of a transfer say more about threads that wake up than about the link."""
+"""Least share of the period of a transfer that says something about the link, for the same reason."""
 PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
 IMPROVE = "or by what was measured here: `tvm-split replan MODEL --cluster FILE --plan PLAN --measured REPORT`"
 
@@ -25,9 +26,9 @@ def advice_for(
     links: Sequence[LinkReport],
     estimated_shares: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """Sentences for a person, the most telling first; empty where everything came as predicted.
+    """Messages for the user, the most specific first; empty if everything is as predicted.
 
-    ``estimated_shares`` says by machine which share of its predicted time was never measured.
+    ``estimated_shares`` has, by machine, the share of its predicted time that was estimated and not measured.
     """
     scale, slower = _whole(period, latency)
     parts = [
@@ -41,20 +42,20 @@ def advice_for(
 
 
 def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
-    """The links whose time says that they are not what the plan takes them for."""
+    """The links whose measured time differs from the prediction enough to matter."""
     scale, slower = _whole(period, latency)
     return [each for each in links if _link_parted(each.seconds, scale, slower)]
 
 
 def _whole(period: Comparison, latency: Comparison) -> tuple[float, bool]:
-    """The seconds beside which a difference has to matter, and whether the whole is slower than predicted."""
+    """The seconds to which differences are compared, and whether the deployment as a whole is slower than predicted."""
     whole = latency if period.measured is None else period
     scale = max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
     return scale, parted(whole, 0.0) and whole.difference > 0
 
 
 def parted(comparison: Comparison, scale_seconds: float) -> bool:
-    """Whether measurement and prediction differ by more than 15 %, and by enough to matter."""
+    """Whether measurement and prediction differ by more than `PARTED`, and by more than is `NEGLIGIBLE`."""
     ratio = comparison.ratio
     if ratio is None or 1 - PARTED <= ratio <= 1 + PARTED:
         return False
@@ -62,13 +63,16 @@ def parted(comparison: Comparison, scale_seconds: float) -> bool:
 
 
 def tells_of_a_link(seconds: Comparison, scale_seconds: float) -> bool:
-    """Whether receiving or sending takes, or was to take, so long that its time is that of the link."""
+    """Whether receiving or sending takes, by prediction or measurement, long enough to tell about the link."""
     longest = max(seconds.predicted or 0.0, seconds.measured or 0.0)
     return longest >= max(LEAST_WIRE_SECONDS, SMALLEST_SHARE_OF_PERIOD * scale_seconds)
 
 
 def _link_parted(seconds: Comparison, scale: float, whole_is_slower: bool) -> bool:
-    """A link's time that nothing suffers from is that of ends which have time to wait."""
+    """Whether the time of a link differs enough to matter.
+
+    A longer time does not matter unless the whole is slower: the ends then had time to wait.
+    """
     harmless = seconds.difference > 0 and not whole_is_slower
     return not harmless and tells_of_a_link(seconds, scale) and parted(seconds, scale)
 
@@ -95,7 +99,7 @@ def _of_link(report: LinkReport) -> str:
 def _of_unknown_links(
     report: MachineReport, links: Sequence[LinkReport], scale: float, whole_is_slower: bool
 ) -> Iterator[str]:
-    """For a machine whose time on the wire parts, but is that of several links which cannot be told apart."""
+    """Messages for a machine whose transfer time differs, but belongs to several links that were not measured apart."""
     for doing, compared, own in (
         ("receives", report.receive, [link for link in links if link.destination == report.machine]),
         ("sends", report.send, [link for link in links if link.source == report.machine]),
@@ -107,7 +111,7 @@ def _of_unknown_links(
 
 
 def _unsure(machines: Sequence[MachineReport], links: Sequence[LinkReport], scale: float) -> Iterator[str]:
-    """The rows of which nobody can say whether they part, as they are called in the table."""
+    """Names, as in the report's table, of the rows whose comparison is inconclusive."""
     for machine in machines:
         if machine.compute.inconclusive:
             yield f"{machine.machine} (compute)"

@@ -1,4 +1,4 @@
-"""A predicted number beside the measured one, and what a report says of a machine and of a link."""
+"""The values of a deployment report: comparisons of predicted and measured numbers, for machines and links."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pydantic import Field, computed_field
 from tvm_split.planner.problem import Amount
 
 WIDEST_RANGE = 3.0
-"""From end to end; that a time lies in a wider range is no news, and no ratio of 1."""
+"""Largest ratio of the ends of a predicted range for which a measurement within the range confirms it."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """None where nothing was predicted, or measured.
+    """A predicted and a measured value; None if it was not predicted, or not measured.
 
-    Where ``predicted_least`` is given, anything from there to ``predicted`` is as predicted; ``ratio`` and
-    ``difference`` are to the nearer end.
+    With ``predicted_least`` the prediction is a range from there to ``predicted``; ``ratio`` and ``difference`` are
+    then relative to the nearest value in the range.
     """
 
     predicted: Amount | None
@@ -28,28 +28,28 @@ class Comparison:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ratio(self) -> float | None:
-        """Measured by predicted; None where one of them is missing, nothing was expected, or it is `inconclusive`."""
+        """Measured by predicted; None if one of them is missing, 0 was predicted, or the range is `inconclusive`."""
         if self.measured is None or not self._nearest or self.inconclusive:
             return None
         return self.measured / self._nearest
 
     @property
     def difference(self) -> float:
-        """Measured less predicted, 0 where one of them is missing."""
+        """Measured minus predicted; 0 if one of them is missing."""
         if self.measured is None or self._nearest is None:
             return 0.0
         return self.measured - self._nearest
 
     @property
     def inconclusive(self) -> bool:
-        """Whether the prediction is a range wider than `WIDEST_RANGE` and what was measured lies in it."""
+        """Whether the prediction is a range wider than `WIDEST_RANGE` that contains the measurement."""
         if self.predicted is None or self.predicted_least is None or self.difference != 0:
             return False
         return self.predicted > WIDEST_RANGE * self.predicted_least
 
     @property
     def spread(self) -> float:
-        """How wide the prediction is as a range."""
+        """The width of the predicted range; 0 if the prediction is a single value."""
         return (self.predicted or 0.0) - self.predicted_least if self.predicted_least is not None else 0.0
 
     @property
@@ -61,12 +61,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """A machine's stages together, in seconds per micro-batch (medians over the ``micro_batches`` that it computed).
+    """The sum over a machine's stages, in seconds per micro-batch (medians over the ``micro_batches`` it computed).
 
-    ``shares`` of the micro-batches are computed here, one for each of the ``stages``; below 1 where replicas take
-    turns. Seconds are then those of a micro-batch of the whole stream, on average: a half of what one takes here, if
-    every second one is computed here. ``compute`` is predicted as a range: what serialising takes from the cores falls
-    into it as far as the machine has no pauses for that, and waiting for a core where several machines share too few.
+    ``shares`` has, for each of the ``stages``, the share of the micro-batches that this machine computes; below 1 for
+    replicas. Seconds are averages per micro-batch of the whole stream: half of the time of one micro-batch on this
+    machine, if it computes every second one. ``compute`` is predicted as a range. Its upper end includes serialising,
+    which takes compute time unless the machine is idle meanwhile, and waiting for oversubscribed cores.
     """
 
     machine: str
@@ -80,13 +80,12 @@ class MachineReport:
 
 @dataclass(frozen=True)
 class LinkReport:
-    """A one-way link, or the way from or to the client: bytes per micro-batch, and seconds on the wire.
+    """A one-way link between machines, or between a machine and the client: bytes and wire seconds per micro-batch.
 
-    Where replicas take turns, both are averages over the micro-batches of the whole stream. The measured seconds are
-    the longer of what its two ends saw. They are None where a stage sends a micro-batch to, or receives it from,
-    several machines, so that nobody can tell which of them its time is to be booked on; the measured bytes then are the
-    tensors' own. ``codecs`` are those in which tensors cross. ``transport`` is what
-    carried it, ``"grpc"``, ``"shm"``, ``"mpi"`` or ``"nccl"``; empty if that was not noted.
+    With replicas, both are averages over the micro-batches of the whole stream. The measured seconds are those of the
+    slower end. They are None if a stage sends a micro-batch to, or receives it from, several machines, because the time
+    cannot be divided among the links; the measured bytes are then the size of the tensors. ``codecs`` are those of the
+    tensors on the link. ``transport`` is ``"grpc"``, ``"shm"``, ``"mpi"`` or ``"nccl"``; empty if it is not known.
     """
 
     source: str

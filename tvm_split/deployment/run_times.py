@@ -1,4 +1,4 @@
-"""When a deployment's results came: enough to know latency and throughput, and cheap enough to take down always."""
+"""Record when a deployment's results came, to measure latency and throughput; cheap enough to be always on."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 FILL_SHARE = 0.1
-"""The share of a stream's results that the pipeline may take to fill up; they do not count."""
+"""Share of a stream's results during which the pipeline fills; they are not measured."""
 LEAST_SHARE = 0.25
-"""Of a stream's results, for a part of it that is fed and full to stand for it; else more of it counts."""
+"""Least share of a stream's results in the part that is fed and full; if it is smaller, more results are measured."""
 RUNS_KEPT = 1001
+"""Number of latest single runs that are kept."""
 STREAMS_KEPT = 101
+"""Number of latest streams that are kept."""
 MOST_MOMENTS = 2048
-"""Moments kept per stream. A longer one keeps every second, then every fourth, …, so an endless one stays small."""
+"""Most times kept per stream. A longer stream keeps every second time, then every fourth, …, to bound memory."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """From ``start`` to ``end``, in nanoseconds of this process's monotonic clock, and the results in between."""
+    """A time from ``start`` to ``end``, in nanoseconds of this process's monotonic clock, and its number of results."""
 
     start: int
     end: int
@@ -41,7 +43,7 @@ class Window:
 
 
 class StreamEvents:
-    """The moments at which a stream's results came, and its last input was taken. Thread-safe."""
+    """The times at which a stream's results came and its last input was taken. Thread-safe."""
 
     def __init__(self, began: int) -> None:
         self.began = began
@@ -57,16 +59,16 @@ class StreamEvents:
         return self._count
 
     def feeding(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same inputs; after the last one there is nothing more to feed."""
+        """Yield the inputs, and record when the last one was taken."""
         yield from batches
         self.fed(now())
 
     def fed(self, moment: int) -> None:
-        """The last input was taken at ``moment``."""
+        """Record that the last input was taken at ``moment`` (nanoseconds)."""
         self._fed = moment
 
     def note(self, moment: int) -> None:
-        """One more result came at ``moment``."""
+        """Record that one more result came at ``moment`` (nanoseconds)."""
         with self._lock:
             if self._count % self._stride == 0:
                 self._moments.append(moment)
@@ -77,14 +79,14 @@ class StreamEvents:
             self._last = moment
 
     def steady(self) -> Window | None:
-        """From the first result after the fill to the last one that came while there was more to feed.
+        """The window from the first result after the fill to the last result before the input ended.
 
-        Where machines share cores, results come faster afterwards: those that have nothing left to do leave them the
-        cores. As many were under way at the end as fill the pipeline. Of streams that are too short for that, all
-        results after the first tenth count; None of fewer than three results.
+        Later results come faster if machines share cores, because idle machines leave their cores to the others. As
+        many results are skipped first as micro-batches were in flight when the input ended: they fill the pipeline. For
+        shorter streams all results after the first tenth count. None for streams of fewer than three results.
         """
         with self._lock:
-            # Not the first result even of a short stream: it comes when the pipeline has only just been filled.
+            # Skip the first result even of a short stream: until then the pipeline was filling.
             first = max(1, -(-int(self._count * FILL_SHARE) // self._stride))
             if self._fed is not None:
                 last = bisect.bisect_right(self._moments, self._fed) - 1
@@ -98,7 +100,7 @@ class StreamEvents:
 
 
 class RunTimes:
-    """What a deployment takes down of its single runs and streams. Thread-safe; memory is bounded."""
+    """Records of a deployment's single runs and streams. Thread-safe; memory is bounded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,14 +109,14 @@ class RunTimes:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Around a single run; one that raises is not taken down."""
+        """A context that records a single run; a run that raises is not recorded."""
         start = now()
         yield
         with self._lock:
             self._runs.append(Window(start, now(), 1))
 
     def call(self, future: Future[Result]) -> Future[Result]:
-        """The same call in the background, taken down when it has its result."""
+        """Record a background run when it has its result, and return its future."""
         start = now()
 
         def ended(call: Future[Result]) -> None:
@@ -126,7 +128,7 @@ class RunTimes:
         return future
 
     def stream(self, results: Generator[Result, None, None], events: StreamEvents) -> Generator[Result, None, None]:
-        """The same results, taken down in ``events`` as they come; closing this closes ``results``."""
+        """Yield the results and record them in ``events``; closing this generator closes ``results``."""
         events.began = now()
         with self._lock:
             self._streams.append(events)
@@ -138,7 +140,7 @@ class RunTimes:
             results.close()
 
     def measured(self, since: int = 0) -> MeasuredRuns:
-        """What began at ``since`` (nanoseconds of the monotonic clock) or later."""
+        """The runs and streams that began at ``since`` (nanoseconds of the monotonic clock) or later."""
         with self._lock:
             runs = tuple(run for run in self._runs if run.start >= since)
             streams = [stream for stream in self._streams if stream.began >= since]
@@ -156,10 +158,10 @@ class MeasuredRuns:
 
     @property
     def latency_seconds(self) -> float | None:
-        """The median of the single runs."""
+        """The median of the seconds of the single runs."""
         return statistics.median(run.seconds_per_result for run in self.runs) if self.runs else None
 
     @property
     def period_seconds(self) -> float | None:
-        """Between two results of a stream once the pipeline is full; the median over the streams."""
+        """Seconds between two results of a stream once the pipeline is full; the median over the streams."""
         return statistics.median(each.seconds_per_result for each in self.streams) if self.streams else None

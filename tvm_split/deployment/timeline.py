@@ -1,7 +1,7 @@
-"""A run's trace as a timeline: which machine received, computed and sent which micro-batch when.
+"""Draw the trace of a run as a timeline: which machine received, computed and sent which micro-batch when.
 
-Pure: from trace events to lanes of spans, and from these to text. Time runs from left to right, every machine has three
-lanes, and a span begins with the number of its micro-batch:
+Pure functions: from trace events to lanes of spans, and from these to text. Time runs from left to right. Every machine
+has three lanes, and a span begins with the number of its micro-batch:
 
                ms  0.00      0.10
     machine-a  in  0<<1<<2<<
@@ -22,12 +22,12 @@ from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 
 LEAST_COLUMNS, MOST_COLUMNS = 40, 150
 LANE_NAMES = {RECEIVE: "receive", COMPUTE: "compute", SEND: "send"}
-"""The kinds of events that have a lane, in the order in which a micro-batch passes them. Waiting is an empty place."""
+"""The kinds of events that have a lane, in the order of a micro-batch. Waiting is shown as an empty space."""
 FILL = {RECEIVE: "◂", COMPUTE: "█", SEND: "▸"}
 EMPTY = {RECEIVE: " ", COMPUTE: "·", SEND: " "}
-"""What an idle column shows: a dot where a machine could have computed, the bubble of the pipeline."""
+"""The character of an idle column; a dot is the bubble of the pipeline, where a machine could have computed."""
 TICK_COLUMNS = 14
-"""Columns between two numbers of the axis, at least."""
+"""Least number of columns between two numbers of the axis."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Lane:
-    """One kind of event (receive, compute or send) on one machine, its spans in the order of time."""
+    """The spans of one kind of event (receive, compute or send) on one machine, in the order of time."""
 
     machine: str
     kind: str
@@ -66,22 +66,22 @@ class Cell:
 
 
 def first_micro_batches(events: Iterable[TraceEvent], first: int, count: int) -> tuple[TraceEvent, ...]:
-    """Events of ``count`` micro-batches from number ``first`` on, renumbered from 0."""
+    """The events of ``count`` micro-batches from number ``first`` on, renumbered from 0."""
     return tuple(
         replace(event, sequence=event.sequence - first) for event in events if first <= event.sequence < first + count
     )
 
 
 def columns_in(width: int, machines: Sequence[str]) -> int:
-    """How many columns lanes may have beside their headings, on a page that is ``width`` characters wide."""
+    """The number of columns of the lanes next to their headings, on a page of ``width`` characters."""
     headings = len(max(machines, key=len)) + len("  receive ")
     return min(max(width - headings - 1, LEAST_COLUMNS), MOST_COLUMNS)
 
 
 def timeline(events: Sequence[TraceEvent], machines: Sequence[str], columns: int = 96) -> Timeline:
-    """Lay events out over columns, from the first event's start to the last one's end.
+    """Arrange events in columns, from the first event's start to the last event's end.
 
-    A span is at least one column wide. Where rounding makes two of a lane fall on the same column, the later one wins.
+    A span is at least one column wide. If rounding puts two spans of a lane on the same column, the later one is shown.
     """
     shown = [event for event in events if event.kind in LANE_NAMES]
     if not shown:
@@ -112,7 +112,7 @@ def cells(lane: Lane, columns: int) -> Iterator[Cell]:
 
 
 def axis(drawn: Timeline) -> str:
-    """A line with events at round times, in milliseconds."""
+    """The axis line, with ticks at round times in milliseconds."""
     step = round_step(TICK_COLUMNS * drawn.nanoseconds_per_column)
     digits = max(0, 6 - int(math.log10(step)))
     line, tick = "", 0
@@ -129,7 +129,7 @@ def round_step(least_nanoseconds: float) -> float:
 
 
 def headings(lanes: Sequence[Lane]) -> list[str]:
-    """What stands before each lane: the machine once, and the lane's name. All of the same width."""
+    """The heading of each lane, all of the same width: its name, and before a machine's first lane also the machine."""
     width = max((len(lane.machine) for lane in lanes), default=0)
     kinds = max(len(name) for name in LANE_NAMES.values())
     first_kind = next(iter(LANE_NAMES))
@@ -151,7 +151,7 @@ def draw(drawn: Timeline) -> str:
 
 
 def machines_at_once(events: Iterable[TraceEvent], kinds: Collection[str]) -> dict[int, float]:
-    """How many machines do one of ``kinds`` at once: number of machines to its share of the time from first to last."""
+    """Map each number of machines to the share of the time in which so many do one of ``kinds`` at the same time."""
     changes = []
     for event in events:
         if event.kind in kinds and event.end_nanoseconds > event.start_nanoseconds:

@@ -97,8 +97,8 @@ def plan_parts(
 ) -> Iterator[Table | str | Text]:
     """Yield the tables and sentences of a plan; without a prediction, only its stages.
 
-    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970. ``details``
-    adds the lower bound, all plans that it was compared with, and a row for every stage of a long plan.
+    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the current Unix time. ``details``
+    adds the lower bound, all compared plans, and a row for every stage of a long plan.
     """
     prediction = plan.prediction
     is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS

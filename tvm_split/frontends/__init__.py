@@ -32,19 +32,24 @@ def load_model(
     dimensions: Mapping[str, int] | None = None,
     name: str | None = None,
 ) -> Model:
-    """Import a trained network.
+    """Import a trained network as a Model.
 
-    ``source`` is a torch ``nn.Module`` (needs ``example_inputs``), a torch ``ExportedProgram`` or the path of one
-    (``.pt2``), an ONNX model as a path, bytes or ``ModelProto``, a function of JAX or a module of Flax (need
-    ``example_inputs``), the result of ``jax.export`` (``.jax``), a StableHLO module (``.mlir`` as text or bytecode,
-    ``.mlirbc``), a Keras model or its ``.keras`` file, a TFLite file (``.tflite``) or its bytes, the folder of a
-    TensorFlow SavedModel, or a Model, which is returned as it is; installed packages may add others.
-    ``example_inputs`` is a tuple of tensors or arrays (one alone is accepted), or a dict by name. Sizes that the
-    source leaves open are bound: ``batch`` binds the first axis, ``dimensions`` binds by name, the rest follow from
-    the example inputs. One network is imported at a time; other threads wait.
+    ``source`` is one of these; installed packages may add others:
 
-    Raises ModelImportError: unreadable file, unknown kind of source, framework not installed, operators that cannot be
-    imported (each with its layer), open sizes, invalid sizes, or example inputs that do not fit.
+    - torch: an ``nn.Module`` (needs ``example_inputs``), an ``ExportedProgram``, or the path of one (``.pt2``)
+    - ONNX: a path, bytes or a ``ModelProto``
+    - JAX: a function or a module of Flax (needs ``example_inputs``), or the result of ``jax.export`` (``.jax``)
+    - StableHLO: a file (``.mlir`` as text or bytecode, ``.mlirbc``)
+    - Keras: a model or its ``.keras`` file; TFLite: a ``.tflite`` file or its bytes; TensorFlow: a SavedModel folder
+    - a Model, which is returned unchanged
+
+    ``example_inputs`` is a tuple of tensors or arrays, a single one, or a dict by name. ``batch`` binds an open first
+    axis, ``dimensions`` binds open sizes by name, and the other open sizes come from ``example_inputs``. ``name`` is
+    the name of the Model. One network is imported at a time; other threads wait.
+
+    Raises:
+        ModelImportError: the file is unreadable, the kind of source is unknown, the framework is not installed,
+            operators cannot be imported (named with their layers), sizes are open or invalid, or examples do not fit.
     """
     from tvm_split.model import Model  # imported here: it loads TVM, which the table of frontends does not need
 

@@ -1,1 +1,1 @@
-"""Plans and timelines as pictures."""
+"""Draw plans and timelines as pictures."""

@@ -22,7 +22,7 @@ JOINT_WEIGHT = 4.0
 
 @dataclass(frozen=True)
 class Layout:
-    """``rows`` and ``centres`` by node; ``joints`` by edge: (row, x) of the rows that the edge passes.
+    """The positions of nodes (``rows``, ``centres``), and by edge the ``joints``: (row, x) on each row that it passes.
 
     Rows count from 0 at the top, x from 0 at the left end of the leftmost node. ``width`` spans all rows.
     """

@@ -1,1 +1,1 @@
-"""What a model's pieces take on each machine, and tensors between them: measured there, and kept between runs."""
+"""Measures a model's pieces on each machine, and transfers between machines; keeps the times between runs."""

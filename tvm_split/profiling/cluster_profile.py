@@ -1,4 +1,4 @@
-"""Profiles of a model's pieces on the machines of a cluster, measured on each with the kernels that would run."""
+"""Profiles a model's pieces on the machines of a cluster, with the kernels that would run there."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def profile_model(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_progress: StepProgress | None = None,
 ) -> MeasuredCluster:
-    """The pieces of a model on every machine, then the links for tensors of the sizes that cuts of this model have.
+    """Measure the pieces of a model on every machine, then the links, with the tensor sizes of this model's cuts.
 
-    Arguments and errors are those of `ModelProfiler` and `probe_links`; what was measured is kept in ``cache_folder``,
-    by default in the user's cache. A ``profiler`` of this model that measured before need not compile again.
+    Arguments and errors are those of `ModelProfiler` and `probe_links`. Measurements are kept in ``cache_folder``, by
+    default in the user's cache. A ``profiler`` of this model that measured before does not compile again.
     """
     folder = default_folder() if cache_folder is None else Path(cache_folder)
     try:
@@ -75,9 +75,9 @@ def profile_model(
 
 @dataclass(frozen=True)
 class MachineReport:
-    """How many of a machine's distinct kernels were measured now, known from the cache, or are only estimated.
+    """Number of a machine's distinct kernels that were measured now, known from the cache, or only estimated.
 
-    ``problems`` says of estimated ones why; ``oldest_seconds`` is the age of the oldest time that was used.
+    ``problems`` says why kernels were estimated; ``oldest_seconds`` is the age of the oldest time that was used.
     """
 
     machine: str
@@ -90,16 +90,16 @@ class MachineReport:
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """A profile, and how it came about."""
+    """A profile, and how each machine's times were obtained."""
 
     profile: ClusterProfile
     reports: tuple[MachineReport, ...]
 
 
 class ModelProfiler:
-    """Times a model's pieces on clusters. What it compiles it keeps, so measuring again takes the measuring only.
+    """Times a model's pieces on clusters. Keeps compiled code, so that a second measurement does not compile.
 
-    ``database`` are tuned kernels, as for `tvm_split.compile`.
+    ``database`` is the folder of tuned kernels, as for `tvm_split.compile`.
     """
 
     def __init__(self, model: Model, database: str | Path | None = None) -> None:
@@ -116,9 +116,9 @@ class ModelProfiler:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         on_progress: StepProgress | None = None,
     ) -> MeasuredCluster:
-        """What each piece takes on each machine, by itself and while its host's others compute.
+        """Measure the time of each piece on each machine, alone and under contention from others of its host.
 
-        The links and the cost of transfers are not measured here: ``links`` is empty, ``streaming`` costs nothing.
+        Links and transfer costs are not measured here: ``links`` is empty and ``streaming`` costs nothing.
         Arguments and errors are those of `ClusterTiming.measure`.
         """
         times = self._timing.measure(
@@ -132,7 +132,7 @@ class ModelProfiler:
 
 
 def model_digest(model: Model) -> str:
-    """The SHA-256 of a model's graph and shapes, without the values of its weights."""
+    """Return the SHA-256 of a model's graph and shapes, without the values of its weights."""
     content = {
         "inputs": [asdict(each) for each in model.inputs],
         "outputs": [asdict(each) for each in model.outputs],

@@ -1,4 +1,4 @@
-"""Times kernels on the machines of a cluster: what is kept is believed after a check, the rest is measured."""
+"""Times kernels on the machines of a cluster: validates cached times with a check, and measures the rest."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 
 
 class ClusterTiming:
-    """Times code on clusters. What it compiles it keeps, so measuring again takes the measuring only.
+    """Times code on clusters. Keeps compiled code, so that a second measurement does not compile.
 
-    ``code_of`` gives what is to be timed on a machine; it is asked once for each distinct target. ``name`` is what is
-    compiled, in the steps that are shown.
+    ``code_of`` returns the code to time on a machine; it is called once per distinct target. ``name`` names the code in
+    progress messages.
     """
 
     def __init__(self, name: str, code_of: Callable[[MachineFacts], TargetCode]) -> None:
@@ -51,7 +51,7 @@ class ClusterTiming:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         on_progress: StepProgress | None = None,
     ) -> list[MachineTimes]:
-        """What each kernel takes on each machine, by itself and while its host's others compute.
+        """Measure the time of each kernel on each machine, alone and under contention from others of its host.
 
         Args:
             refresh: measure everything again, whatever is cached.
@@ -79,7 +79,7 @@ class ClusterTiming:
             cluster.release()
 
     def _compile(self, machines: Sequence[MachineFacts], steps: Steps) -> None:
-        """The kernels for each distinct target, by `_target_key`."""
+        """Compile the kernels for each distinct target, by `_target_key`."""
         missing = {_target_key(each): each for each in machines if _target_key(each) not in self._codes}
         steps.total = len(missing)
         for key, machine in missing.items():
@@ -99,7 +99,7 @@ class ClusterTiming:
         return found
 
     def _recall(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
-        """Take from the caches what one fresh measurement of each machine does not contradict."""
+        """Use the cached times of each machine unless a new measurement contradicts them."""
 
         def library_of(each: MachineTimes, digest: str) -> BlobSpec:
             return self._library(id(each.code), {digest}, partial(each.code.build, {digest}))
@@ -114,7 +114,7 @@ class ClusterTiming:
             )
 
     def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
-        """Time what is lacking; hosts at the same time."""
+        """Measure missing times; different hosts at the same time."""
         hosts: dict[str, list[MachineTimes]] = {}
         for each in times:
             hosts.setdefault(each.machine.host, []).append(each)
@@ -150,15 +150,16 @@ class ClusterTiming:
 
 
 def open_session(cluster: Cluster, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
-    """Where kernels of a machine are timed: in this process, or on its worker. Errors are those of `RemoteKernels`."""
+    """Open a session that times kernels, in this process or on the worker. Errors are those of `RemoteKernels`."""
     if cluster.launcher.in_process:
         return InProcessKernels(machine.threads)
     return RemoteKernels(cluster.endpoints()[machine.name], timeout_seconds)
 
 
 class CallSeconds:
-    """Seconds of calls on a machine, alone and in company: measured, else by a roofline of what it reaches at most.
-    What a network takes for their weights is in them.
+    """Seconds of kernel calls on a machine, alone and under contention: measured, else from a roofline of its peaks.
+
+    They include the network's overhead per weight.
 
     Raises:
         ProfileError: nothing could be measured on the machine.
@@ -172,11 +173,11 @@ class CallSeconds:
         self._slower = sum(times.contended[digest].seconds for digest in known) / alone if known else 1.0
 
     def of(self, calls: Sequence[KernelCall]) -> PieceTime:
-        """Of calls one after the other."""
+        """Return the time of calls that run one after the other."""
         found = [self._of_call(call) for call in calls]
         by_itself, in_company = (max(sum(each[place] for each in found), SHORTEST_SECONDS) for place in (0, 1))
         all_known = all(call.digest in self._times.known for call in calls)
-        # Company never helps: what took longer alone was disturbed then.
+        # Contention never makes kernels faster: a longer time alone was disturbed.
         return PieceTime(min(by_itself, in_company), in_company, "measured" if all_known else "estimated")
 
     def _of_call(self, call: KernelCall) -> tuple[float, float]:
@@ -205,7 +206,7 @@ def _target_key(machine: MachineFacts) -> str:
 
 
 def _ceilings(times: MachineTimes) -> Ceilings:
-    """Operations and bytes a second: measured, or where there is no measure what the best kernel reached."""
+    """Return peak operations and bytes per second: measured, or else the best that any kernel reached."""
     code = times.ceilings
     if code is not None and not times.lacks_ceilings:
         return code.ceilings({digest: each.seconds for digest, each in times.ceiling_times.items()})

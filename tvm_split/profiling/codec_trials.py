@@ -1,4 +1,4 @@
-"""What codecs do to a model's own values: a program's stages run here, with what crosses links encoded and decoded."""
+"""Tries codecs on a model's own values: runs a program's stages here, and encodes and decodes transferred tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tvm_split.planner.codec_choice import CodecTrial
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
 ROUNDS_SECONDS = 0.02
-"""How long a codec is timed."""
+"""Seconds for which a codec is timed."""
 
 
 class CodecTrials:
@@ -31,7 +31,7 @@ class CodecTrials:
         self._inputs = inputs
         self._codecs: Mapping[str, str] = {}
         self.crossing: dict[str, np.ndarray] = {}
-        """What crosses links without codecs, by the tensors' names."""
+        """Transferred tensors without codecs, by name."""
         self._pipeline = InProcessRunner(program, blob_path, on_calling_thread=False, crossing=self._cross)
         self._outputs = self._pipeline.run(inputs)
 
@@ -42,7 +42,7 @@ class CodecTrials:
         return array if codec == NONE else passed(codec, route.tensor, array)
 
     def trial(self, tensor: TensorSpec, codec: str) -> CodecTrial:
-        """What a codec does to a tensor that crosses, and for a lossy one to the outputs."""
+        """Return sizes, times and, for a lossy codec, the output error of one codec on one transferred tensor."""
         array = self.crossing[tensor.name]
         coder = TensorCoder(codec, tensor)
         data = flat_bytes(array)
@@ -59,7 +59,7 @@ class CodecTrials:
         )
 
     def output_error(self, codecs: Mapping[str, str]) -> float:
-        """The largest difference that codecs, by their tensors, together make to an output; a share of its largest."""
+        """Return the largest output error of ``codecs`` (by tensor name) together, relative to the largest output."""
         self._codecs = codecs
         try:
             outputs = self._pipeline.run(self._inputs)
@@ -77,7 +77,7 @@ class CodecTrials:
 
 
 def passed(codec: str, tensor: TensorSpec, array: np.ndarray) -> np.ndarray:
-    """A tensor as it arrives."""
+    """Return a tensor after it was encoded and decoded."""
     coder, arrived = TensorCoder(codec, tensor), np.empty_like(array)
     coder.decode(coder.encode(flat_bytes(array)), flat_bytes(arrived))
     return arrived

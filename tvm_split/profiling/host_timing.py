@@ -1,11 +1,11 @@
-"""Times kernels on the machines of one host: in rounds each machine alone, and all at the same time.
+"""Times kernels on the machines of one host, in rounds: each machine alone, then all at the same time.
 
-Machines of one host share its memory, its caches and the power that its cores may take, so each is slower while the
-others compute. A machine drifts within seconds by more than that, so alone and together take turns. Times that are
-known from the cache are not taken again; but where one machine lacks a time under contention, the others compute too.
+Machines of one host share memory, caches and the power budget of the cores, so each is slower while the others compute.
+The speed of a machine drifts by more than that within seconds, so measurements alone and together alternate. Cached
+times are not measured again. But if one machine lacks a time under contention, the others compute too.
 
-Of equal machines the first and the last are timed, and the others get the times of the faster one. At the same time
-compute as many machines as find cores of their own: waiting for a core is no property of a kernel.
+Of identical machines, the first and the last are timed; the others get the times of the faster one. Only as many
+machines compute at the same time as have cores of their own: waiting for a core is not a property of a kernel.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
 TOGETHER = ""
 """The key of the measurement of all machines at the same time; no machine has this name."""
 OVERLAP = 1.25
-"""How much longer than alone a round takes under contention, so that all compute while the slowest one does."""
+"""Length of a round under contention relative to a round alone, so that all compute while the slowest one does."""
 
 Times = Mapping[str, tuple[KernelTime, ...]]
-"""By machine, the times of its kernels."""
+"""Times of kernels by machine."""
 
 
 class KernelSession(Protocol):
-    """Where kernels can be loaded and timed."""
+    """A session in which kernels are loaded and timed."""
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int: ...
 
@@ -48,10 +48,10 @@ class KernelSession(Protocol):
 
 
 class HostTiming:
-    """Measures what is lacking on the machines of one host.
+    """Measures the missing times of the machines of one host.
 
-    ``on_step`` is called with what begins. The rounds end after ``timeout_seconds`` for each machine alone and as much
-    for all together, as soon as there is one.
+    ``on_step`` is called with the name of each step. After the first round, rounds end when ``timeout_seconds`` per
+    timed machine, and once more for all together, are used.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HostTiming:
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
         self._round_seconds: dict[str, float] = {}
-        # Machines of one target measure the same kernels, so that each computes beside the same ones.
+        # Machines of one target measure the same kernels, so that all have the same contention.
         self.wanted = {
             each.name: frozenset().union(*(other.missing for other in machines if other.code is each.code))
             & each.timeable
@@ -81,7 +81,7 @@ class HostTiming:
         return ROUNDS[0] * (count + 1 if count > 1 else count)
 
     def check(self, library_of: Callable[[MachineTimes, str], BlobSpec], blobs: BlobFolder) -> None:
-        """Time one cached kernel on two machines of every kind; forget the times of a kind that has changed."""
+        """Time one cached kernel on two machines of every kind; discard the times of a kind that has changed."""
         known = [each for each in self._machines if each.checked_kernel is not None]
         changed = set()
         for each in first_and_last(known):
@@ -96,7 +96,7 @@ class HostTiming:
                 each.forget()
 
     def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
-        """Whether a kernel is faster than it is known to be, or is confirmed to be slower."""
+        """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
         now, is_confirmed = confirmed_fastest(
             {times.name: lambda: session.measure(CHECK_EFFORT)}, seconds_of, limit_seconds=self._timeout_seconds
         )[times.name]
@@ -104,7 +104,7 @@ class HostTiming:
         return not times.is_consistent(now[0]) and (is_confirmed or is_faster)
 
     def measure(self, libraries: Mapping[int, BlobSpec], peaks: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
-        """Time what is wanted, with the libraries by ``id`` of the machine's code."""
+        """Measure the missing times; ``libraries`` are by ``id`` of the code, ``peaks`` by ``id`` of the peak code."""
         lacking = [each for each in self._machines if self.wanted[each.name] or each.lacks_ceilings]
         timed = first_and_last(lacking)
         self._time(timed, libraries, peaks, blobs)
@@ -165,7 +165,7 @@ class HostTiming:
             sessions[each.name].load(code.kernel_set(each.name, peaks[id(code)]), blobs.path)
 
         if len(lacking) > 1:
-            # A worker starts what tries libraries out before it loads its first one: all at the same time.
+            # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
             with ThreadPoolExecutor(len(lacking), thread_name_prefix="load") as pool:
                 list(pool.map(load, lacking))
         elif lacking:
@@ -174,7 +174,7 @@ class HostTiming:
             each.take_ceilings(sessions[each.name].measure(PEAK_EFFORT))
 
     def _finding_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
-        """The machines that compute at the same time, those to be timed first, as long as there are cores for them."""
+        """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
         cores = usable_together(each.machine.cores for each in self._machines)
         together: list[MachineTimes] = []
         for each in dict.fromkeys((*timed, *self._machines)) if timed else ():
@@ -208,7 +208,7 @@ class HostTiming:
 
 
 def first_and_last(machines: Iterable[MachineTimes]) -> list[MachineTimes]:
-    """Of every kind of equal machines the first and the last, which have least in common."""
+    """Return the first and the last machine of every kind: the two most likely to differ."""
     kinds: dict[tuple[int, str], list[MachineTimes]] = {}
     for each in machines:
         kinds.setdefault(each.kind, []).append(each)
@@ -216,7 +216,7 @@ def first_and_last(machines: Iterable[MachineTimes]) -> list[MachineTimes]:
 
 
 def seconds_of(times: Sequence[KernelTime]) -> float:
-    """Seconds of all kernels, once each."""
+    """Return the total seconds of all kernels, each once."""
     return sum(each.seconds for each in times)
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a compiled model goes: every kernel by itself, beside what the machine can do at most."""
+"""Reports where the time of a compiled model goes: the time of every kernel, compared with the machine's peak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WARM_UP_ROUNDS = 3
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """One call of a kernel: ``seconds`` is the median over the rounds."""
+    """Time of one kernel call: ``seconds`` is the median over the rounds."""
 
     kernel: Kernel
     seconds: float
@@ -39,9 +39,9 @@ class KernelProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """Every kernel of a model on one machine with ``threads`` threads, one input at a time.
+    """Times of every kernel of a model on one machine with ``threads`` threads, one input at a time.
 
-    ``seconds`` is the median of whole runs; ``untimed`` counts the calls of kernels that could not be timed.
+    ``seconds`` is the median of whole runs; ``untimed`` is the number of kernel calls that could not be timed.
     """
 
     model: str
@@ -61,12 +61,12 @@ class ModelProfile:
 
     @property
     def slow_share(self) -> float:
-        """The share of the time in kernels that no schedule of this project took."""
+        """Share of the kernel time in kernels that no schedule of this project handles."""
         slow = sum(each.seconds for each in self.kernels if each.kernel.is_slow)
-        return slow / self.kernel_seconds if slow else 0.0  # a network that only passes values on has no kernel
+        return slow / self.kernel_seconds if slow else 0.0  # a network that only forwards values has no kernel
 
     def share_of_peak(self, operations: float, seconds: float) -> float:
-        """Of the measured multiply-add peak; over 1 where an algorithm needs fewer operations than the definition."""
+        """Return the share of the measured multiply-add peak; over 1 if an algorithm saves operations."""
         return operations / seconds / self.ceilings.operations_per_second
 
 
@@ -81,14 +81,14 @@ def profile(
 ) -> ModelProfile:
     """Run a bundle of one stage in this process, and time each of the model's kernels, as planning does.
 
-    Kernels that need not end on made-up values are left out, and counted in ``untimed``.
+    Kernels that may not end on made-up values are not timed, and are counted in ``untimed``.
 
     Args:
         database: the tuned kernels with which the bundle was compiled.
 
     Raises:
-        ProfileError: the stage is for another kind of machine than this, there are no inputs to run the model on, or
-            a kernel fails.
+        ProfileError: the stage is compiled for another kind of machine, the model has no inputs to run on, or a kernel
+            fails.
     """
     (stage,) = bundle.program.stages
     target = bundle.plan.machine(stage.machine).target
@@ -129,7 +129,7 @@ def profile(
 
 
 def _kernel_seconds(code: TargetCode, threads: int, rounds: int) -> dict[str, float]:
-    """By digest, of the kernels that can be timed."""
+    """Return the seconds of the kernels that can be timed, by digest."""
     timeable = [digest for digest in code.distinct if digest not in code.untimeable]
     if not timeable:
         return {}

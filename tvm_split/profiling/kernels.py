@@ -1,4 +1,4 @@
-"""A whole model's kernels for one target: what is timed on the machines of that target."""
+"""Kernels of a whole model for one target, to be timed on the machines of that target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tvm_split.model import Model
 
 @dataclass(frozen=True)
 class Weight:
-    """Prepacked weights by where they lie in this process: what several kernels share has the same ``address``."""
+    """Prepacked weights, identified by their address in this process; kernels that share weights share ``address``."""
 
     address: int
     size_bytes: int
@@ -39,9 +39,9 @@ class Weight:
 class KernelCall:
     """One call of a kernel in a scheduled stage.
 
-    ``arguments`` are operands, then ``results`` results; ``weight_positions`` says which of them are weights, and
-    ``weights`` what these are, without those so small that they stay in the code. ``consumers`` are the positions of
-    the calls that read a result, seen through views. ``digest`` is equal for equal kernels, of whatever name or model.
+    ``arguments`` are the operands, then ``results`` results. ``weight_positions`` says which of them are weights;
+    ``weights`` are those weights, except the small ones that are embedded in the code. ``consumers`` are the positions
+    of the calls that read a result, also through views. ``digest`` is equal for equal kernels of any name or model.
     """
 
     kernel: Kernel
@@ -54,12 +54,12 @@ class KernelCall:
 
     @property
     def activation_bytes(self) -> int:
-        """Operands and results, without weights."""
+        """Bytes of operands and results, without weights."""
         return sum(each.size_bytes for i, each in enumerate(self.arguments) if i not in self.weight_positions)
 
 
 def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[KernelCall, ...]:
-    """The calls in a module after the phase ``schedule``, for its ``kernels`` as `kernels_of` gives them."""
+    """Return the kernel calls in a module after the phase ``schedule``; ``kernels`` are those of `kernels_of`."""
     digests: dict[str, str] = {}
     made_by: dict[str, frozenset[int]] = {}
     consumers: list[set[int]] = [set() for _ in kernels]
@@ -85,14 +85,14 @@ def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[Ker
 
 
 def kernel_digest(function: tirx.PrimFunc) -> str:
-    """The SHA-256 of a kernel's code, whatever its name."""
+    """Return the SHA-256 of a kernel's code without its name."""
     return hashlib.sha256(without_symbol(function).script(show_meta=True).encode()).hexdigest()
 
 
 def is_safe_to_time(function: tirx.PrimFunc) -> bool:
-    """Whether a kernel surely ends, and does not fail, on made-up values where integers are zero.
+    """Whether a kernel certainly ends without failure on made-up values, in which integers are zero.
 
-    It does not where it divides by an integer that it reads, or loops as long as what it reads says.
+    A kernel is unsafe if it divides by an integer that it reads, or has a while loop.
     """
     dangers: list[object] = []
 
@@ -133,7 +133,7 @@ def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple
 
 
 def shared_weight_bytes(calls: tuple[KernelCall, ...] | list[KernelCall]) -> int:
-    """The bytes of all weights of some calls, each once."""
+    """Return the bytes of all weights of some calls; shared weights count once."""
     return sum(weight.size_bytes for weight in {weight for call in calls for weight in call.weights})
 
 
@@ -142,9 +142,9 @@ SYMBOL_LETTERS = 24
 
 @dataclass(frozen=True)
 class TargetCode:
-    """The calls of some stages, in their order, and one function for each distinct kernel, by digest.
+    """The kernel calls of some stages, in order, and one function for each distinct kernel, by digest.
 
-    ``weight_bytes`` are those that a machine holds which computes them.
+    ``weight_bytes`` is the size of the weights of a machine that computes them.
     """
 
     target: Mapping[str, Any]
@@ -154,7 +154,7 @@ class TargetCode:
 
     @cached_property
     def distinct(self) -> dict[str, KernelCall]:
-        """The first call of every kernel, by digest, in the order of the model."""
+        """The first call of every distinct kernel, by digest, in the order of the model."""
         found: dict[str, KernelCall] = {}
         for call in self.calls:
             found.setdefault(call.digest, call)
@@ -162,7 +162,7 @@ class TargetCode:
 
     @cached_property
     def untimeable(self) -> frozenset[str]:
-        """Digests of the kernels that may not be run on made-up values."""
+        """Digests of the kernels that must not run on made-up values."""
         return frozenset(digest for digest, function in self.functions.items() if not is_safe_to_time(function))
 
     @property
@@ -170,7 +170,7 @@ class TargetCode:
         return "cuda" if self.target["kind"] == "cuda" else "cpu"
 
     def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
-        """A library of some of the kernels."""
+        """Build a library of the kernels with these digests."""
         wanted = {symbol(digest): self.functions[digest] for digest in self.distinct if digest in digests}
         return library_of(wanted, self.target, blobs, f"the library of {len(wanted)} kernels to time")
 
@@ -191,7 +191,7 @@ def scheduled_calls(
     layers: Mapping[str, str],
     database: schedules.TunedKernels | None,
 ) -> tuple[tuple[KernelCall, ...], dict[str, tirx.PrimFunc]]:
-    """What a stage's function calls once it is scheduled for a target, and the distinct kernels by digest."""
+    """Schedule a stage's function for a target. Return its kernel calls, and the distinct kernels by digest."""
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     scheduled = schedule_stage(module, target, layers, database)
     calls = kernel_calls(scheduled.module, scheduled.kernels)
@@ -199,14 +199,14 @@ def scheduled_calls(
 
 
 def symbol(digest: str) -> str:
-    """The name of a kernel in a library that is made to time it."""
+    """Return the name of a kernel in a library for timing."""
     return f"kernel_{digest[:SYMBOL_LETTERS]}"
 
 
 def library_of(
     functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], blobs: BlobFolder, name: str
 ) -> BlobSpec:
-    """The functions compiled and linked under their names; ``name`` is for errors."""
+    """Compile and link functions under their names into one library; ``name`` is used in errors."""
     with ScratchFolder("build") as folder:
         path = folder.path / "kernels.so"
         build_kernels(functions, target, path, name)

@@ -1,8 +1,8 @@
 """Measures the links of a cluster over the runtime that models run on: real workers, streams, credits and copies.
 
-A program of pass-through stages sends a small tensor from the client to A, one of the size in question from A to B, and
-a small one back. What a run takes beyond computing and half a round trip to either machine is the link's. Clocks of
-different machines are never compared, and what is added up for a prediction is what was taken apart here.
+A program of pass-through stages sends a small tensor from the client to A, one of the probed size from A to B, and a
+small one back. The time of the link is the time of a run minus compute and minus half a round trip to each machine.
+Clocks of different machines are never compared. A prediction adds up the same parts that are separated here.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from tvm_split.steps import StepProgress, Steps
 from tvm_split.units import short_list
 
 SERIES_SECONDS = 0.04
-"""How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
+"""Seconds of single runs, and of a stream, per size on a fast link; three times as long for a round trip."""
 LONGEST_CHAIN = 16
-"""Machines that keep a host's cores busy: with more each has the caches less to itself than with fewer, but hardly."""
+"""Most machines of a host in one probed chain; more machines hardly change how the caches are shared."""
 STAGE_BYTES = 1 << 20
-"""What stages read, of which nothing is known."""
+"""Bytes that a stage reads, if nothing is known about it."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
-"""Of the links in an in-process cluster, where tensors are handed over by reference."""
+"""Bandwidth of links in an in-process cluster, where tensors are passed by reference."""
 
 
 @dataclass(frozen=True)
 class LinkProbe:
-    """The links of a cluster, and what transfers cost its machines.
+    """The measured links of a cluster, and the cost of transfers on its machines.
 
-    A pair without a link in ``links`` may exchange nothing. A link's time includes serialising at both ends;
-    ``streaming`` is what of it keeps a machine from computing at the same time, nothing where cores are left over.
+    A pair without a link in ``links`` has no transfers. The time of a link includes serialising at both ends.
+    ``streaming`` is the part of it during which a machine cannot compute; it is zero if the host has spare cores.
     """
 
     links: tuple[LinkProfile, ...]
@@ -86,19 +86,20 @@ def probe_links(
     cache_folder: Path | None = None,
     refresh: bool = False,
 ) -> LinkProbe:
-    """Measure every link between two machines, or a machine and the client, and what transfers cost each machine.
+    """Measure every link between two machines or a machine and the client, and each machine's cost of transfers.
 
-    Links whose speed the cluster gives are believed. Fast links take some tenths of a second, slow ones a few seconds;
-    pairs that share no machine and no host are measured at the same time. Of machines of one host, as many cores and
-    threads, and of links between such, two are measured, and all only where these disagree; the others are estimated.
+    Links whose speed is given in the cluster are not measured. A fast link takes some tenths of a second, a slow one a
+    few seconds; pairs without a common machine or host are measured at the same time. Of machines of one host with
+    equal cores and threads, and of links between such, two are measured; if they disagree, a third one is. The others
+    are estimated.
 
     Args:
-        sizes_bytes: of the tensors that may cross.
-        stage_bytes: what a stage reads, about: what its start costs beside others depends on that.
-        timeout_seconds: for each wait, as of a deployment.
-        cache_folder: where measurements are kept and found again, say `store.default_folder()`; None keeps
-            nothing. Ages are in ``measured_at``.
-        refresh: measure what the cache has as well.
+        sizes_bytes: sizes of the tensors that may be transferred.
+        stage_bytes: bytes that a stage reads, about; the cost of its start under contention depends on it.
+        timeout_seconds: limit of each wait, as in a deployment.
+        cache_folder: folder for measurements, such as `store.default_folder()`; None keeps nothing. Ages are in
+            ``measured_at``.
+        refresh: also measure what the cache has.
 
     Raises:
         ProfileError: a link cannot be used; names both ends.
@@ -164,7 +165,7 @@ class _Probing:
             for name in host:
                 own = stream_cost(samples[name])
                 per_byte = machines.values[name].seconds_per_byte
-                # The stages take one tensor in and send one out.
+                # Each stage receives one tensor and sends one, so the cost is halved per transfer.
                 costs[name] = StreamingCost(
                     transfer_seconds=own.seconds / 2,
                     transfer_seconds_per_byte=per_byte,
@@ -186,7 +187,7 @@ class _Probing:
         return LinkProbe(tuple(links), costs, tuple(dict.fromkeys(doubts)))
 
     def _place(self, name: str, worker: WorkerDescription) -> Hashable:
-        """What machines have in common whose ways to the client are alike."""
+        """Return a key that is equal for machines with similar links to the client."""
         ends = ((CLIENT, name), (name, CLIENT))
         return worker.hostname, worker.cores, worker.threads, *(self._settings.get(each) for each in ends)
 
@@ -223,13 +224,13 @@ class _Probing:
         return measured
 
     def _is_believable(self, name: str, known: MachineProbe) -> bool:
-        """Whether a round trip to a machine now does not contradict what is known; slower counts by the best one."""
+        """Whether a round trip now agrees with the cached one, by its best run if slower, by its median if faster."""
         now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
         slowest = link_samples.DISAGREEMENT * now.single_seconds
         return now.best_seconds / link_samples.DISAGREEMENT <= known.round_trip_seconds <= slowest
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
-        """The machines of every host on which transfers find no core that computes nothing."""
+        """Return the machines of every host without spare cores for transfers, grouped by host."""
         found: dict[str, list[str]] = {}
         for name, worker in self._workers.items():
             if not has_spare_cores(name, self._workers):
@@ -237,7 +238,7 @@ class _Probing:
         return [tuple(names) for names in found.values()]
 
     def _alone_streams(self, host: Sequence[str], doubts: list[str]) -> dict[str, tuple[StreamSample, ...]]:
-        """Of the first of each kind, for all of it: whether they are alike their round trips have shown."""
+        """Probe streams on the first machine of each kind, for all of it; their round trips were similar."""
         first: dict[Hashable, tuple[StreamSample, ...]] = {}
         for name in host:
             if self._places[name] not in first:
@@ -253,7 +254,7 @@ class _Probing:
         return self._store.known_or(StreamProbe, [name], partial(probe_stream, opened))
 
     def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
-        """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
+        """Probe a chain over the machines that keep all cores of a host busy, at most `LONGEST_CHAIN` of them."""
         names = tuple(host[:LONGEST_CHAIN])
         cores = min(usable_together(self._workers[name].host_cores for name in names) or 1, len(names))
 
@@ -326,7 +327,7 @@ class _Probing:
         return PairProbe(time.time(), tuple(samples), transport)
 
     def _bus_seconds(self, source: str, destination: str) -> float:
-        """What small tensors take from the client to one GPU, and from another to the client, besides the links."""
+        """Return the bus seconds of small tensors from the client to one GPU and from the other GPU to the client."""
         buses = [bus_of(device) for name in (source, destination) for device in self._workers[name].cuda_devices[:1]]
         return sum(bus.latency_seconds for bus in buses if bus is not None)
 
@@ -369,7 +370,7 @@ def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
 
 
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
-    """Whether transfers find a core that computes nothing: none of those may, on which workers of the host compute."""
+    """Whether a host has spare cores for transfers: cores on which none of its workers computes."""
     worker = workers[machine]
     here = tuple(name for name, other in workers.items() if other.host == worker.host)
     return SharedCores(here, worker.cores or 1).oversubscription(_threads(workers)) < 1
@@ -380,7 +381,7 @@ def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:
 
 
 def _in_process(cluster: Cluster) -> LinkProbe:
-    """Stages hand tensors over, at no cost."""
+    """Return the links of an in-process cluster: stages pass tensors at no cost."""
     ends = (CLIENT, *cluster.machine_names)
     links = tuple(
         LinkProfile(a, b, HANDED_OVER_BYTES_PER_SECOND, 0.0, "given", time.time()) for a in ends for b in ends if a != b

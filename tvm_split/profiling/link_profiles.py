@@ -1,4 +1,4 @@
-"""From what was measured of a cluster's links to what plans count with. Pure."""
+"""Converts probes of a cluster's links into the link profiles that plans use. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_split.profiling.spot_checks import SpotChecked
 
 @dataclass(frozen=True)
 class Chain:
-    """The machines of a host through which one chain went, what it cost, and what a stage's start does."""
+    """A probed chain over machines of a host: its cost, and the extra seconds of a stage's start."""
 
     machines: tuple[str, ...]
     cost: ChainCost
@@ -32,11 +32,12 @@ def link_profiles(
     waking: Mapping[str, float],
     chains: Mapping[str, Chain],
 ) -> Iterator[LinkProfile]:
-    """Every link that is not closed.
+    """Yield the profile of every link that is not closed.
 
-    ``waking`` is what hops of a machine take longer when it has slept; between the machines of a host that keep its
-    cores busy, and from there to the client and back, what a chain over them took counts instead. ``chains`` has every
-    such machine's.
+    Args:
+        waking: extra seconds of a hop to a machine whose threads sleep.
+        chains: the probed chain of each machine on a host without spare cores. Links between such machines, and to the
+            client, use its cost instead of ``waking``.
     """
     ends = (CLIENT, *cluster.machine_names)
     for source, destination in ((a, b) for a in ends for b in ends if a != b):
@@ -51,7 +52,7 @@ def link_profiles(
         found: MachineProbe | PairProbe
         if CLIENT in (source, destination):
             found = machines.values[source if destination == CLIENT else destination]
-            # An alike machine's probe has that one's name.
+            # The probe may come from a similar machine, and then names that machine.
             (transport,) = (how for end, how in found.transports.items() if (end == CLIENT) == (destination == CLIENT))
             is_assumed = not machines.assumed.isdisjoint((source, destination))
         else:
@@ -85,7 +86,7 @@ def _line(
     machines: Mapping[str, MachineProbe],
     pairs: Mapping[tuple[str, str], PairProbe],
 ) -> LinkLine:
-    """As given, or as measured while nothing else was under way."""
+    """Return a link's line as given in the cluster, or as measured without other traffic."""
     source, destination = ends
     given = cluster.link(source, destination)
     if given is not None and given.bytes_per_second is not None:

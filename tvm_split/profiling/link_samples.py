@@ -1,4 +1,4 @@
-"""What probing a link gives, and the line through it: latency and bandwidth. Pure; seconds and bytes of one tensor."""
+"""Samples of link probes, and the line through them: latency and bandwidth. Pure functions; seconds and bytes."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 DISAGREEMENT = 2.0
-"""How many times longer the same transfer takes at most a moment later, unless something disturbs it."""
+"""Largest ratio between two undisturbed measurements of the same transfer."""
 SMALLEST_BYTES = 64
 SECOND_BYTES = 64 * 1024
-"""Little enough for a link of some hundred kilobytes a second, enough to estimate what larger tensors would take."""
+"""Second probed size: small enough for a link of some 100 kB/s, large enough to estimate larger tensors."""
 LEAST_LARGEST_BYTES = 1024 * 1024
-"""Below, bandwidth would drown in what every tensor costs anyway."""
+"""Lower limit of the largest probed size; below it, the fixed cost per tensor hides the bandwidth."""
 LARGEST_BYTES = 16 * 1024 * 1024
 WORTHWHILE_SECONDS = 0.12
-"""A slow link is probed with tensors that take no longer."""
+"""Longest transfer with which a slow link is probed, in seconds."""
 MOST_OVER_ARRIVED = 4.0
-"""A link is not believed to be faster than so many times the rate at which its largest tensors came."""
+"""Limit of a link's bandwidth, relative to the rate at which its largest tensors arrived."""
 SHORTEST_SECONDS = 1e-9
-"""What clocks can tell apart."""
+"""Resolution of clocks, in seconds."""
 EDGE_STEP, LARGEST_EDGE = 32, 1024
-"""Edges of matrices are multiples of the first, so that whole vectors are computed, and no larger than the second:
-that is more than a core's own caches hold."""
+"""Step and limit of matrix edges: multiples of the step compute whole vectors; a matrix of the largest edge exceeds a
+core's own caches."""
 ALIKE_SECONDS = 2e-4
-"""By which times of alike machines and links may part however short they are: what waking threads varies by."""
+"""Difference in seconds that is always noise between similar machines or links: the variation of thread wake-ups."""
 SLOWEST_STREAM = 1.1
-"""A stream's results follow each other this much slower than one by one at most: the client works at the same time."""
+"""Largest ratio of a stream's period to a single run's time; the client works at the same time as the stream."""
 
 
 @dataclass(frozen=True)
 class LinkSample:
-    """Tensors of one size on a link.
+    """Times of tensors of one size on a link.
 
-    ``single_seconds`` is the median time from the end of computing at the source to the start of computing at the
-    destination, for a tensor alone; ``stream_seconds`` the time per tensor when one follows the other, or None.
+    ``single_seconds`` is the median time of a single tensor, from the end of compute at the source to the start of
+    compute at the destination. ``stream_seconds`` is the time per tensor in a stream, or None.
     """
 
     size_bytes: int
@@ -46,10 +46,10 @@ class LinkSample:
 
 @dataclass(frozen=True)
 class StreamSample:
-    """A stage that computes for ``compute_seconds`` when it is alone.
+    """Times of a stage that computes for ``compute_seconds`` when it is alone.
 
-    ``single_seconds`` is what a single micro-batch takes to it, through it and back, ``period_seconds`` the time from
-    one result to the next in a stream through it.
+    ``single_seconds`` is the time of a single micro-batch to the stage, through it and back. ``period_seconds`` is the
+    time from one result to the next in a stream through it.
     """
 
     compute_seconds: float
@@ -58,13 +58,13 @@ class StreamSample:
 
     @property
     def is_contradictory(self) -> bool:
-        """Whether results would come sooner if nothing were streamed."""
+        """Whether results come slower in a stream than in single runs."""
         return self.period_seconds > SLOWEST_STREAM * self.single_seconds
 
 
 @dataclass(frozen=True)
 class StreamCost:
-    """Computing for ``c`` seconds per micro-batch takes ``seconds + ratio * c`` of a stream's period."""
+    """Cost of a stream: compute of ``c`` seconds per micro-batch takes ``seconds + ratio * c`` of its period."""
 
     seconds: float
     ratio: float
@@ -72,10 +72,10 @@ class StreamCost:
 
 @dataclass(frozen=True)
 class ChainSample:
-    """A chain of stages on machines that keep all cores of a host busy, which hand on tensors of ``size_bytes``.
+    """Times of a chain of stages that forward tensors of ``size_bytes``, on machines that use all cores of a host.
 
-    A single micro-batch takes ``single_seconds`` in all; ``period_seconds`` is the time from one result to the next in
-    a stream, and ``busy_seconds`` what each takes of all cores.
+    ``single_seconds`` is the total time of a single micro-batch. In a stream, ``period_seconds`` is the time from one
+    result to the next, and ``busy_seconds`` the core time per micro-batch, summed over all cores.
     """
 
     size_bytes: int
@@ -86,8 +86,11 @@ class ChainSample:
 
 @dataclass(frozen=True)
 class ChainCost:
-    """Where all cores are busy: what a stream takes of them at each end of each tensor, and what a hop of a single
-    micro-batch takes, both also for one more byte."""
+    """Cost of transfers on a host whose cores are all busy, as a fixed part and a part per byte.
+
+    ``transfer_seconds`` is the core time at each end of a transfer in a stream. ``hop_seconds`` is the time of one hop
+    of a single micro-batch.
+    """
 
     transfer_seconds: float
     transfer_seconds_per_byte: float
@@ -97,18 +100,18 @@ class ChainCost:
 
 @dataclass(frozen=True)
 class LinkLine:
-    """A tensor of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``."""
+    """Time of a link as a line: a tensor of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``."""
 
     latency_seconds: float
     bytes_per_second: float
 
 
 def in_chain(line: LinkLine, along: Sequence[LinkLine], chain: ChainCost) -> LinkLine:
-    """A link where all cores are busy, by a chain over the links ``along``, which were measured one by one.
+    """Return a link's line under contention, from a chain over the links ``along``, which were measured one by one.
 
-    What the chain takes longer than these together, every hop does; where it takes less, so does each in proportion.
-    Links that are alike are equal: by what noise makes of them a plan would take the seemingly fastest. A byte takes no
-    less than in the chain.
+    If the chain takes longer than these links together, every hop gets the same extra time; if it takes less, each link
+    is shortened in proportion. Similar links get equal latencies; otherwise a plan would select the fastest by noise. A
+    byte takes at least as long as in the chain.
     """
     apart = statistics.fmean(each.latency_seconds for each in along)
     alike = [each.latency_seconds for each in along if are_alike(each.latency_seconds, line.latency_seconds)]
@@ -118,18 +121,20 @@ def in_chain(line: LinkLine, along: Sequence[LinkLine], chain: ChainCost) -> Lin
 
 
 def are_alike(one: float, other: float) -> bool:
-    """Whether times of two machines or links may be equal, but for noise."""
+    """Whether the times of two machines or links are equal within noise."""
     return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= DISAGREEMENT * min(one, other)
 
 
 def matrix_edge(size_bytes: float) -> int:
-    """Of a square matrix of float32 of about so many bytes."""
+    """Return the edge of a square float32 matrix of about ``size_bytes`` bytes."""
     return min(max(round(math.sqrt(size_bytes / 4) / EDGE_STEP), 1) * EDGE_STEP, LARGEST_EDGE)
 
 
 def handed_on_bytes(wanted: Sequence[int]) -> int:
-    """Of tensors that are handed on through a chain: the middle one of the ``wanted`` sizes, as a power of two; 0 where
-    all are so small that bytes do not count."""
+    """Return the size of tensors that a probed chain forwards: the median of the ``wanted`` sizes, as a power of two.
+
+    0 if all sizes are so small that bytes do not count.
+    """
     if max(wanted, default=0) < SECOND_BYTES // 4:
         return 0
     middle: int = 2 ** math.ceil(math.log2(statistics.median(wanted)))
@@ -137,13 +142,13 @@ def handed_on_bytes(wanted: Sequence[int]) -> int:
 
 
 def probe_sizes(wanted: Sequence[int]) -> tuple[int, int, int]:
-    """The sizes to probe for tensors of the ``wanted`` sizes, powers of two so that few differ."""
+    """Return the three sizes to probe for tensors of the ``wanted`` sizes; powers of two, so that few differ."""
     largest = 2 ** math.ceil(math.log2(max(max(wanted, default=1), 1)))
     return SMALLEST_BYTES, SECOND_BYTES, min(max(largest, LEAST_LARGEST_BYTES), LARGEST_BYTES)
 
 
 def worthwhile_size(size_bytes: int, samples: Sequence[LinkSample]) -> int | None:
-    """``size_bytes``, or less where a tensor of that size would take long; None where it would tell nothing new."""
+    """Return ``size_bytes``, or a smaller size if that would take too long; None if it would add no information."""
     if len(samples) < 2:
         return size_bytes
     before, last = samples[-2:]
@@ -156,14 +161,13 @@ def worthwhile_size(size_bytes: int, samples: Sequence[LinkSample]) -> int | Non
 
 
 def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
-    """The line through at least two samples in rising order of size.
+    """Fit a line through at least two samples in ascending order of size.
 
-    The bandwidth is the lesser of two: what one more byte costs a tensor alone, whose copies and hand-overs follow each
-    other, and what it costs in a stream, which a network may slow down after a while. The latency is the median of what
-    is left of single tensors' times.
+    The bandwidth is the lower of two: that of a single tensor, whose copies follow each other, and that of a stream,
+    which a network may slow down after a while. The latency is the median of the remaining times of single tensors.
     """
     largest = samples[-1]
-    # The median of the slopes between any two samples (Theil and Sen's estimator): one disturbed sample does no harm.
+    # The median of the slopes between all pairs (Theil–Sen estimator) is robust against one disturbed sample.
     seconds_per_byte = statistics.median(
         (two.single_seconds - one.single_seconds) / (two.size_bytes - one.size_bytes)
         for one, two in combinations(samples, 2)
@@ -172,7 +176,7 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
     for one, two in pairwise(streamed[-2:]):
         rise = (two.stream_seconds or 0.0) - (one.stream_seconds or 0.0)
         seconds_per_byte = max(seconds_per_byte, rise / (two.size_bytes - one.size_bytes))
-    # Where the way of a small tensor was disturbed, nothing is left of a large one's: that is noise and no bandwidth.
+    # If a small tensor was disturbed, the slope to a large one may be near 0. That is noise, not bandwidth: limit it.
     arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
     seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
     latency_seconds = statistics.median(each.single_seconds - each.size_bytes * seconds_per_byte for each in samples)
@@ -180,9 +184,10 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
 
 
 def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
-    """The line through a short and a long duration of computing; streaming never makes computing faster.
+    """Fit a line through the samples with the shortest and the longest compute time; the ratio is at least 1.
 
-    Nor does it make results come much slower than one by one: what says so was disturbed, and the single run counts.
+    Streaming does not make results much slower than single runs either. A sample that says so was disturbed; then the
+    single run limits its period.
     """
     short, long = (
         replace(each, period_seconds=min(each.period_seconds, SLOWEST_STREAM * each.single_seconds))
@@ -195,10 +200,10 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
 
 
 def chain_cost(samples: Sequence[ChainSample], machines: int) -> ChainCost:
-    """Of a chain over so many machines, there being one hop more than machines.
+    """Return the cost of transfers from samples of a chain over ``machines`` machines, which has one hop more.
 
-    Its stages only hand on what they get, so that all that it takes of cores its hops do. What a byte takes is the
-    difference of small and large tensors: copies, and that a stage finds its input in no cache of its core.
+    Its stages only forward tensors, so the hops take all its core time. The cost per byte is the difference of small
+    and large tensors: copies, and inputs that are not in a cache of the stage's core.
     """
     small, large = min(samples, key=_size), max(samples, key=_size)
     hops = machines + 1
@@ -216,7 +221,7 @@ def _size(sample: ChainSample) -> int:
 
 
 def median_sample(samples: Sequence[StreamSample]) -> StreamSample:
-    """Of the same computing again and again: the median of each of its times."""
+    """Return the median of each time over repeated samples of the same compute."""
     return StreamSample(
         statistics.median(each.compute_seconds for each in samples),
         statistics.median(each.single_seconds for each in samples),
@@ -225,7 +230,7 @@ def median_sample(samples: Sequence[StreamSample]) -> StreamSample:
 
 
 def waking_seconds(samples: Sequence[StreamSample], round_trip_seconds: float) -> float:
-    """What a hop takes longer than without computing in between: cores and threads have gone to sleep meanwhile."""
+    """Return the extra seconds of a hop after compute, during which idle cores and threads go to sleep."""
     longest = max(samples, key=_compute)
     return max(0.0, longest.single_seconds - longest.compute_seconds - round_trip_seconds) / 2
 

@@ -1,4 +1,4 @@
-"""What probing found of links, which is found again between the same ends, by the same versions, with tensors alike."""
+"""Keeps link probes for reuse between the same ends, with the same versions and tensor sizes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from tvm_split.profiling.store import Store, entry_key
 from tvm_split.units import seconds_text
 
 CERTAIN = 0.25
-"""Rounds of one chain part by less on a quiet machine, least and most."""
+"""Largest relative spread of a chain's rounds on a quiet machine, from least to most."""
 
 
 @dataclass(frozen=True)
 class MachineProbe:
-    """A machine and the client: the samples in both directions.
+    """Probe of the link between a machine and the client, in both directions.
 
-    ``seconds_per_byte`` is the machine's processor time for one more byte of a tensor. ``transports`` by destination,
-    the machine or the client, is what carried them.
-    ``measured_at`` is in seconds since 1970.
+    ``seconds_per_byte`` is the machine's processor time per byte of a tensor. ``transports`` names the transport by
+    destination (the machine or the client). ``measured_at`` is in seconds since 1970.
     """
 
     measured_at: float
@@ -41,7 +40,7 @@ class MachineProbe:
 
 @dataclass(frozen=True)
 class PairProbe:
-    """Two machines, one direction."""
+    """Probe of the link from one machine to another."""
 
     measured_at: float
     samples: tuple[LinkSample, ...]
@@ -50,14 +49,14 @@ class PairProbe:
 
 @dataclass(frozen=True)
 class StreamProbe:
-    """A stream through a machine: a sample for every duration of computing."""
+    """Probe of streams through a machine: one sample per compute duration."""
 
     measured_at: float
     samples: tuple[StreamSample, ...]
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Which streams contradict their single runs, in words."""
+        """Messages about the streams that contradict their single runs."""
         return tuple(
             f"had a result every {seconds_text(each.period_seconds)}, and one alone took "
             f"{seconds_text(each.single_seconds)}"
@@ -68,9 +67,11 @@ class StreamProbe:
 
 @dataclass(frozen=True)
 class ChainProbe:
-    """One machine after the other, of those that keep all cores of a host busy. ``start_seconds`` is what a stage that
-    computes takes there longer than by itself, since others had its core and caches before. ``scatter`` is the largest
-    by which the rounds of a sample's periods parted, least and most, as a share of the median."""
+    """Probe of a chain over machines that keep all cores of a host busy.
+
+    ``start_seconds`` is the extra time of a stage that computes there, because others used its core and caches before.
+    ``scatter`` is the largest spread of a sample's periods over the rounds, relative to the median.
+    """
 
     measured_at: float
     samples: tuple[ChainSample, ...]
@@ -87,7 +88,7 @@ Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe, ChainProbe)
 
 @dataclass(frozen=True)
 class LinkStore:
-    """The store of one client; ``ends`` says of each machine what it is, ``settings`` how links are opened."""
+    """Store of one client's probes; ``ends`` identifies each machine, ``settings`` says how links are opened."""
 
     store: Store
     ends: Mapping[str, Any]
@@ -96,7 +97,7 @@ class LinkStore:
     refresh: bool
 
     def known_or(self, kind: type[Probe], machines: Sequence[str], measure: Callable[[], Probe]) -> Probe:
-        """A probe of these machines in this order, measured if it is not known."""
+        """Return the probe of these machines, in this order: from the store, or else measured and kept."""
         ends = [[name, self.ends[name]] for name in machines]
         ways = [end for name in machines for end in ((CLIENT, name), (name, CLIENT))]
         ways += [(machines[0], machines[-1])]
@@ -119,7 +120,7 @@ def link_store(
     sizes: Sequence[int],
     refresh: bool,
 ) -> LinkStore:
-    """The store for one cluster. Local workers listen on another port every time, but are alike."""
+    """Return the store for one cluster. Local workers are identified without their port, which changes every time."""
     ends = {}
     for name, worker in workers.items():
         endpoint = cluster.endpoints()[name]

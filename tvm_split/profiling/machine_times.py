@@ -1,4 +1,4 @@
-"""What is known of kernels' times on one machine: measured now, found in the cache, or had from an equal machine."""
+"""Known kernel times of one machine: measured now, cached, or taken from an identical machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tvm_split.profiling.store import Store, entry_key
 
 MOST_OF_MEMORY = 0.5
 CHANGED = 2.0
-"""How many times faster or slower a machine is that has changed: frequencies and caches vary by less."""
+"""Ratio of times from which a machine counts as changed; frequencies and caches vary by less."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class CachedTime:
-    """Seconds of one call, and when (in seconds since 1970) that was measured."""
+    """Seconds of one kernel call, and when that was measured (seconds since 1970)."""
 
     seconds: Seconds
     measured_at: float
@@ -38,7 +38,7 @@ _CACHED_TIME = TypeAdapter(CachedTime)
 
 @dataclass(eq=False)
 class MachineTimes:
-    """What is known of one machine: times by digest, alone and in company, and why others are not known."""
+    """Known times of one machine by digest, alone and under contention, and why others are unknown."""
 
     machine: MachineFacts
     code: TargetCode
@@ -57,7 +57,7 @@ class MachineTimes:
         return self.machine.name
 
     def recall(self) -> None:
-        """Take what the cache has."""
+        """Load the times that the cache has."""
         for digest in self.code.distinct:
             for times, companions in ((self.alone, ()), (self.contended, self.companions)):
                 found = self.cache.get(self._key(digest, companions), _CACHED_TIME)
@@ -70,27 +70,27 @@ class MachineTimes:
 
     @property
     def checked_kernel(self) -> str | None:
-        """The digest of the kernel of which most time is known from the cache."""
+        """Digest of the kernel with the longest cached time, or None; a new measurement of it validates the cache."""
         return max(self.alone.keys() & self.timeable, key=lambda each: self.alone[each].seconds, default=None)
 
     def is_consistent(self, now: KernelTime) -> bool:
-        """Whether the time of the `checked_kernel` now is about what it is known to be."""
+        """Whether the new time of the `checked_kernel` agrees with the known one; an error counts as agreement."""
         known = self.alone[self.checked_kernel or ""].seconds
         return bool(now.error) or known / CHANGED <= now.seconds <= known * CHANGED
 
     def forget(self) -> None:
-        """All that is known of its kernels."""
+        """Discard all known kernel times."""
         self.alone.clear()
         self.contended.clear()
 
     @property
     def known(self) -> frozenset[str]:
-        """Digests of the kernels of which both times are known."""
+        """Digests of the kernels whose times alone and under contention are known."""
         return frozenset(self.alone.keys() & self.contended.keys())
 
     @property
     def missing(self) -> frozenset[str]:
-        """Digests of the kernels that can be timed and of which a time is lacking."""
+        """Digests of the kernels that can be timed and lack a time."""
         return self.timeable - self.known
 
     @property
@@ -104,7 +104,7 @@ class MachineTimes:
 
     @property
     def kind(self) -> tuple[int, str]:
-        """What machines have in common that run the same code on equal processors of one host."""
+        """Key that is equal for machines that run the same code on identical processors of one host."""
         return id(self.code), json.dumps({**self.machine.identity, "machine": ""}, sort_keys=True)
 
     @property
@@ -120,7 +120,7 @@ class MachineTimes:
         return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes, target)
 
     def take(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
-        """Use what was measured. The cache keeps it if it is confirmed, or faster than what the cache has."""
+        """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
         by_symbol = {symbol(digest): digest for digest in self.code.distinct}
         found: dict[str, CachedTime] = {}
         for each in times:
@@ -142,11 +142,11 @@ class MachineTimes:
 
     @property
     def whole_seconds(self) -> float:
-        """Of all kernels once, as far as they are known."""
+        """Total seconds of all known kernels, each once."""
         return sum(each.seconds for each in self.alone.values())
 
     def take_from(self, equal: MachineTimes) -> None:
-        """Takes what was measured of an equal machine, and keeps it for later, unless it is doubtful."""
+        """Use the measured times of an identical machine, and keep them in the cache unless they are doubtful."""
         for own, others, companions in (
             (self.alone, equal.alone, ()),
             (self.contended, equal.contended, self.companions),
@@ -168,7 +168,7 @@ class MachineTimes:
         self.cache.put({self._ceiling_key(digest): each for digest, each in found.items()})
 
     def _key(self, digest: str, companions: tuple[str, ...]) -> str:
-        # What else is in the caches counts only by its size: a power of two is near enough.
+        # Other cache contents matter only by their size; a power of two is precise enough.
         warmth = self.code.weight_bytes.bit_length() if self.code.distinct[digest].weights else 0
         return entry_key(kernel=digest, target=dict(self.code.target), with_=list(companions), warmth=warmth)
 

@@ -1,4 +1,4 @@
-"""What has to be known of a machine before its kernels are timed: what it is, and which others share its host."""
+"""Facts about a machine that are needed to time its kernels: its identity, and the machines that share its host."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tvm_split.planner.profile import Bus
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """A machine of a cluster.
+    """Facts about a machine of a cluster.
 
-    Machines of one ``host`` slow each other when they compute at the same time; ``cores`` are those of its cores that
-    this one may use. ``memory_free_bytes`` is this machine's part: what a host, or a GPU, has free is shared
-    equally. ``identity`` is what times that were measured on it are known by. ``device`` names a GPU on its host, and
-    ``bus`` is what leads to it; None where that is not known, or nothing does.
+    Machines of one ``host`` slow each other down when they compute at the same time; ``cores`` are the host's cores
+    that this machine may use. ``memory_free_bytes`` is this machine's part of the free memory of its host or GPU, which
+    is shared equally. ``identity`` is the key under which its measured times are kept. ``device`` identifies its GPU on
+    the host; ``bus`` leads to that GPU, None if unknown or without a GPU.
     """
 
     name: str
@@ -50,7 +50,9 @@ class MachineFacts:
 def machine_facts(
     cluster: Cluster, targets: Mapping[str, Mapping[str, Any]], timeout_seconds: float
 ) -> tuple[MachineFacts, ...]:
-    """All machines of a cluster; workers on other hosts are asked, those of this host need not be started for it.
+    """Return the facts about all machines of a cluster.
+
+    Asks workers on other hosts and workers with GPUs; other workers of this host are not started.
 
     Raises:
         WorkerUnavailableError: a worker does not answer; names the machine and its address.
@@ -64,7 +66,7 @@ def machine_facts(
 
 
 def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[MachineFacts]) -> MachineFacts:
-    """A machine with its part of its host's memory, known by its place in the cluster."""
+    """Return a machine with its part of the host's memory, and its place in the cluster in ``identity``."""
     here = [other for other in all_facts if other.host == own.host]
     if own.has_gpu:
         here = [other for other in here if own.device and other.device == own.device] or [own]
@@ -73,7 +75,7 @@ def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[Machine
     ]
     return replace(
         own,
-        # In one process stages are called in turn, so they never compute at the same time.
+        # In one process, stages run one after the other, never at the same time.
         host=own.name if cluster.launcher.in_process else own.host,
         memory_free_bytes=min(limits, default=0),
         identity={
@@ -87,7 +89,7 @@ def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[Machine
 
 
 def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeout_seconds: float) -> MachineFacts:
-    """With all of the memory that the machine's host, or its GPU, has free."""
+    """Return the facts about a machine, with all free memory of its host or GPU."""
     has_gpu = target["kind"] == "cuda"
     if cluster.launcher.in_process or (cluster.launcher.on_this_host and not has_gpu):
         hostname = socket.gethostname()
@@ -113,7 +115,7 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
 
 
 def _on_gpu(machine: MachineFacts, devices: Sequence[CudaDeviceDescription]) -> MachineFacts:
-    """With the memory of the GPU that stages run on, which is the first, and what leads to it."""
+    """Return the machine with the memory and the bus of its first GPU, on which stages run."""
     if not devices:
         return replace(machine, memory_free_bytes=0)
     device = devices[0]
@@ -126,7 +128,7 @@ def _on_gpu(machine: MachineFacts, devices: Sequence[CudaDeviceDescription]) -> 
 
 
 def bus_of(device: CudaDeviceDescription) -> Bus | None:
-    """What leads to a GPU; None where its worker does not say it, or no numbers."""
+    """Return the bus of a GPU; None if its worker does not report valid numbers."""
     speed, latency = device.bus_bytes_per_second, device.bus_latency_seconds
     is_known = math.isfinite(speed) and math.isfinite(latency) and speed > 0 and latency >= 0
     return Bus(speed, latency) if is_known else None

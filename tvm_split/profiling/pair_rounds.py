@@ -1,4 +1,4 @@
-"""Pairs of machines in rounds, whose pairs can be measured at the same time. Pure."""
+"""Groups pairs of machines into rounds of pairs that can be measured at the same time. Pure function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PARALLEL_PAIRS = 4
 
 
 def rounds_of(pairs: Sequence[tuple[str, str]], hosts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    """The pairs in groups of at most `PARALLEL_PAIRS`, in which no machine or host, by ``hosts``, occurs twice."""
+    """Yield the pairs in groups of at most `PARALLEL_PAIRS`; no host occurs in two pairs. ``hosts`` is by machine."""
     waiting = list(pairs)
     while waiting:
         together: list[tuple[str, str]] = []

@@ -13,12 +13,12 @@ from rpc_runtime.client.session import Session
 
 FEWEST, MOST = 3, 60
 HOPELESS_SECONDS = 0.5
-"""A run that takes longer is not repeated."""
+"""A run that takes longer, in seconds, is not repeated."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A program of pass-through stages: median and best of a run without its computing, and means per micro-batch."""
+    """Times of a pass-through program: median and best run without compute, and means per micro-batch, in seconds."""
 
     single_seconds: float
     best_seconds: float
@@ -28,7 +28,7 @@ class Passage:
 
 
 def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_seconds: float) -> Passage:
-    """Single runs for about ``series_seconds`` and a stream for as long, after one run that makes all warm."""
+    """Measure single runs for about ``series_seconds`` and a stream for as long, after one warm-up run."""
     machines = pipeline.program.machines
     pipeline.run(inputs)
     start = time.perf_counter()

@@ -1,5 +1,4 @@
-"""What a processor can do at most, measured: multiply-adds a second and bytes read a second; and what a network takes
-for its weights besides."""
+"""Measured peaks of a processor: multiply-adds and bytes read per second; and a network's overhead per weight."""
 
 from __future__ import annotations
 
@@ -29,10 +28,10 @@ EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of float32 operations (a multiplication and an addition are two) and of reading memory.
+    """Peak rates of float32 operations (a multiplication and an addition are two) and of reading memory.
 
-    ``seconds_per_weight`` is what a network takes longer than its kernels do by themselves, by its weights: each is
-    given to it with every micro-batch, and looked at.
+    ``seconds_per_weight`` is the overhead of a network over its kernels, per weight: every micro-batch passes each
+    weight to the network, which checks it.
     """
 
     operations_per_second: float
@@ -42,8 +41,11 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class CeilingCode:
-    """What is timed, by digest: the two kernels whose rates no other exceeds, multiply-adds and reading, of which a
-    call does ``amounts``; then a network of `CALLS` kernels that do next to nothing, and such a kernel by itself."""
+    """Kernels to time, by digest: multiply-add and memory-read kernels at the peak rates, then a network of small ones.
+
+    ``amounts`` are the operations and the bytes of one call of the first two. The network has `CALLS` kernels that do
+    nearly nothing; the last entry is one such kernel alone.
+    """
 
     target: Mapping[str, Any]
     module: tvm.IRModule
@@ -60,14 +62,14 @@ class CeilingCode:
         return KernelSet(machine, "cpu", library, tuple(self.kernels.values()), 0, target_text(self.target))
 
     def ceilings(self, seconds: Mapping[str, float]) -> Ceilings:
-        """From the time of each, by digest."""
+        """Return the peaks from the seconds of each kernel, by digest."""
         adding, reading, network, kernel = (seconds[digest] for digest in self.kernels)
         operations, read = self.amounts
         return Ceilings(operations / adding, read / reading, max(0.0, network / CALLS - kernel) / WEIGHTS)
 
 
 def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
-    """The kernels for a CPU's target; for GPUs there are none."""
+    """Return the peak kernels for a CPU target; GPUs are not supported."""
     built_for = tvm_target(target)
     adding, reading = multiply_add_kernel(built_for, threads), memory_read_kernel(built_for, threads)
     smallest = smallest_kernel(built_for)
@@ -81,7 +83,7 @@ def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
         for digest, kernel in digests.items()
         if kernel is not smallest
     }
-    # The kernel by itself comes last: it finds its code and memory as in the network.
+    # The single kernel comes last, so that its code and memory are as warm as in the network.
     (*_, digest) = digests
     kernels |= {
         f"{CALLS} times {digest}": _timed(NETWORK, [vector] * (1 + CALLS * WEIGHTS), 0),
@@ -91,7 +93,7 @@ def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
 
 
 def _network(kernel: CeilingKernel) -> tvm.IRModule:
-    """`CALLS` of a kernel one after the other, each with weights of its own."""
+    """Return a network of `CALLS` calls of a kernel, one after the other, each with its own weights."""
     builder = relax.BlockBuilder()
     name = symbol(kernel_digest(kernel.function))
     function = builder.add_func(kernel.function.with_attr("global_symbol", name), name)
@@ -109,7 +111,7 @@ def _network(kernel: CeilingKernel) -> tvm.IRModule:
 
 
 def measure_ceilings(threads: int) -> Ceilings:
-    """Those of this machine, with ``threads`` threads.
+    """Measure the peaks of this machine with ``threads`` threads.
 
     Raises:
         ProfileError: the kernels do not run here.
@@ -120,7 +122,7 @@ def measure_ceilings(threads: int) -> Ceilings:
 
 
 def time_here(kernels: KernelSet, blobs: BlobFolder, threads: int, effort: TimingEffort) -> tuple[KernelTime, ...]:
-    """Times of kernels in this process; raises a ProfileError if one of them has none."""
+    """Time kernels in this process; raises a ProfileError if one of them cannot be timed."""
     with InProcessKernels(threads) as session:
         session.load(kernels, blobs.path)
         times = session.measure(effort)

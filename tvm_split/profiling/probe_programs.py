@@ -1,4 +1,4 @@
-"""Programs that do nothing but pass tensors of given sizes: what links are measured with, over the real runtime."""
+"""Programs that pass tensors of given sizes, to measure links over the real runtime."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_module
 
 BUSY_INPUT = (1, 256)
-"""A kilobyte, which travels as fast as a tensor can, and makes a matrix that lies in a core's second-level cache."""
+"""Shape of a tensor of 1 kB: fast to transfer, and expanded to a matrix that fits a core's second-level cache."""
 
 
 class ProbePrograms:
-    """Compiles pass-through stages, each once per architecture and pair of sizes, for any processor of it."""
+    """Compiles pass-through stages for any processor of an architecture, once per architecture and pair of sizes."""
 
     def __init__(
         self, architectures: Mapping[str, str], gpus: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     ) -> None:
-        """``architectures`` by machine, as the workers say: ``x86_64``; ``gpus`` are targets of those that have one."""
+        """``architectures`` by machine, as reported (``x86_64``); ``gpus`` are targets of machines with GPUs."""
         self._architectures = architectures
         self._gpus = gpus
         self._blobs = BlobFolder.temporary()
@@ -38,7 +38,9 @@ class ProbePrograms:
         return self._blobs.path(sha256)
 
     def chain(self, machines: Sequence[str], sizes_bytes: Sequence[int], *, on_gpus: bool = False) -> Program:
-        """From the client over the machines and back, with tensors of ``sizes_bytes`` before, between and after them.
+        """Return a program from the client over the machines and back.
+
+        ``sizes_bytes`` are the sizes of the tensors before, between and after the machines.
 
         Raises:
             CompileError: there is no linker here for a machine's architecture, or no code can be made for its GPU.
@@ -51,14 +53,14 @@ class ProbePrograms:
         return _chained("pass", machines, tensors, libraries, "cuda" if on_gpus else "cpu")
 
     def busy(self, machine: str, products: int) -> Program:
-        """A small tensor in and out, and in between so many matrix products one after the other."""
+        """Return a program that computes ``products`` matrix products in sequence, with a small tensor in and out."""
         rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(2)]
         return _chained("compute", [machine], rows, [self._library(self._compile_busy, machine, products)], "cpu")
 
     def reading(self, machines: Sequence[str], edge: int) -> Program:
-        """One stage after the other that multiplies a row with weights of its own, square matrices with that ``edge``.
+        """Return a chain of stages that each multiply a row by their own square weight matrix with that ``edge``.
 
-        Where a machine is named several times it has several of the stages.
+        A machine that is named several times gets several stages.
         """
         rows = [TensorSpec(f"row {place}", (1, edge), "float32") for place in range(len(machines) + 1)]
         libraries = [self._library(self._compile_reading, machine, edge) for machine in machines]
@@ -80,7 +82,7 @@ class ProbePrograms:
         return self._libraries[key]
 
     def _compile_busy(self, target: Mapping[str, Any], products: int) -> BlobSpec:
-        """A row made into a matrix, which is multiplied again and again, and of the last the first row."""
+        """Compile a stage that expands a row to a matrix, multiplies it repeatedly, and returns its first row."""
         builder = relax.BlockBuilder()
         row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
         with builder.function("main", [row]):
@@ -107,9 +109,9 @@ class ProbePrograms:
         return self._build(builder, target)
 
     def _compile(self, target: Mapping[str, Any], taken: int, made: int) -> BlobSpec:
-        """The first bytes of what comes in, or its first byte again and again: no more work than writing the result.
+        """Compile a stage that returns the first bytes of its input, or its first byte repeated: minimal compute.
 
-        Each inverted, or as many bytes would be a view, which the runtime copies, as it does nothing that is computed.
+        The bytes are inverted, because otherwise a result of equal size would be a view, which the runtime copies.
         """
         builder = relax.BlockBuilder()
         tensor = relax.Var("tensor", relax.TensorType((taken,), "uint8"))
@@ -137,7 +139,7 @@ def _cpu_target(architecture: str) -> dict[str, Any]:
 def _chained(
     name: str, machines: Sequence[str], tensors: Sequence[TensorSpec], libraries: Sequence[BlobSpec], device: str
 ) -> Program:
-    """A stage on each machine, of its library, between a tensor and the next."""
+    """Return a program with one stage per machine, from its library, between each tensor and the next."""
     stages = tuple(
         StageSpec(place, f"{name} {place}", machine, (), device, library, (), (tensors[place],), (tensors[place + 1],))
         for place, (machine, library) in enumerate(zip(machines, libraries, strict=True))

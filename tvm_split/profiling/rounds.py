@@ -1,7 +1,7 @@
-"""Repeats measurements until the fastest is confirmed: the only rule about noise in this package.
+"""Repeats measurements until the fastest one is confirmed: the rule about noise in this package.
 
-Other programs only make a measurement longer. So the fastest of several is the best one, once another comes close to
-it: a single fast one may be an error of a clock.
+Other programs can only make a measurement longer. So the fastest of several is the best one, if a second one is close
+to it: a single fast one may be a clock error.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ Key = TypeVar("Key")
 Measured = TypeVar("Measured")
 
 WITHIN = 0.05
-"""By which two undisturbed measurements of the same thing differ at most."""
+"""Largest relative difference between two undisturbed measurements of the same thing."""
 ROUNDS = (3, 9)
-"""Rounds that everything gets, and rounds after which what is still unconfirmed stays so."""
+"""Number of rounds for every measurement, and largest number for unconfirmed ones."""
 
 
 class Confirmed(NamedTuple, Generic[Measured]):
@@ -34,10 +34,10 @@ def confirmed_fastest(
     within: float = WITHIN,
     rounds: tuple[int, int] = ROUNDS,
 ) -> dict[Key, Confirmed[Measured]]:
-    """The fastest measurement by key. Rounds alternate their order, so that no key always comes after the same one.
+    """Return the fastest measurement by key. Rounds alternate their order, so that no key always follows the same one.
 
-    From the first number of ``rounds`` on, only what is unconfirmed is measured again: up to the second number, or as
-    long as another round as long as those before would end within ``limit_seconds``.
+    After the first number of ``rounds``, only unconfirmed keys are measured again, up to the second number of rounds.
+    No round starts that would probably end after ``limit_seconds``, except the first one.
     """
     samples: dict[Key, list[Measured]] = {key: [] for key in measures}
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""Measures some of what is alike by all that is known of it, for the rest of it, too. Pure."""
+"""Measures a few items of each kind, and uses their values for the other items of that kind. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class SpotChecked(Generic[Item, Value]):
-    """A value for each item; ``assumed`` are those that have another one's of their kind."""
+    """A value for each item; ``assumed`` are the items with the value of another item of their kind."""
 
     values: Mapping[Item, Value]
     assumed: frozenset[Item]
 
 
 def first_of(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[Item]:
-    """Those that are measured first: of every kind the first and the last, which have least in common."""
+    """Return the items to measure first: the first and the last of every kind, the two most likely to differ."""
     return [item for kind in _by_kind(items, kind_of) for item in dict.fromkeys((kind[0], kind[-1]))]
 
 
@@ -30,9 +30,10 @@ def spot_checked(
     agree: Callable[[Value, Value], bool],
     size: Callable[[Value], float],
 ) -> SpotChecked[Item, Value]:
-    """Measure two of every kind; where they agree, the others of the kind are taken to be as the first.
+    """Measure two items of every kind; if they agree, the others of the kind get the value of the first.
 
-    Where they do not, one of them was disturbed: a third is measured, and the others are as the one of middle ``size``.
+    If they disagree, one of them was disturbed. Then a third is measured, and the others get the value of the middle
+    ``size``.
     """
     found = dict(measure(first_of(items, kind_of)))
     kinds = _by_kind(items, kind_of)

@@ -1,7 +1,7 @@
-"""What was measured, kept between runs: one file of JSON for each subject, such as a machine.
+"""Keeps measurements between runs: one JSON file for each subject, such as a machine.
 
-The subject is the measured system: host, versions, threads. A key identifies what was measured: a kernel's code and
-shapes, or a link's ends. So other models reuse equal measurements.
+The subject is the measured system: host, versions, threads. A key identifies the measured object: a kernel's code and
+shapes, or a link's ends. Therefore other models reuse equal measurements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Measurement = TypeVar("Measurement")
 
 LOCKED_SECONDS = 60.0
 _locked_until: dict[Path, float] = {}
-"""When a folder whose lock was held is tried again: each store would wait for it as long as the one before."""
+"""Time (monotonic) at which a locked folder is tried again; otherwise each store would wait for the lock again."""
 
 
 def default_folder() -> Path:
@@ -38,15 +38,15 @@ def default_folder() -> Path:
 
 
 def entry_key(**parts: Any) -> str:
-    """A name for what is described by ``parts``, which JSON can hold."""
+    """Return a key (SHA-256) for ``parts``, which must be JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class Store:
-    """The measurements of ``subject``, which JSON can hold, in a file of ``folder``.
+    """The measurements of ``subject``, a JSON value, in a file of ``folder``.
 
-    They stay in memory only if ``folder`` is None, cannot be written, is open to other users, or stays locked for
-    ``lock_seconds``. A `MeasurementsWarning` names such a problem, and a damaged file.
+    They stay only in memory if ``folder`` is None, cannot be written, is open to other users, or stays locked for
+    ``lock_seconds``. A `MeasurementsWarning` reports such a problem, or a damaged file.
     """
 
     def __init__(self, folder: Path | None, subject: Mapping[str, Any], lock_seconds: float = LOCK_SECONDS) -> None:
@@ -62,7 +62,7 @@ class Store:
         self._entries = self._read()
 
     def get(self, key: str, kind: TypeAdapter[Measurement]) -> Measurement | None:
-        """A measurement, which has a ``measured_at`` in seconds since 1970; none is from the future."""
+        """Return a measurement or None. Its ``measured_at``, in seconds since 1970, is at most the current time."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -73,9 +73,10 @@ class Store:
             return None
 
     def put(self, entries: Mapping[str, Any]) -> None:
-        """Keep dataclasses by key, beside what others have written in the meantime.
+        """Keep dataclasses by key, together with entries that other processes have written in the meantime.
 
-        A folder that cannot be used only costs time the next time, and is not tried again soon.
+        If the folder cannot be used, the entries stay in memory, and a locked folder is not tried again for
+        `LOCKED_SECONDS`.
         """
         added = {key: asdict(entry) for key, entry in entries.items()}
         self._entries = {**self._entries, **added}
@@ -105,7 +106,7 @@ class Store:
             pass
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             self._warn_damaged(str(error))
-        return {}  # another version's is measured anew and written over
+        return {}  # the file of another version is overwritten
 
     def _warn_unkept(self, folder: Path, error: OSError) -> None:
         remedy = REMEDY if isinstance(error, PermissionError) else f"or name another folder in ${CACHE_VARIABLE}"
@@ -123,7 +124,7 @@ def _was_locked(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Kept:
-    """A store's file: what its measurements are of and when each was made; both empty where it cannot be read."""
+    """A store's file: its subject and the time of each measurement; both empty if it cannot be read."""
 
     path: Path
     size_bytes: int
@@ -132,7 +133,7 @@ class Kept:
 
 
 def kept(folder: Path) -> tuple[Kept, ...]:
-    """All stores in a folder."""
+    """Return all stores in a folder."""
     return tuple(_kept(path) for path in sorted(folder.glob("*.json")))
 
 

@@ -1,4 +1,4 @@
-"""Measures what streams take from computing: stages that really compute, for a short and for a longer time."""
+"""Measures how much streams slow compute down, with stages that compute for a short and for a longer time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from tvm_split.profiling.link_samples import SMALLEST_BYTES, ChainSample, Stream
 from tvm_split.profiling.link_store import CERTAIN, ChainProbe, StreamProbe
 
 PRODUCTS = (1, 5)
-"""Of matrices, in each stage: about 1 and 5 ms on a present-day core."""
+"""Matrix products per stage: about 1 and 5 ms on a present-day core."""
 MOST_HANDED_ON_SECONDS = 0.1
-"""For one large tensor through a whole chain; a stream of those that take longer would hold up for long."""
+"""Longest time of one large tensor through a chain, in seconds; a stream of slower ones would take too long."""
 ROUNDS = 3
-"""Short and long computing take turns, so that a disturbance spoils a round of both, and medians of rounds are kept."""
+"""Rounds that alternate short and long compute: a disturbance affects both, and the median of the rounds counts."""
 MOST_ROUNDS, MOST_SECONDS = 5 * ROUNDS, 1.0
-"""As long as the medians contradict themselves: so many, or no more than for so long."""
+"""Most rounds, and most seconds, while the medians still contradict each other."""
 SINGLE_RUNS = 5
 SINGLE_SECONDS, MOST_SINGLE_RUNS = 0.02, 30
-"""For so long, or so often, and never less often than that: the first few find everything cold."""
+"""Seconds and largest number of single runs; at least `SINGLE_RUNS` are made, because the first few run cold."""
 STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, FILL, UNDER_WAY_PER_LINK = 0.05, 6, 3, 4, 3
 
 
 def probe_stream(opened: Callable[[int], Session]) -> StreamProbe:
-    """A stream through one machine, with short and with longer computing.
+    """Probe streams through one machine, with short and with longer compute.
 
     Args:
-        opened: a pipeline through one stage that computes so many products on this machine; closed here.
+        opened: opens a pipeline through one stage that computes the given number of matrix products on this machine;
+            the pipeline is closed here.
     """
     samples: list[list[StreamSample]] = [[] for _ in PRODUCTS]
     with contextlib.ExitStack() as stack:
@@ -48,14 +49,15 @@ def probe_stream(opened: Callable[[int], Session]) -> StreamProbe:
 def probe_chain(
     machines: Sequence[str], cores: int, opened: Callable[[Sequence[str], int], Session], size_bytes: int
 ) -> ChainProbe:
-    """A chain of machines that keep all ``cores`` of a host busy: streams and single micro-batches.
+    """Probe a chain of machines that keep all ``cores`` of a host busy, with streams and single micro-batches.
 
-    Rounds of all of them in turn; the `ROUNDS` with the shortest streams count, as whatever disturbs makes them longer.
+    Of several rounds, the `ROUNDS` with the shortest streams count, because disturbances make streams longer. The cost
+    of a start is the extra compute time of stages on all machines over that of all stages on the first machine.
+
     Args:
-        opened: a pipeline over machines through stages that hand on tensors of so many bytes, or, of none, compute;
-            closed here. A start is what stages compute longer on all the machines than all of them on the first.
-        size_bytes: of larger tensors, that are only handed on; 0 for none, as where links are so slow that what their
-            bytes take of cores does not count.
+        opened: opens a pipeline over machines, closed here. Its stages forward tensors of the given bytes, or compute
+            if these are 0.
+        size_bytes: size of larger tensors, which are only forwarded; 0 for none, if their bytes do not matter.
     """
     sizes = [SMALLEST_BYTES]
     rounds: list[list[ChainSample]] = []
@@ -73,7 +75,7 @@ def probe_chain(
             if _seconds_of_run(large, _inputs(large)) < MOST_HANDED_ON_SECONDS:
                 sizes.append(size_bytes)
                 handing_on.append(large)
-        for pipeline in handing_on:  # the first stream finds everything cold
+        for pipeline in handing_on:  # warm up: the first stream runs cold
             _period(pipeline)
         begin = time.monotonic()
         while len(rounds) < ROUNDS or (
@@ -84,7 +86,7 @@ def probe_chain(
             rounds.append(
                 [_chain_sample(size, cores, pipeline) for size, pipeline in zip(sizes, handing_on, strict=True)]
             )
-            # What any stage does is in the chain that only hands on.
+            # Subtract the chain that only forwards, to keep the compute alone.
             apart, together = (_single_runs(busy)[0] - _single_runs(idle)[0] for busy, idle in computing)
             starts.append((apart - together) / len(machines))
     kept = _quietest(rounds)
@@ -97,7 +99,7 @@ def _quietest(rounds: Sequence[Sequence[ChainSample]]) -> list[Sequence[ChainSam
 
 
 def _scatter(rounds: Sequence[Sequence[ChainSample]]) -> float:
-    """By how much the periods of one sample parted at most, least and most, as a share of the median."""
+    """Return the largest spread (most minus least) of a sample's periods, relative to their median."""
     found = [0.0]
     for samples in zip(*rounds, strict=True):
         periods = [each.period_seconds for each in samples if each.period_seconds]
@@ -120,9 +122,9 @@ def _are_contradictory(samples: Sequence[Sequence[StreamSample]]) -> bool:
 
 
 def _single_runs(pipeline: Session) -> tuple[float, float]:
-    """Seconds that a micro-batch alone computes, on average, and that such a run takes in all: the median."""
+    """Return the mean compute seconds of single micro-batches, and the median seconds of a whole run."""
     inputs = _inputs(pipeline)
-    for _ in range(2):  # what has stood still since the last round
+    for _ in range(2):  # warm up after the pause since the last round
         pipeline.run(inputs)
     before = _computed(pipeline)
     begin = time.perf_counter()
@@ -135,19 +137,19 @@ def _single_runs(pipeline: Session) -> tuple[float, float]:
 
 
 def _chain_sample(size_bytes: int, cores: int, pipeline: Session) -> ChainSample:
-    """A stream, and the median of some single runs that follow it, as in `bench`."""
+    """Measure a stream, and the median of some single runs after it, as in `bench`."""
     inputs = _inputs(pipeline)
     used, passed = _used(pipeline)
     period = _period(pipeline)
     seconds = [_seconds_of_run(pipeline, inputs) for _ in range(SINGLE_RUNS)]
     used_now, passed_now = _used(pipeline)
-    # The single runs and the questions are in what was used: of a stream no more than all cores in its time.
+    # The used time includes single runs and statistics queries. A stream cannot use more than all cores for its time.
     busy = min((used_now - used) / (passed_now - passed), cores * period)
     return ChainSample(size_bytes, statistics.median(seconds), period, busy)
 
 
 def _used(pipeline: Session) -> tuple[float, int]:
-    """Seconds of the workers' cores and of this process's so far, and micro-batches."""
+    """Return processor seconds of the workers and this process so far, and the number of micro-batches."""
     seconds = sum(pipeline.processor_seconds().values()) + time.process_time()
     return seconds, pipeline.statistics()[0].micro_batches
 
@@ -163,11 +165,11 @@ def _computed(pipeline: Session) -> float:
 
 
 def _period(pipeline: Session) -> float:
-    """Seconds from one result to the next, once the pipeline is full and while it is fed."""
+    """Return the seconds from one result to the next, while the pipeline is full."""
     inputs = _inputs(pipeline)
     seconds = _seconds_of_run(pipeline, inputs)
     stages = len(pipeline.program.stages)
-    # While it fills and drains, stages that have nothing to do leave their cores to the others.
+    # Do not count fill and drain: then idle stages leave their cores to the others.
     fill = UNDER_WAY_PER_LINK * (stages + 1) if stages > 1 else FILL
     fewest = FEWEST_STREAMED if stages == 1 else FEWEST_OF_CHAIN * stages
     counted = max(fewest, int(STREAM_SECONDS * stages / max(seconds, 1e-6)))

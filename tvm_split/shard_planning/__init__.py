@@ -1,1 +1,1 @@
-"""Plans in which machines compute layers together: which are considered, and whether one is worth it."""
+"""Find plans with sharded stages, and decide whether one is better than the best plan of whole layers."""

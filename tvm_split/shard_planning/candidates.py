@@ -1,8 +1,8 @@
-"""Plans in which machines compute layers together on each input: what is considered, estimated, and timed.
+"""Find candidate plans with sharded stages, estimate them, and measure the best few.
 
-Ways to share a run of blocks are asked of the rewrites, estimated from the pieces' times, and put together by dynamic
-programming (`planner.shard_search`). What that finds is simulated, its shares are balanced, and the best few are timed
-in their own shapes where the cluster is measured at all.
+The rewrites decide how a run of blocks can be sharded. These options are estimated from the pieces' times and combined
+by dynamic programming (`planner.shard_search`). The results are evaluated, their shares are balanced, and the best few
+are measured in their own shapes, unless the cluster is only estimated.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ from tvm_split.steps import StepProgress
 from tvm_split.units import names_of
 
 MOST_TIMED = 3
+"""Most candidates that are balanced and measured."""
 WORTH_TIMING = 1.25
-"""An estimate may be so many times what is to be beaten: parts often take less than their share of a piece's work."""
+"""Largest estimate, by the value to beat, of a plan that is measured: parts often take less than estimated."""
 MOST_TRIES = 40
-"""How often a rewrite is asked how far a stage can reach, for one option of sharing."""
+"""Most failed attempts to find the end of a sharded stage, for one sharding and one set of machines."""
 SIZES = (2, 3, 4)
-"""Of the sets of machines that share, besides all of them: each size the fastest."""
+"""Sizes of the sets of machines that shard a stage, in addition to all machines; each set has the fastest ones."""
 BALANCING = 3
+"""Most iterations of balancing the shares of a plan."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Stages of layers, some of them shared, and what they do; ``is_timed`` if parts were timed in their own shapes."""
+    """Stages of layers, some of them sharded, and their evaluation; ``is_timed`` if their own shapes were measured."""
 
     stages: tuple[Stage, ...]
     graph: StepGraph
@@ -58,7 +60,7 @@ class ShardPlan:
 
     @property
     def words(self) -> str:
-        """What is shared by whom."""
+        """A description of the shardings and their machines."""
         shared = [stage for stage in self.stages if stage.sharding]
         how = dict.fromkeys(f"{each.sharding.axis} ({each.sharding.exchange})" for each in shared if each.sharding)
         machines = dict.fromkeys(machine for stage in shared for machine in stage.machines)
@@ -71,9 +73,9 @@ class ShardPlan:
 
 
 class ShardCandidates:
-    """Looks for plans with shared stages, for the machines of a problem.
+    """Searches plans with sharded stages for the machines of a problem.
 
-    ``make_plan`` makes a plan of stages, with the machines' targets; to estimate, no target is needed.
+    ``make_plan`` makes a plan of stages with the machines' targets, which only measurements need.
     """
 
     def __init__(
@@ -97,14 +99,14 @@ class ShardCandidates:
         self._block_of = {layer: number for number, block in enumerate(self._blocks) for layer in block.layers}
 
     def estimated(self, stages: tuple[Stage, ...]) -> ShardPlan:
-        """Raises a `PlanError` where the stages cannot be shared so, or have no links."""
+        """The estimated plan of these stages; raises a `PlanError` if they cannot be sharded so or lack a link."""
         graph = self._estimates.steps_of(self._plan(stages))
         return ShardPlan(stages, graph, evaluate(self._problem, graph))
 
     def timed(
         self, plans: Sequence[ShardPlan], cluster: Cluster, on_progress: StepProgress | None
     ) -> tuple[ShardPlan, ...]:
-        """The same with their parts timed in their own shapes; errors as of `profile_parts`."""
+        """The same plans with their parts measured in their own shapes; errors as of `profile_parts`."""
         found = profile_parts(
             self._model,
             [self._make_plan(each.stages) for each in plans],
@@ -120,9 +122,9 @@ class ShardCandidates:
         )
 
     def candidates(self) -> tuple[ShardPlan, ...]:
-        """Plans that keep to what is demanded, the best by their estimates first."""
+        """Plans that satisfy the demands, in ascending order of their estimates."""
         groups = self._options()
-        # Where memory is short, machines should have nothing to themselves that they could share.
+        # If memory is short, shard every block that can be sharded.
         return self._found_with(groups, all_shared=False) or self._found_with(groups, all_shared=True)
 
     def _found_with(self, groups: Sequence[Sequence[ShardOption]], *, all_shared: bool) -> tuple[ShardPlan, ...]:
@@ -135,20 +137,20 @@ class ShardCandidates:
             try:
                 found[stages] = self.estimated(stages)
             except PlanError:
-                continue  # together, runs of blocks may be impossible that are possible apart
+                continue  # runs of blocks that can be sharded one by one may not be possible together
         best = sorted(found.values(), key=self._rank)
         balanced = [*map(self._balanced, best[:MOST_TIMED]), *best[MOST_TIMED:]]
         return tuple(sorted(self.kept(balanced), key=self._value))
 
     def kept(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
-        """Those that keep to what is demanded."""
+        """The plans that satisfy the demands."""
         return tuple(each for each in plans if self.keeps_demands(each))
 
     def _value(self, plan: ShardPlan) -> float:
         return objective_seconds(self._problem.objective, plan.evaluation)
 
     def keeps_demands(self, plan: ShardPlan) -> bool:
-        """Whether a plan fits the memory, and keeps to pins, numbers of stages and machines, and limits."""
+        """Whether a plan fits the memory and satisfies pins, numbers of stages and machines, and limits."""
         problem, evaluation = self._problem, plan.evaluation
         pairs = {(layer, machine) for stage in plan.stages for layer in stage.layers for machine in stage.machines}
         return (
@@ -162,7 +164,10 @@ class ShardCandidates:
         return float(inputs), float(sum(each.size_bytes for each in self._model.outputs))
 
     def _options(self) -> list[list[ShardOption]]:
-        """Options by sharding and machines; when time is up, no more than the first are looked for."""
+        """Groups of options, one for each sharding and set of machines; after the time limit, only those found so far.
+
+        The search goes on past the limit until it has a first group.
+        """
         deadline = time.monotonic() + self._request.time_limit_seconds
         found: list[list[ShardOption]] = []
         for machines in self._teams():
@@ -176,7 +181,7 @@ class ShardCandidates:
         return found
 
     def _teams(self) -> Iterator[tuple[str, ...]]:
-        """Sets of machines, each of the fastest, in the order of the problem."""
+        """Sets of the fastest machines, each in the order of the problem."""
         order = [machine.name for machine in self._problem.machines]
         able = [name for name in order if any(name in block.seconds for block in self._blocks)]
         fastest = sorted(able, key=self._seconds_on)
@@ -208,9 +213,10 @@ class ShardCandidates:
             first += 1
 
     def _by_end(self, option: ShardOption, last: int) -> dict[int, Sequence[float]]:
-        """The seconds of each block by where the stage ends: only halos that are computed twice depend on that.
+        """The seconds of each block by the end of the stage; they depend on it only for halos that are computed twice.
 
-        As rewritten for the last end; for others of fused tiles what is computed there is looked at only.
+        The model is rewritten for the last end only. The times for earlier ends of fused tiles are estimated without
+        rewriting.
         """
         whole = self._costs(option, last)
         if whole is None:
@@ -224,7 +230,7 @@ class ShardCandidates:
         return found
 
     def _plan_around(self, option: ShardOption, end: int) -> tuple[Plan, int]:
-        """A plan whose machines share a option's blocks up to ``end``, and the position of that stage."""
+        """A plan that shards an option's blocks up to ``end``, and the position of the sharded stage."""
         ends = ((0, option.begin), (end, len(self._blocks)))
         around = [Segment(*span, option.holder) for span in ends if span[0] < span[1]]
         segments = sorted([*around, Segment(option.begin, end, option.holder, option)], key=lambda each: each.first)
@@ -236,7 +242,7 @@ class ShardCandidates:
         )
 
     def _looked_ahead(self, option: ShardOption, end: int) -> list[float] | None:
-        """The seconds of each block without exchanges, as far as they are seen ahead; None if it cannot be shared."""
+        """The seconds of each block without exchanges, estimated without rewriting; None if they cannot be sharded."""
         if not self._may_share(option, end):
             return None
         try:
@@ -250,7 +256,7 @@ class ShardCandidates:
         return [max(seconds[block, machine] for machine in option.machines) for block in range(option.begin, end)]
 
     def _costs(self, option: ShardOption, end: int) -> list[float] | None:
-        """The seconds of each block with what is exchanged in it, of the rewritten model; None if it cannot be."""
+        """The seconds of each block of the rewritten model, exchanges included; None if it cannot be rewritten."""
         plan, shared = self._plan_around(option, end)
         try:
             placed = placed_model(self._model, plan)
@@ -264,7 +270,7 @@ class ShardCandidates:
         ]
 
     def _computing(self, placed: PlacedModel, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
-        """Seconds of the parts of a shared stage, by block and machine."""
+        """Seconds of computing of a sharded stage, by block and machine."""
         found: defaultdict[tuple[int, str], float] = defaultdict(float)
         for cost in self._estimates.costs(placed, plan):
             if placed.origins[cost.stage] == shared and cost.layer in self._block_of:
@@ -273,7 +279,7 @@ class ShardCandidates:
         return found
 
     def _exchanging(self, placed: PlacedModel, shared: int) -> Mapping[int, float]:
-        """Seconds that machines of a shared stage wait for each other, by block: all links at the same time."""
+        """Seconds of the exchanges between machines of a sharded stage, by block; links work in parallel."""
         own = {
             stage.name: stage.machine
             for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
@@ -312,14 +318,14 @@ class ShardCandidates:
         )
 
     def _plan(self, stages: tuple[Stage, ...]) -> Plan:
-        """A plan to be rewritten by, whose machines have no targets of their own."""
+        """A plan for rewriting the model, whose machines have a placeholder as target."""
         machines = tuple(PlannedMachine(machine.name, {"kind": "llvm"}, 1) for machine in self._problem.machines)
         return Plan(self._model.name, self._problem.objective, "", machines, stages)
 
     def _balanced(self, plan: ShardPlan) -> ShardPlan:
-        """The plan with shares by which the machines of each stage are done at the same time, if that is better.
+        """The plan with shares by which the machines of each sharded stage finish at the same time, if that is better.
 
-        Machines whose memory is too small get as much less as they are over it.
+        If memory is short, the shares of machines that exceed theirs are reduced in proportion instead.
         """
         best = plan
         limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
@@ -334,7 +340,7 @@ class ShardCandidates:
             try:
                 plan = self.estimated(stages)
             except PlanError:
-                break  # a share of nothing
+                break  # a share is too small to shard with
             if self._rank(plan) < self._rank(best):
                 best = plan
         return best
@@ -344,7 +350,7 @@ class ShardCandidates:
 
 
 def worth_timing(plans: Sequence[ShardPlan], problem: Problem, beat_seconds: float) -> tuple[ShardPlan, ...]:
-    """The few whose estimates are not too far from what is to be beaten."""
+    """The first `MOST_TIMED` plans whose estimates are at most `WORTH_TIMING` times ``beat_seconds``."""
     near = [
         each for each in plans if objective_seconds(problem.objective, each.evaluation) <= WORTH_TIMING * beat_seconds
     ]
@@ -352,7 +358,7 @@ def worth_timing(plans: Sequence[ShardPlan], problem: Problem, beat_seconds: flo
 
 
 def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
-    """By piece, the machines that may not have it."""
+    """By the name of a piece, the machines that may not have it."""
     instance = instance_of(problem)
     return {
         piece: frozenset(name for name, each in zip(instance.machines, seconds, strict=True) if math.isinf(each))
@@ -361,7 +367,7 @@ def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
 
 
 def _shardings(model: Model) -> tuple[Sharding, ...]:
-    """The options that a model's operators suggest, the likeliest first: there may be no time for all."""
+    """The shardings that a model's operators suggest, the most promising first: there may be no time for all."""
     operations = operations_of(main_function(model.module))
     operators = {operator_name(each.value) for each in operations}
     images = [

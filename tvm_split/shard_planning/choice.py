@@ -1,4 +1,4 @@
-"""Whether a split inside layers is worth it: beside the best plan of whole layers, with what proves and explains it."""
+"""Choose between the best plan of whole layers and plans with sharded stages, with a lower bound and the reasons."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tvm_split.steps import StepProgress
 from tvm_split.units import names_of, seconds_text
 
 DIVIDED = "every piece divided over the machines at will, with nothing exchanged"
-"""Of what the lower bound is, where layers may be split."""
+"""The relaxed plan that gives the lower bound if layers may be sharded."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to run: stages with their prediction; and what says how they do with codecs, where some are shared."""
+    """The chosen stages with their prediction; if some are sharded, also a function that predicts them with codecs."""
 
     stages: tuple[Stage, ...]
     prediction: Prediction
@@ -31,7 +31,7 @@ class Choice:
 
 
 class ShardChoice:
-    """Considers splits inside layers for a problem. ``measures`` says whether parts are timed, or only estimated."""
+    """Considers sharded stages for a problem. ``measures`` says whether parts are measured or only estimated."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class ShardChoice:
         self._on_progress = on_progress or (lambda what, done, steps: None)
 
     def given(self, stages: tuple[Stage, ...], best_bound_seconds: float) -> Choice:
-        """The prediction of stages that were made by hand, ``best_bound_seconds`` being that of whole layers."""
+        """The prediction of stages by hand; ``best_bound_seconds`` is the lower bound for plans of whole layers."""
         found = self._timed((self._candidates.estimated(stages),))[0]
         bound = min(best_bound_seconds, division_bound(self._problem))
         return self._chosen(found, Certificate(bound, f"given; the bound is of {DIVIDED}"))
 
     def keeps_demands(self, stages: tuple[Stage, ...]) -> bool:
-        """Whether stages, some of them shared, keep to what is demanded, as far as estimates say it."""
+        """Whether stages, some of them sharded, satisfy the demands, by estimates."""
         return self._candidates.keeps_demands(self._candidates.estimated(stages))
 
     def beside(self, whole: Choice | None, refusal: PlanError | None = None) -> Choice:
-        """The better of the best plan of whole layers and the best found with shared ones.
+        """The better of the best plan of whole layers and the best plan found with sharded stages.
 
-        ``whole`` is None where there is none, as ``refusal`` says, which is raised if nothing else is found either.
+        ``whole`` is None if there is no plan of whole layers; then ``refusal`` is raised if no other plan is found.
         """
         value = float("inf") if whole is None else self._value(whole.prediction)
         bound = division_bound(self._problem)
@@ -125,7 +125,7 @@ class ShardChoice:
         return f"takes {seconds_text(theirs)}, this one {seconds_text(ours)}"
 
     def _stays(self, whole: Choice, bound: float, best: ShardPlan | None) -> Choice:
-        """The plan of whole layers, and why none with shared ones is better."""
+        """Choose the plan of whole layers, and say why no plan with sharded stages is better."""
         prediction, value = whole.prediction, self._value(whole.prediction)
         machines = list(dict.fromkeys(machine for stage in whole.stages for machine in stage.machines))
         kind = "one machine" if len(machines) == 1 else f"{len(machines)} machines with whole layers"

@@ -1,4 +1,4 @@
-"""Estimates of a plan's parts whose shapes nobody has timed: from the pieces' times, by shares of their work."""
+"""Estimate parts of a plan whose shapes were not measured, from the pieces' times and the parts' shares of the work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tvm_split.planner.step_graph import Step, StepGraph, Transfer
 
 @dataclass(frozen=True)
 class OperationCost:
-    """One operation of a placed model: the position of its stage there, its layer, and what it takes there."""
+    """The cost of one operation of a placed model: the position of its stage, its layer, its seconds and bytes."""
 
     stage: int
     layer: str
@@ -40,9 +40,9 @@ class OperationCost:
 
 @dataclass(frozen=True)
 class _Rate:
-    """A machine's seconds for a second of the roofline of a layer's operations and for a byte of its weights.
+    """A machine's seconds per second of a layer's roofline estimate, and per byte of the layer's weights.
 
-    ``contention`` is how many times as long both take under contention.
+    ``contention`` is the factor by which both increase under contention.
     """
 
     seconds: float
@@ -56,12 +56,12 @@ class _Rate:
 
 
 class PartEstimates:
-    """Estimates of one model's parts by one profile.
+    """Estimates of the parts of one model by one profile.
 
-    Of the time of its layer's piece an operation of a part takes what the machine needs to read the part's weights (as
-    many rows have as few), and of the rest its share of the piece's work, both by the roofline of `estimate`: so
-    rows that two machines compute count twice, and slices and joins by their bytes.
-    ``corrections`` has, by machine, how many times as long as it was profiled it takes, which is in the estimates.
+    The estimate of an operation has two terms, both taken from the time of its layer's piece. One is the time to read
+    the part's weights, which does not shrink with the number of rows. The other is its share of the piece's remaining
+    time, by the roofline of `estimate`. So rows that two machines compute count twice, and slices and concatenations
+    count by their bytes. ``corrections`` has, by machine, the ratio of measured to profiled time; estimates include it.
     """
 
     def __init__(self, model: Model, profile: ClusterProfile) -> None:
@@ -73,7 +73,7 @@ class PartEstimates:
         work: dict[str, float] = {}
         held: dict[str, float] = {}
         self._constants = constants = _constant_bytes(model)
-        # What is made of constants alone is made once, when a stage is compiled.
+        # Operations on constants alone are computed once, when a stage is compiled.
         self._calls = {
             name: (operations, moved) for name, operations, moved in calls(model.module) if name in dependent
         }
@@ -83,7 +83,7 @@ class PartEstimates:
                 work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
                 held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
         self.oversubscription = {each.machine: profile.oversubscription(each.machine) for each in profile.machines}
-        """By machine, how many times longer machines of its host compute because they wait for cores."""
+        """By machine, the factor by which oversubscribed cores slow down the machines of its host."""
         self._rates: dict[tuple[str, str], _Rate] = {}
         self._prepacked: dict[str, float] = {}
         self._measured = {
@@ -109,13 +109,13 @@ class PartEstimates:
         """The steps of a plan, all estimated.
 
         Raises:
-            PlanError: as of `placed_model`: the plan does not fit the model, or a stage cannot be shared that way.
+            PlanError: as of `placed_model`: the plan does not fit the model, or a stage cannot be sharded that way.
         """
         placed = placed_model(self._model, plan)
         return StepGraph(self.steps(placed, plan), transfers_of(placed))
 
     def steps(self, placed: PlacedModel, plan: Plan) -> tuple[Step, ...]:
-        """What `steps_of` gives for a model that is placed by the plan."""
+        """The estimated steps of a plan whose model is already placed."""
         costs: list[list[OperationCost]] = [[] for _ in placed.plan.stages]
         for cost in self.costs(placed, plan):
             costs[cost.stage].append(cost)
@@ -135,7 +135,7 @@ class PartEstimates:
         )
 
     def costs(self, placed: PlacedModel, plan: Plan) -> Iterator[OperationCost]:
-        """What each operation of a placed model takes on its machine, in the order of execution."""
+        """The cost of each operation of a placed model on its machine, in the order of execution."""
         together = [
             self.is_contended(plan, origin, stage.machine)
             for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
@@ -159,7 +159,7 @@ class PartEstimates:
                 )
 
     def _is_measured(self, plan: Plan, stage: int, part: Stage) -> bool:
-        """A stage that one machine computes is made of pieces, and these may have been measured."""
+        """Whether all times of a stage were measured; never true for a sharded stage: it computes parts of pieces."""
         known = all(
             (part.machine, layer) in self._measured
             for layer in part.layers
@@ -168,9 +168,9 @@ class PartEstimates:
         return known and plan.stages[stage].sharding is None
 
     def looked_ahead(self, plan: Plan, stage: int) -> Mapping[tuple[str, str], float]:
-        """Seconds that machines would compute of a shared stage, by layer and machine, without rewriting anything.
+        """Seconds of computing of a sharded stage, by layer and machine, estimated without rewriting the model.
 
-        What is sliced, exchanged and put together is not in it. Errors are those of `steps_of`.
+        Slices, exchanges and concatenations are not included. Errors are those of `steps_of`.
         """
         shared = plan.stages[stage]
         company = {machine: self.is_contended(plan, stage, machine) for machine in shared.machines}
@@ -186,14 +186,14 @@ class PartEstimates:
         return found
 
     def is_contended(self, plan: Plan, stage: int, machine: str) -> bool:
-        """Whether others of a machine's host compute a stage of a plan together with it."""
+        """Whether other machines of the same host compute a sharded stage together with this machine."""
         shared = plan.stages[stage]
         others = [each for each in shared.machines if each != machine] if shared.sharding else []
         return any(self._hosts[each] == self._hosts[machine] for each in others)
 
 
 def transfers_of(placed: PlacedModel) -> tuple[Transfer, ...]:
-    """All that passes between the stages of a placed model, in the order in which it is made."""
+    """All transfers between the stages of a placed model, in the order in which their tensors are produced."""
     function = main_function(placed.model.module)
     stages, stage_of = placed.plan.stages, placed.placement.stage_of
     sizes = {each.name: size_bytes(each.ty) for each in function.params}
@@ -202,7 +202,7 @@ def transfers_of(placed: PlacedModel) -> tuple[Transfer, ...]:
     for binding in operations_of(function):
         sizes[binding.var.name] = size_bytes(binding.var.ty)
         if binding.var.name not in dependent:
-            continue  # each stage that needs a table makes it again
+            continue  # not transferred: each stage computes the tables that it needs
         stage = stages[stage_of[binding.var.name]]
         for used in used_variables(binding.value):
             if used.name in dependent and stage_of.get(used.name) != stage_of[binding.var.name]:
@@ -218,9 +218,10 @@ def transfers_of(placed: PlacedModel) -> tuple[Transfer, ...]:
 
 
 def _rate(time: PieceTime, work: float, weights: float, reading_seconds: float, oversubscription: float) -> _Rate:
-    """Of a piece whose operations have so much work and weights; ``reading_seconds`` is what its weights take alone.
+    """The rate of a piece from the ``work`` (roofline seconds) and ``weights`` (bytes) of its operations.
 
-    Machines that compute a stage together also wait for each other's cores, which the piece's times leave out.
+    ``reading_seconds`` is the time to read its weights. Machines that compute a stage together also wait for
+    oversubscribed cores, which the piece's times do not include.
     """
     reading = min(reading_seconds, time.seconds) if weights else 0.0
     return _Rate(
@@ -235,7 +236,7 @@ def _roofline_seconds(operations: float, moved: float) -> float:
 
 
 def _constant_bytes(model: Model) -> Mapping[str, int]:
-    """Bytes of the constants that each operation reads, as they are or as operations on constants alone make them."""
+    """Bytes of the constants that each operation reads, directly or as results of operations on constants alone."""
     function = main_function(model.module)
     dependent = dependent_names(function)
     found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Times the parts of plans with splits inside layers in their own shapes, on the machines that would compute them."""
+"""Measure the parts of sharded plans in their own shapes, on the machines that would compute them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def profile_parts(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_progress: StepProgress | None = None,
 ) -> tuple[StepGraph, ...]:
-    """The steps of each plan, timed: their kernels are compiled as they would run, and kept like those of pieces.
+    """The measured steps of each plan: their kernels are compiled as for a deployment and cached like those of pieces.
 
-    Whatever cannot be timed is estimated, as in a profile; ``estimates`` say what is computed under contention. Other
-    arguments, and errors, are those of `ModelProfiler.measure`.
+    Kernels that cannot be measured are estimated, as in a profile. ``estimates`` says which steps run under contention.
+    Other arguments, and errors, are those of `ModelProfiler.measure`.
     """
     scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
     times = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine)).measure(
@@ -72,7 +72,7 @@ class _Calls:
 
 
 class _ScheduledPlan:
-    """A plan whose stages are cut; their kernels are scheduled for a machine when they are first asked for."""
+    """A plan whose stages are partitioned; the kernels of a stage are scheduled for its machine on first use."""
 
     def __init__(self, model: Model, plan: Plan, database: schedules.TunedKernels | None) -> None:
         self.plan = plan
@@ -106,7 +106,7 @@ class _ScheduledPlan:
 
 
 def _code(plans: Sequence[_ScheduledPlan], wanted: MachineFacts) -> TargetCode:
-    """The kernels of all parts on machines of one target: those of equal machines are timed on each of them."""
+    """The kernels of all parts on machines of one target; each machine of that target measures all of them."""
     calls: list[KernelCall] = []
     functions: dict[str, tirx.PrimFunc] = {}
     weight_bytes = 0

@@ -1,1 +1,1 @@
-"""A plan at work without machines: the runtime's own rules over time that is made up."""
+"""Simulate a running plan without machines: the runtime's own scheduling rules in simulated time."""

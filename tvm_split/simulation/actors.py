@@ -1,4 +1,4 @@
-"""Machines, links and the client in simulated time. What they do next is decided by the code that the runtime uses."""
+"""Machines, links and the client in simulated time. The runtime's own code decides what each of them does next."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tvm_split.simulation.scenario import LinkTimes
 
 Steps = Generator[simpy.Event, None, None]
 NOTHING = np.empty(0, np.uint8)
-"""Stands for every tensor."""
+"""Stands for the value of every tensor."""
 
 
 class Clock:
-    """Simulated time, and the chance that durations are subject to. Nanoseconds are for rules that count in them."""
+    """Simulated time and random durations. Nanoseconds are for the runtime's rules, which count in them."""
 
     def __init__(self, environment: simpy.Environment, seed: int) -> None:
         self.environment = environment
@@ -42,14 +42,14 @@ class Clock:
         return round(self.environment.now * 1e9)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """At once where there is no time between."""
+        """Call ``action`` after ``seconds``; immediately if they are not above 0."""
         if seconds <= 0:
             action()
         else:
             self.environment.timeout(seconds).callbacks.append(lambda _: action())
 
     def scattered(self, seconds: float, scatter: float) -> float:
-        """A log-normal duration with that mean, and ``scatter`` times it as its standard deviation."""
+        """A random log-normal duration with mean ``seconds`` and standard deviation ``scatter * seconds``."""
         if not scatter:
             return seconds
         variance = math.log1p(scatter * scatter)
@@ -57,7 +57,7 @@ class Clock:
 
 
 class Trace:
-    """The events of the first ``micro_batches``, as machines record them."""
+    """The trace events of the first ``micro_batches`` micro-batches, as machines record them."""
 
     def __init__(self, clock: Clock, micro_batches: int) -> None:
         self._clock = clock
@@ -65,14 +65,14 @@ class Trace:
         self.events: list[TraceEvent] = []
 
     def record(self, machine: str, stage: str, sequence: int, kind: str, start: float, size_bytes: int = 0) -> None:
-        """Something that began at ``start`` (seconds) and ends now."""
+        """Record an event that began at ``start`` (seconds) and ends now."""
         if sequence < self._count and machine != CLIENT:
             times = round(start * 1e9), self._clock.nanoseconds
             self.events.append(TraceEvent(machine, stage, sequence, kind, *times, size_bytes))
 
 
 class Resting:
-    """Somebody who waits until there may be something to do."""
+    """A wake-up signal for a process that waits until there may be something to do."""
 
     def __init__(self, environment: simpy.Environment) -> None:
         self._environment = environment
@@ -89,23 +89,23 @@ class Resting:
 
 
 class End(Protocol):
-    """What sends over links and receives from them: a machine, or the client."""
+    """An end of links that sends and receives: a machine or the client."""
 
     def room(self) -> None:
-        """There may be room for something more."""
+        """Tell the end that a link may have buffer space again."""
 
     def sent(self, route: Route, sequence: int, start: float) -> None:
-        """A micro-batch has left, which began at ``start`` (seconds)."""
+        """Tell the end that a micro-batch was sent, from ``start`` (seconds) until now."""
 
     def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
-        """A micro-batch has arrived; ``release`` is called when its place is free again."""
+        """Tell the end that a micro-batch has arrived; the end calls ``release`` when its buffer is free again."""
 
     def starves(self, route: Route, sequence: int) -> bool:
-        """Whether it had nothing else to do than to wait for this micro-batch."""
+        """Whether the end was idle because it waited for this micro-batch."""
 
 
 class Link:
-    """A one-way link: its two ends by the runtime's rules, between them a wire and a latency."""
+    """A one-way link: the runtime's own flow control at its two ends, and a wire with a latency between them."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Link:
             start, route = self._clock.seconds, self._routes[departure.tensor_index]
             wire = self._clock.scattered(self._times.wire_seconds.get(route.tensor.name, 0.0), self._scatter)
             latency = self._clock.scattered(self._times.latency_seconds, self._scatter)
-            # What leaves later does not arrive earlier.
+            # Tensors arrive in the order in which they leave.
             latency = max(latency, self._last_arrival - start - wire)
             self._last_arrival = start + wire + latency
             if wire > 0:
@@ -184,7 +184,7 @@ class Link:
 
 @dataclass
 class Spent:
-    """Seconds that a machine computed, waited for inputs, and waited for room for its outputs."""
+    """Seconds that a machine computed, waited for inputs, and waited for buffer space for its outputs."""
 
     computing: float = 0.0
     for_inputs: float = 0.0
@@ -198,14 +198,14 @@ class Spent:
 
 @dataclass
 class _Doing:
-    """What a machine is at, by the name of its sum in `Spent`."""
+    """The current activity of a machine, as the name of a field of `Spent`, and its start in seconds."""
 
     what: str = "for_inputs"
     since: float = 0.0
 
 
 class Worker:
-    """A machine with its stages. ``seconds`` is what a micro-batch of a stage takes it, by itself, from a moment on."""
+    """A machine with its stages. ``seconds`` returns the compute time of a stage, alone, at a time in seconds."""
 
     def __init__(
         self,
@@ -245,12 +245,12 @@ class Worker:
         return self.scheduler.starves(route.tensor.name, sequence)
 
     def lose(self, moment: float) -> None:
-        """It does nothing any more from then on, which is now or since the last that happened anywhere."""
+        """Stop the machine at ``moment`` (seconds), which lies between the last event and the next one."""
         if not self.is_lost:
             self._spent, self.is_lost = self._spent_until(moment), True
 
     def spent(self) -> Spent:
-        """Until now, or until it was lost."""
+        """The seconds spent until now, or until the machine was lost."""
         return self._spent if self.is_lost else self._spent_until(self._clock.seconds)
 
     def _spent_until(self, moment: float) -> Spent:
@@ -292,9 +292,10 @@ class Worker:
 
 @dataclass
 class Client:
-    """Feeds micro-batches and takes results as one stream does, ``limit`` under way at most.
+    """Feeds micro-batches and takes results like a single stream, with at most ``limit`` micro-batches in flight.
 
-    ``submitted`` and ``done`` are moments, by the number of the micro-batch. ``on_done`` is called with each.
+    ``submitted`` and ``done`` are times in seconds, by the number of the micro-batch. ``seconds`` is the time of the
+    client's cores per micro-batch. ``on_done`` is called with the number of results after each one.
     """
 
     clock: Clock
@@ -314,7 +315,7 @@ class Client:
         self._sends = self.plan.sends(self.program.given)
 
     def feed(self, count: int | None) -> Steps:
-        """So many micro-batches, or always one more."""
+        """Feed ``count`` micro-batches, or an endless stream if it is None."""
         inputs = [NOTHING] * len(self.program.inputs)
         for number in itertools.count() if count is None else range(count):
             if self.seconds > 0:
@@ -336,7 +337,7 @@ class Client:
         return True
 
     def sent(self, route: Route, sequence: int, start: float) -> None:
-        """Nobody records what the client sends."""
+        """Do nothing: sending by the client is not recorded."""
 
     def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         self._results.arrive(route.tensor.name, sequence, NOTHING, release)

@@ -1,4 +1,4 @@
-"""Scenarios of predictions: from what is predicted of steps, links and machines to a program with its times."""
+"""Build the scenario of a prediction: from predicted steps, links and machines to a program with its times."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tvm_split.units import short_list
 
 
 def scenario_of_plan(plan: Plan) -> Scenario:
-    """What a plan predicts of itself, as a scenario.
+    """The scenario of a plan's prediction.
 
     Raises:
-        PlanError: nothing is predicted, or not of the plan's machines.
+        PlanError: the plan has no prediction, or one for other machines than the plan's.
     """
     prediction = plan.prediction
     if prediction is None:
@@ -36,7 +36,7 @@ def scenario_of_plan(plan: Plan) -> Scenario:
 
 
 def scenario_of(prediction: Prediction) -> Scenario:
-    """A stage for each step, as such a plan is compiled, and every tensor by itself.
+    """The scenario of a prediction, with a stage for each step, as in the compiled plan, and each tensor on its own.
 
     A link's seconds are divided over its tensors in proportion to their bytes.
     """
@@ -85,7 +85,7 @@ def _links(prediction: Prediction) -> dict[tuple[str, str], LinkTimes]:
 
 
 def _turns(step: StepPrediction | None) -> list[tuple[str, Recurrence]]:
-    """Each machine of a step, or the client, and the micro-batches that it computes."""
+    """Each machine of a step (or the client) with the micro-batches that it computes."""
     if step is None:
         return [(CLIENT, EVERY)]
     turns = turns_by_share(step.shares)
@@ -93,7 +93,7 @@ def _turns(step: StepPrediction | None) -> list[tuple[str, Recurrence]]:
 
 
 def _link(link: LinkPrediction, sizes: Mapping[str, float], share: float) -> LinkTimes:
-    """A link over which tensors of these sizes pass with that share of the micro-batches."""
+    """The times of a link that transfers tensors of these sizes for a ``share`` of the micro-batches."""
     whole, stream = math.fsum(sizes.values()), link.stream_seconds / share
     wires = {tensor: stream * (size / whole if whole else 0.0) for tensor, size in sizes.items()}
     latency = max(0.0, link.seconds - stream)
@@ -101,7 +101,7 @@ def _link(link: LinkPrediction, sizes: Mapping[str, float], share: float) -> Lin
 
 
 def _client_seconds(prediction: Prediction) -> float:
-    """What is left of shared cores that the machines do not keep busy."""
+    """Seconds of the client's cores per micro-batch: the load of its shared cores without that of the machines."""
     computing = {each.machine: each.compute_seconds * each.cores for each in prediction.machines}
     left = [
         each.busy_seconds - math.fsum(computing.get(name, 0.0) for name in each.machines)
@@ -112,12 +112,12 @@ def _client_seconds(prediction: Prediction) -> float:
 
 
 def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> Scenario:
-    """The scenario with what machines were measured to compute in a stream, in seconds per micro-batch of it.
+    """The scenario with measured compute times of machines in a stream, in ``seconds`` per micro-batch of the stream.
 
-    What transfers take of them comes on top, as it is predicted; what a single run computes changes by as much.
+    The predicted cost of transfers is added to them. The times of a single run are scaled by the same factor.
 
     Raises:
-        PlanError: a machine is not the scenario's.
+        PlanError: a machine is not in the scenario.
     """
     machines = dict(scenario.machines)
     for name, measured in seconds.items():
@@ -128,7 +128,7 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
         before = machines[name].stages
         expected = math.fsum((each.stream_seconds - each.transfer_seconds) * turns[of] for of, each in before.items())
         ratio = measured / expected if expected > 0 else 1.0
-        # Where nothing was expected, all stages take the same.
+        # If nothing was predicted, all stages get the same time.
         more = 0.0 if expected > 0 else measured / math.fsum(turns.values())
         machines[name] = replace(
             machines[name],

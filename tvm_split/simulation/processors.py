@@ -1,8 +1,8 @@
-"""Cores under processor sharing: jobs that together want more cores than there are get equal parts of each other's.
+"""Simulate oversubscribed cores by processor sharing: all jobs get the same share of the cores that they want.
 
 A job of a machine wants as many cores as the machine computes on. In every set of cores that it belongs to, all jobs
-get the same share of what they want, and the scarcest set decides (processor sharing, as the scheduler of an operating
-system comes near to: Kleinrock 1967). Machines whose sets never are too small take just their time.
+get the same share of what they want, and the scarcest set limits the job. Processor sharing (Kleinrock 1967)
+approximates the scheduler of an operating system. Machines whose sets are never oversubscribed are not slowed down.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Job:
 
 
 class Processors:
-    """The cores of all machines and of the client; ``cores`` has what each wants while it computes."""
+    """The cores of all machines and of the client; ``cores`` has the number that each one wants while it computes."""
 
     def __init__(self, environment: simpy.Environment, shared: Sequence[SharedCores], cores: Mapping[str, int]) -> None:
         self._environment = environment
@@ -37,7 +37,7 @@ class Processors:
         self._plans = 0
 
     def work(self, machine: str, seconds: float) -> simpy.Event:
-        """Happens when the machine has computed what takes so long with cores of its own."""
+        """The event that occurs when the machine has done work that takes ``seconds`` without contention."""
         if machine not in self._oversubscribed:
             return self._environment.timeout(seconds)
         self._pass_time()
@@ -53,7 +53,7 @@ class Processors:
         self._since = now
 
     def _share(self) -> None:
-        """Gives every job its rate, and waits for the first of them to be done."""
+        """Set the rate of every job, and wait for the first job to finish."""
         for job in self._jobs:
             job.rate = 1.0
         for each in self._sets:
@@ -70,7 +70,7 @@ class Processors:
 
     def _finish(self, plan: int, first: _Job) -> None:
         if plan != self._plans:
-            return  # others have come or gone meanwhile
+            return  # outdated: another job has started or finished since
         self._pass_time()
         rounding = 1e-12 * max(self._environment.now, 1e-9)
         done = [job for job in self._jobs if job is first or job.left_seconds <= rounding]

@@ -1,4 +1,4 @@
-"""What is simulated: a program as it would be deployed, what its machines and links take, and what happens to them."""
+"""The input of a simulation: a program as deployed, the times of its machines and links, and deviations from them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from tvm_split.errors import PlanError
 from tvm_split.units import short_list
 
 NOT_COMPILED = BlobSpec("0" * 64, 0)
+"""Stands for the library of a stage in a simulated program."""
 MOST_SCATTER = 10.0
-"""Far above what real machines do. Of a log-normal duration that scatters much more, hardly one is near the mean."""
+"""Largest scatter, far above that of real machines; with more, hardly any log-normal duration is near the mean."""
 MOST_FACTOR = 1e6
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of computing one micro-batch: alone, and in a stream, where others compute and transfers take their part.
+    """Seconds to compute one micro-batch: alone, and in a stream, with contention and the cost of transfers.
 
-    ``transfer_seconds`` are the part of the latter that is no computing.
+    ``transfer_seconds`` is the part of ``stream_seconds`` that transfers take.
     """
 
     single_seconds: float
@@ -30,7 +31,7 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class MachineTimes:
-    """What the stages of a machine take, by their names, and how many cores it computes on."""
+    """The times of a machine's stages, by their names, and the number of cores that it computes on."""
 
     stages: Mapping[str, StageTimes]
     cores: int = 1
@@ -38,9 +39,9 @@ class MachineTimes:
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """What a link takes: ``wire_seconds`` by tensor, one after the other, and then its latency. Others take nothing.
+    """The times of a link: ``wire_seconds`` by tensor, sent one at a time, then the latency. Other tensors take 0.
 
-    Where memory is shared, as many micro-batches as are planned are under way at most; over networks it may be more.
+    With shared memory, at most the planned number of micro-batches is in flight; over networks it may grow.
     """
 
     latency_seconds: float
@@ -50,9 +51,9 @@ class LinkTimes:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A program with its times; ``links`` are by source and destination, those that are missing take no time.
+    """A program with its times; ``links`` are by source and destination, and missing links take no time.
 
-    ``client_seconds`` is what sending and receiving a micro-batch of a stream takes of the client's cores.
+    ``client_seconds`` is the time of the client's cores to send and receive one micro-batch of a stream.
     """
 
     program: Program
@@ -64,7 +65,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """From a moment on, a machine takes ``factor`` times as long to compute."""
+    """From ``since_seconds`` on, a machine takes ``factor`` times as long to compute."""
 
     machine: str
     factor: float
@@ -73,7 +74,7 @@ class Slowdown:
 
 @dataclass(frozen=True)
 class Loss:
-    """A machine stands still from a moment on, and says nothing more."""
+    """From ``at_seconds`` on, a machine neither computes nor communicates."""
 
     machine: str
     at_seconds: float
@@ -81,13 +82,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What is not as planned.
+    """Deviations from the plan.
 
-    ``compute_scatter`` and ``link_scatter`` are standard deviations, as shares of the mean, of log-normal durations;
-    ``seed`` decides which.
+    ``compute_scatter`` and ``link_scatter`` are standard deviations of log-normal durations, as shares of the mean;
+    ``seed`` is that of the random generator.
 
     Raises:
-        PlanError: a number that cannot be.
+        PlanError: a number is out of range, or a machine has two slowdowns or losses.
     """
 
     slowdowns: tuple[Slowdown, ...] = ()
@@ -118,7 +119,7 @@ class WhatIf:
                 )
 
     def require_known(self, scenario: Scenario) -> None:
-        """A `PlanError` that names a machine which the scenario does not have: there is none, or it is idle."""
+        """Raise a `PlanError` if a named machine is not in the scenario: it does not exist, or it is idle."""
         for name in [*(each.machine for each in self.slowdowns), *(each.machine for each in self.losses)]:
             if name not in scenario.machines:
                 used = short_list(list(scenario.machines))
@@ -131,7 +132,7 @@ NO_TIME = LinkTimes(0.0, {})
 
 @dataclass
 class ProgramBuilder:
-    """Puts a program together of stages that are not compiled; tensors are known by name and size."""
+    """Builds a program of stages that are not compiled; tensors have only a name and a size."""
 
     stages: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = field(default_factory=list)
     tensors: dict[str, TensorSpec] = field(default_factory=dict)
@@ -139,16 +140,16 @@ class ProgramBuilder:
     takers: dict[str, list[str | None]] = field(default_factory=dict)
 
     def stage(self, name: str, machines: tuple[str, ...], turns: tuple[int, ...]) -> None:
-        """In topological order."""
+        """Add a stage; stages are added in topological order."""
         self.stages.append((name, machines, turns))
 
     def tensor(self, name: str, size_bytes: float, maker: str | None, takers: list[str | None]) -> None:
-        """What a stage makes for others; None is the client."""
+        """Add a tensor that one stage produces and others consume; None is the client."""
         self.tensors[name] = TensorSpec(name, (max(round(size_bytes), 1),), "uint8")
         self.makers[name], self.takers[name] = maker, takers
 
     def program(self) -> Program:
-        """The program. What takes nothing, or from which nothing is taken, gets that of the client, at no cost."""
+        """The program. A stage without inputs or outputs is connected to the client by a tensor of 1 byte."""
         for name, *_ in self.stages:
             if not any(name in takers for takers in self.takers.values()):
                 self.tensor(f"begin of {name}", 1, None, [name])

@@ -1,4 +1,4 @@
-"""Lets a scenario happen: a stream of micro-batches, and single ones; and what there was to see."""
+"""Run the simulation of a scenario, with a stream of micro-batches and with single ones, and report the results."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTime
 from tvm_split.steps import StepProgress
 
 MICRO_BATCHES = 300
+"""Default length of a stream."""
 MOST_MICRO_BATCHES = 100_000
-"""Each is simulated by itself, and its moments are kept; turns repeat after a sixth of that at most."""
+"""Limit of a stream, which bounds time and memory; round-robin schedules repeat after at most a sixth of that."""
 MOST_AHEAD = 5000
-"""Results that are waited for because replicas may be ahead."""
+"""Most additional results to simulate until replicas that run ahead wait for the slowest one."""
 SINGLE_RUNS = 50
-"""At most: as many as there are turns, or, where durations scatter, just as many."""
+"""Number of single runs if durations scatter; else the most, one for each turn."""
 SHOWN_MICRO_BATCHES = 12
-"""Of which a trace is kept."""
+"""Number of micro-batches whose trace is kept."""
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Seconds from submitting a micro-batch to its result."""
+    """Statistics of the seconds from submitting a micro-batch to its result."""
 
     mean_seconds: float
     percentiles_seconds: Mapping[int, float]
@@ -43,9 +44,9 @@ class Latencies:
 
 @dataclass(frozen=True)
 class MachineUse:
-    """Shares of the time in which a machine computed, waited for inputs, and waited for room for its outputs.
+    """Shares of the time in which a machine computed, waited for inputs, and waited for buffer space for its outputs.
 
-    Computing includes waiting for a core where machines share too few.
+    Computing includes waiting for an oversubscribed core.
     """
 
     machine: str
@@ -56,19 +57,20 @@ class MachineUse:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a stream does in simulated time.
+    """The result of simulating a stream.
 
-    It is fed until the last result that was asked for has come. Period, latencies and uses are those of the second half
-    of the results: the pipeline is full then. ``period_seconds`` is None where fewer than two came, or that half
-    is shorter than ``turns``, after which all replicas have had theirs. ``single`` are micro-batches that were alone.
+    The stream is fed until the last requested result has come. Period, latencies and uses are those of the second half
+    of the results, when the pipeline is full. ``period_seconds`` is None if there are fewer than two results, or that
+    half is shorter than ``turns``. ``single`` is the latency of micro-batches that run alone.
 
     Attributes:
-        wanted: results that were asked for.
-        submitted, results: micro-batches; what is submitted and has no result is under way, or lost with a machine.
-        under_way: at most, by what the runtime allows.
+        wanted: number of requested results.
+        submitted, results: numbers of micro-batches; a submitted one without a result is in flight or lost.
+        turns: micro-batches after which all round-robin schedules repeat.
+        under_way: the most micro-batches in flight that the runtime, or ``in_flight``, allows.
         first_seconds: from the beginning to the first result; None if none came.
         seconds: from the beginning to the last result.
-        events: of the first micro-batches of the stream, as a deployment's trace has them.
+        events: trace events of the first micro-batches of the stream, as in a deployment's trace.
     """
 
     wanted: int
@@ -86,7 +88,7 @@ class Simulation:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Micro-batches a second; None where that is not known, or nothing takes any time."""
+        """Micro-batches per second; None if the period is unknown or 0."""
         return 1.0 / self.period_seconds if self.period_seconds else None
 
 
@@ -99,16 +101,16 @@ def simulate(
     shown: int = SHOWN_MICRO_BATCHES,
     on_progress: StepProgress | None = None,
 ) -> Simulation:
-    """A stream until it has given so many results, and single micro-batches.
+    """Simulate a stream of micro-batches, and single micro-batches.
 
     Args:
-        micro_batches: by default `MICRO_BATCHES`, or as many as replicas' turns need.
-        in_flight: so many of a stream are under way at most; by default as many as the queues hold.
-        shown: of so many micro-batches the events are kept.
-        on_progress: is called with the results of the stream.
+        micro_batches: number of results; by default `MICRO_BATCHES`, or as many as the round-robin schedules need.
+        in_flight: the most micro-batches of a stream in flight; by default as many as the queues hold.
+        shown: number of micro-batches whose events are kept.
+        on_progress: called with the number of results of the stream.
 
     Raises:
-        PlanError: a machine is slowed or lost that there is not, or a number that cannot be.
+        PlanError: ``what_if`` names a machine that the plan does not use, or a number is out of range.
     """
     what_if.require_known(scenario)
     for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
@@ -116,7 +118,7 @@ def simulate(
             raise PlanError(f"{name} is {value}; give at least 1")
     turns = _turns(scenario.program)
     if micro_batches is None:
-        # Replicas get ahead by what may be under way, and only then wait for the slowest one.
+        # Fast replicas run ahead until the limit in flight is reached; only then do they wait for the slowest one.
         ahead = (in_flight or most_under_way(scenario.program)) if turns > 1 else 0
         micro_batches = max(MICRO_BATCHES, 2 * turns, min(2 * ahead, MOST_AHEAD))
     if micro_batches > MOST_MICRO_BATCHES:
@@ -131,7 +133,7 @@ def simulate(
 
 
 def _alone(scenario: Scenario, what_if: WhatIf, runs: int) -> list[float]:
-    """Latencies of micro-batches one after another, of a pipeline that is whole; slowdowns count from the beginning."""
+    """Latencies of ``runs`` single micro-batches, without losses; only slowdowns since the beginning count."""
     chance = WhatIf(
         tuple(each for each in what_if.slowdowns if each.since_seconds <= 0),
         (),
@@ -145,7 +147,7 @@ def _alone(scenario: Scenario, what_if: WhatIf, runs: int) -> list[float]:
 
 
 _Look = tuple[float, dict[str, Spent]]
-"""A moment, and what each machine has spent until then."""
+"""A time, and the seconds that each machine has spent until then."""
 
 
 class _Run:
@@ -218,14 +220,14 @@ class _Run:
         self._looks: list[_Look] = []
 
     def run(self, results: int, feeds: int | None) -> None:
-        """Until so many results have come, or nothing happens any more; feeds so many micro-batches, or always more."""
+        """Run until ``results`` results have come or no event is left; feed ``feeds`` micro-batches, or without end."""
         self._half, self._last = (results + 1) // 2, results
         for link in self.links.values():
             self._environment.process(link.run())
         for worker in self.workers.values():
             self._environment.process(worker.run())
         self._environment.process(self._client.feed(feeds))
-        # What comes when nothing else happens any more changes nothing.
+        # A loss after the last event has no effect.
         losses = sorted(self._happenings.losses, key=lambda each: -each.at_seconds)
         while len(self._client.done) < results and (moment := self._environment.peek()) < math.inf:
             while losses and losses[-1].at_seconds <= moment:
@@ -233,14 +235,14 @@ class _Run:
             self._environment.step()
 
     def latencies(self, first: int = 0) -> list[float]:
-        """Of the results from number ``first`` on."""
+        """Seconds from submission to result, of the results from number ``first`` on."""
         pairs = zip(self._client.submitted, self._client.done[: self._last], strict=False)
         return [end - start for start, end in list(pairs)[first:]]
 
     def told(self, alone: list[float]) -> Simulation:
-        done = self._client.done[: self._last]  # others may come in the same moment
+        done = self._client.done[: self._last]  # more results may come at the same time
         half = len(done) // 2
-        # Replicas take turns, so only after all of their turns as many results have come as in any other such time.
+        # With replicas, only whole cycles of the round-robin schedules have a constant duration.
         turns = _turns(self._client.program)
         whole = (len(done) - max(half, 1)) // turns * turns
         first = len(done) - 1 - whole
@@ -269,7 +271,7 @@ class _Run:
 
     def _uses(self) -> tuple[MachineUse, ...]:
         looks = self._looks
-        # A loss has ended it, there was but one, or all came in one moment: all the time there was.
+        # Use the whole time if a loss ended the stream, there was only one result, or all came at the same time.
         if len(looks) < 2 or looks[0] == looks[1]:
             looks = [(0.0, dict.fromkeys(self.workers, Spent())), self._now()]
         (begin, before), (end, after) = looks
@@ -301,7 +303,7 @@ class _Run:
 
 
 def _turns(program: Program) -> int:
-    """After so many micro-batches the turns of all stages repeat."""
+    """The number of micro-batches after which the round-robin schedules of all stages repeat together."""
     return cycle_of({len(stage.turns) for stage in program.stages})
 
 

@@ -1,1 +1,1 @@
-"""Functions of JAX, modules of Flax, and StableHLO files."""
+"""Import functions of JAX, modules of Flax, and StableHLO files."""

@@ -1,4 +1,4 @@
-"""Flax's modules as functions of JAX that tell their modules' names."""
+"""Convert Flax modules to functions of JAX whose operations carry the modules' names as scopes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_split.units import short_list
 
 @dataclass(frozen=True)
 class Function:
-    """What to trace, its name ("": the caller's), and what makes names of layers of its paths."""
+    """A function to trace, its name ("": the caller chooses), and the naming that converts paths to layers."""
 
     call: Callable[..., Any]
     name: str = ""
@@ -26,8 +26,11 @@ class Function:
 
 
 def function_of(source: Any) -> Function:
-    """``source`` is a function, a module of flax.nnx, or one of flax.linen that is bound to its variables."""
-    # Of Flax nothing is imported that the source has not imported itself.
+    """Return the function for a source: a function, a module of flax.nnx, or a bound module of flax.linen.
+
+    Raises ModelImportError for other sources, unbound modules, and modules in training mode.
+    """
+    # Flax is not imported here: a module of Flax has already imported it.
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
     if linen is not None and isinstance(source, linen.Module):
         if source.scope is None:
@@ -68,7 +71,7 @@ def _nnx_function(module: Any, nnx: Any) -> Callable[..., Any]:
     graph, state = nnx.split(module)
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        # A copy of the trace's own, whose counters and statistics it may write to.
+        # Each trace gets its own copy, since it may write to counters and statistics.
         own = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
         paths = {id(part): path for path, part in nnx.iter_modules(own)}
         with _naming(paths, {type(part) for _, part in nnx.iter_modules(own)}):
@@ -79,7 +82,7 @@ def _nnx_function(module: Any, nnx: Any) -> Callable[..., Any]:
 
 @contextmanager
 def _naming(paths: dict[int, tuple[Any, ...]], classes: set[type]) -> Iterator[None]:
-    """Calls of modules, by their identities, are in scopes named by their paths."""
+    """Patch the modules' classes inside the block: each call runs in JAX scopes named by the module's path."""
     around: list[tuple[Any, ...]] = [()]
 
     def named(call: Callable[..., Any]) -> Callable[..., Any]:

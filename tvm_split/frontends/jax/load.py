@@ -1,4 +1,4 @@
-"""JAX to Model: functions, Flax's modules, ``jax.export``'s artefacts, and StableHLO as text or bytecode."""
+"""Load functions of JAX, modules of Flax, artefacts of ``jax.export``, and StableHLO files as Models."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from tvm_split.frontends.stablehlo.modules import (
 from tvm_split.model import Model
 
 EXPORTED_SUFFIX = ".jax"
-"""What a file of ``jax.export.Exported.serialize`` is called here; JAX has no name for it."""
+"""The suffix for files of ``jax.export.Exported.serialize``; JAX itself defines none."""
 
 
 def load_jax(source: Any, request: ImportRequest) -> Model:
-    """A Model of a function or Flax module (with example inputs), an exported function, or a StableHLO module.
+    """Return a Model of a function or Flax module (with example inputs), an exported function, or a StableHLO module.
 
     ``example_inputs`` is a tuple of positional arguments, a dict of keyword arguments, or one array. Arguments may be
-    nested as JAX's pytrees; ``Model.inputs`` and ``Model.outputs`` are flat, in JAX's order. What a function closes
-    over, and what ``functools.partial`` gives it, are weights. Raises ModelImportError.
+    nested as JAX's pytrees; ``Model.inputs`` and ``Model.outputs`` are flat, in JAX's order. Arrays in a function's
+    closure, or bound by ``functools.partial``, are weights. Raises ModelImportError.
     """
     if isinstance(source, str | Path):
         request = replace(request, name=request.name or Path(source).stem)
@@ -104,9 +104,10 @@ def traced_model(
     naming: Naming = as_they_are,
     are_examples: bool = True,
 ) -> Model:
-    """A Model of ``call``, which takes ``arrays``, called ``names``, and returns a list of arrays.
+    """Trace ``call``, which takes ``arrays`` with these ``names`` and returns a list of arrays, and return its Model.
 
-    ``naming`` makes layers' names of paths. Unless they ``are_examples``, only shapes and dtypes of the arrays matter.
+    ``naming`` converts paths of operations to names of layers. If ``are_examples`` is false, only the shapes and dtypes
+    of the arrays are used.
     """
     module, weights = _lowered(call, arrays, name)
     places = range(len(weights), len(weights) + len(arrays))
@@ -121,7 +122,7 @@ def traced_model(
 
 
 def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> tuple[Any, list[Array]]:
-    """``call`` of these arrays as a StableHLO module, and what it closes over, which are its first arguments."""
+    """Return ``call`` as a StableHLO module, and the arrays of its closure, which are the first arguments."""
     try:
         closed = jax.make_jaxpr(call)(*arrays)
     except Exception as error:
@@ -146,7 +147,7 @@ def _as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> list[str]:
-    """A name for each leaf of the arguments, from the parameters' names and the keys below them."""
+    """Name each leaf of the arguments by its parameter and the keys below it."""
     try:
         bound = inspect.signature(source).bind_partial(*positional, **keywords)
         known = [key for key, _ in zip(bound.arguments, positional, strict=False)]
@@ -166,7 +167,7 @@ def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -
 
 
 def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
-    """A module whose inputs are all of its main function's arguments; ``source`` is an Exported, or bytes."""
+    """Load an Exported or the bytes of a module; all arguments of its main function become inputs."""
     symbols: list[list[tuple[int, str]]] = []
     names: list[str] = []
     if isinstance(source, bytes):

@@ -1,1 +1,1 @@
-"""Models of Keras, through JAX or torch."""
+"""Import models of Keras through JAX or torch."""

@@ -1,4 +1,4 @@
-"""Keras to Model: models and ``.keras`` files, through JAX or torch, whichever Keras computes with."""
+"""Load models of Keras and ``.keras`` files as Models, through Keras's backend: JAX or torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tvm_split.frontends.normal_form import identifier
 from tvm_split.model import Model
 
 BACKENDS = ("jax", "torch")
-"""What Keras may compute with for its models to be imported; where there is a choice, the first."""
+"""The backends of Keras that can be imported; the first installed one is the default."""
 
 
 def load_keras(source: Any, request: ImportRequest) -> Model:
-    """A Model of a Keras model, or of the ``.keras`` file of one; layers are called as in Keras (``block/conv``).
+    """Return a Model of a Keras model or a ``.keras`` file; layers have their names in Keras (``block/conv``).
 
-    ``example_inputs`` is a tuple of arrays, one array, or a dict by the names of the inputs; models that know their
-    inputs' shapes need none. Raises ModelImportError.
+    ``example_inputs`` is a tuple of arrays, one array, or a dict by the names of the inputs. It is optional for models
+    that know their inputs' shapes. Raises ModelImportError.
     """
     if isinstance(source, str | Path):
         source = _read(Path(source))
@@ -83,7 +83,7 @@ def _read(path: Path) -> Any:
         os.environ["KERAS_BACKEND"] = found
     try:
         import keras
-    except Exception as error:  # each backend fails in its own way where it is not there
+    except Exception as error:  # a missing backend raises an error of its own
         told = os.environ.get("KERAS_BACKEND") or "what its keras.json says"
         raise ModelImportError(
             f"{str(path)!r}: Keras cannot be imported with {told} to compute with (KERAS_BACKEND, which may be "
@@ -96,7 +96,7 @@ def _read(path: Path) -> Any:
 
 
 def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndarray[Any, Any]]]:
-    """The inputs' names, and an array for each."""
+    """Return the inputs' names and an array for each."""
     examples = request.example_inputs
     known = _known_inputs(model)
     names = [name for name, _, _ in known]
@@ -130,7 +130,7 @@ Known = Sequence[tuple[str, tuple[int | None, ...], str]]
 
 
 def _known_inputs(model: Any) -> Known:
-    """Name, shape and dtype of each input of a model that was made of such; the name is its key where it has one."""
+    """Name, shape and dtype of each input if the model declares them; inputs in a dict are named by their keys."""
     import keras
 
     try:
@@ -149,7 +149,7 @@ def _bound(known: Known, request: ImportRequest) -> Iterator[tuple[list[int], st
     for name, shape, _ in known:
         for axis, size in enumerate(shape):
             if size is None:
-                # All inputs of a network of Keras have the same first axis.
+                # All inputs of a Keras network have the same batch size.
                 sizes.open("batch" if axis == 0 else f"{name}[{axis}]", f"{name}[{axis}]")
             else:
                 sizes.fixed(f"{name}[{axis}]", size)
@@ -190,7 +190,7 @@ def _through_torch(
 
 @contextmanager
 def _annotated() -> Iterator[None]:
-    """Every call of a Keras layer tells torch its path, and how often the layer was called before."""
+    """Patch Keras inside the block: each layer call annotates torch's nodes with its path and call number."""
     import keras
     from torch.fx.traceback import annotate
 

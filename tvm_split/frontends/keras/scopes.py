@@ -1,4 +1,4 @@
-"""What TensorFlow calls the layers of Keras when it exports them, and what they are called in Keras."""
+"""Convert the scopes of a TensorFlow export to the names of layers in Keras."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _COUNTED = re.compile(r"(.+)_\d+")
 
 
 def scopes_of_keras(paths: Sequence[Words]) -> list[Words]:
-    """The paths of layers in Keras, of TensorFlow's scopes.
+    """Return the paths of layers in Keras for TensorFlow's scopes.
 
-    Keras builds a network once more when it exports it, and TensorFlow counts scopes on: ``net_1/conv_1`` is ``conv``,
-    and what is called again is ``block_3`` after ``block_1``, which is one layer called twice. Only where the network
-    and all that is right below it are counted is that so; else scopes are taken as they are.
+    On export, Keras builds the network again, and TensorFlow numbers the repeated scopes: ``net_1/conv_1`` is ``conv``.
+    A layer called twice has the scopes ``block_1`` and ``block_3``. This holds only if the scopes of the network and of
+    all layers directly below it are numbered; otherwise scopes are returned unchanged.
     """
     if not are_counted(paths):
         return list(paths)
@@ -28,7 +28,7 @@ def _uncounted(word: str) -> str:
 
 
 def are_counted(paths: Sequence[Words]) -> bool:
-    """Whether all are below one network, and it and all that is right below it are counted."""
+    """Whether all paths are below one network, and its word and those directly below it are numbered."""
     roots = {path[:1] for path in paths if path}
     return len(roots) == 1 and all(is_counted(word) for path in paths for word in path[:2])
 

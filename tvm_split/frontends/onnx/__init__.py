@@ -1,1 +1,1 @@
-"""ONNX models: files, bytes, and plans that are written into them."""
+"""Import ONNX models from files and bytes, and write plans into models as annotations."""

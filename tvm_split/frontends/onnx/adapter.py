@@ -1,4 +1,4 @@
-"""TVM's importer of ONNX, made to remember node names and to check every operator's result."""
+"""Import ONNX graphs with TVM's importer, extended to record node names and to check every operator's result."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tvm_split.frontends.operators import Operators
 
 
 def import_onnx(graph: OnnxGraph) -> Imported:
-    """Translate a static graph; what is held are its tensors' names.
+    """Translate a static graph; ``held`` of the result has the names of its tensors.
 
-    Raises ModelImportError naming every operator that cannot be imported.
+    Raises ModelImportError, which names every operator that cannot be imported.
     """
     return _Importer(graph).translate()
 
 
 def importable_operators() -> frozenset[str]:
-    """ONNX's own operators that are imported, or refused, as they are."""
+    """Operators of ONNX that are imported or refused directly, and so need no replacement by simpler ones."""
     own = frozenset(onnx_frontend._get_convert_map()) - _OF_ANOTHER_DOMAIN
     return own | frozenset(REPAIRS) | frozenset(REFUSED)
 
@@ -32,7 +32,7 @@ def importable_operators() -> frozenset[str]:
 _OF_ANOTHER_DOMAIN = frozenset(
     {"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization", "EmbedLayerNormalization"}
 )
-"""TVM imports com.microsoft's operators of these names, without looking at the domain."""
+"""Names under which TVM imports operators of com.microsoft without checking the domain."""
 
 
 class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
@@ -110,12 +110,12 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         return [result]
 
     def _bound(self, value: relax.Expr) -> relax.Expr:
-        """Bind calls here, under this node's name; TVM's importer leaves them to the node that uses them."""
+        """Bind calls to this node's layer; TVM's importer would bind them in the layer of the node that uses them."""
         if isinstance(value, relax.Var):
             self.bb.layers.setdefault(value.name, self.bb.layer)
         return self.bb.emit(value) if isinstance(value, relax.Call | relax.TupleGetItem) else value
 
 
 def qualified(node: onnx.NodeProto) -> str:
-    """``Conv``, or ``com.microsoft.FastGelu`` for operators that are not ONNX's own."""
+    """A node's operator, with its domain if that is not ONNX's: ``Conv``, ``com.microsoft.FastGelu``."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"

@@ -1,10 +1,10 @@
-"""ONNX's multi-device annotations (IR version 11): a plan written into a model, and a split read from it.
+"""ONNX's multi-device annotations (IR version 11): write a plan into a model, and read a split from it.
 
-A configuration of the model names devices; a node says, for a configuration, its ``pipeline_stage``. ONNX leaves open
-on which device a stage runs. Here **stage i runs on device i** of the configuration, both counted from 0, and a
-device's name is a machine's. Where a node's tensors are put on one device explicitly (a sharding spec with a single
-device), that counts instead; it is written for plans in which a machine has several stages, so that they no longer pair
-off. Stages counted from 1, as in ONNX's own proposal, are recognised: none is 0, and the last is the number of devices.
+A configuration of the model names devices, and each node has a ``pipeline_stage`` per configuration. ONNX does not
+define the device of a stage. Here **stage i runs on device i** of the configuration, both counted from 0, and a device
+has the name of a machine. A sharding spec with a single device puts a node's tensors on this device instead. It is
+written for plans in which a machine has several stages, so that stages and devices do not correspond. Stages counted
+from 1, as in ONNX's own proposal, are recognised: none is 0, and the last is the number of devices.
 
 See onnx.proto, and docs/proposals/0006-ONNXMultiDeviceProposal.md of the ONNX project.
 """
@@ -22,19 +22,19 @@ from tvm_split.planner.plan import Plan
 
 CONFIGURATION = "tvm-split"
 IR_VERSION = 11
-"""The first one with annotations."""
+"""The first IR version with annotations."""
 
 
 def write_annotations(model: onnx.ModelProto, plan: Plan, configuration: str = CONFIGURATION) -> onnx.ModelProto:
-    """A copy of ``model`` whose nodes say in which stage of ``plan`` they are.
+    """Return a copy of ``model`` whose nodes are annotated with their stage of ``plan``.
 
-    The configuration's devices are the machines, in the order of their first stages; one of that name is replaced,
-    others stay. Nodes that importing computes away, arithmetic on shapes mostly, get the stage that needs them. The IR
-    version becomes 11 if it was lower.
+    The configuration's devices are the machines, in the order of their first stages. It replaces a configuration of the
+    same name; others are kept. Nodes that the import folds, mostly arithmetic on shapes, get the stage that needs them.
+    The IR version becomes 11 if it was lower.
 
     Raises:
-        PlanError: a node of the model calls a function whose body lies in several stages, machines share a stage, or
-            the plan is another model's.
+        PlanError: a node calls a function whose body lies in several stages, a stage is sharded, or the plan is for
+            another model.
     """
     shared = next((stage for stage in plan.stages if stage.sharding), None)
     if shared is not None:
@@ -70,19 +70,19 @@ def split_from_annotations(
     configuration: str | None = None,
     machines: Sequence[str] = (),
 ) -> dict[str, list[str]]:
-    """Layers by machine, as ``split=`` takes them, from a model's annotations.
+    """Read the layers of each machine from a model's annotations, in the form of the argument ``split=``.
 
-    Nodes without an annotation go with those before them, the first ones with the first that has one.
+    Nodes without an annotation go with the node before them; those before the first annotation go with it.
 
     Args:
-        model: of IR version 11 or later.
-        layers: of the imported model. Nodes that importing has computed away are left out; without this, none is.
-        configuration: its name; needed where the model has several.
-        machines: stand for the devices, in order, where the configuration does not name them.
+        model: a model of IR version 11 or later.
+        layers: the layers of the imported model; nodes that the import folded are omitted. None keeps all nodes.
+        configuration: the name of a configuration; required if the model has several.
+        machines: names for the devices, in order, if the configuration does not name them.
 
     Raises:
-        PlanError: no configuration, several and none chosen, or an unknown one; no node is annotated for it; a stage
-            without a device; a node whose tensors are sharded over several devices.
+        PlanError: no configuration, an unknown one, or several and none chosen; no node is annotated for it; a stage
+            has no device; a node's tensors are sharded over several devices.
     """
     chosen = _configuration(model, configuration)
     devices = _device_names(chosen, machines)
@@ -101,7 +101,7 @@ def split_from_annotations(
 
 
 def read_model(path: str | Path) -> onnx.ModelProto:
-    """A model without weights that lie in other files.
+    """Read a model, without weights that lie in other files.
 
     Raises:
         PlanError: the file cannot be read.
@@ -116,7 +116,7 @@ def save_model(model: onnx.ModelProto, source: str | Path, path: str | Path) -> 
     """Write a model that was read from ``source`` to ``path``.
 
     Raises:
-        PlanError: weights lie in other files, which would not be found from another folder.
+        PlanError: weights are in other files, which would not be found from the folder of ``path``.
     """
     external = next((t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL), None)
     if external is not None and Path(path).resolve().parent != Path(source).resolve().parent:
@@ -128,6 +128,7 @@ def save_model(model: onnx.ModelProto, source: str | Path, path: str | Path) -> 
 
 
 def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:
+    """Return the stage of each node; a folded node gets the first stage that needs it, or else the last stage."""
     stage_of_layer = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
     nodes = model.graph.node
     stages: list[int | None] = []
@@ -142,7 +143,7 @@ def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:
         stages.append(found[0] if found else None)
     if all(stage is None for stage in stages):
         raise PlanError(f"the plan is for model {plan.model!r}: it names no layer of this one")
-    # From the last to the first, so that a chain of nodes that were computed away ends at one that has a stage.
+    # Backwards, so that a chain of folded nodes starts from a node that has a stage.
     needed_in: dict[str, int] = {}
     for position in range(len(nodes) - 1, -1, -1):
         stage = stages[position]

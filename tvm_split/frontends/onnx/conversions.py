@@ -1,7 +1,7 @@
-"""What replaces TVM's own import of ONNX operators, and which operators are refused.
+"""Conversions that replace TVM's import of ONNX operators, and the operators that are refused.
 
-TVM's importer makes some operators kernels of its own (by ``emit_te``) where Relax has an operator: such a kernel can
-be neither split nor planned. Others are wrong or missing; the comments say which.
+TVM's importer emits some operators as kernels (``emit_te``) although Relax has an operator: a kernel can be neither
+split nor planned. Others are wrong or missing in TVM; the comments say which.
 ``tests/tvm_split/frontends/test_onnx_sweep.py`` compares each with ONNX.
 """
 
@@ -22,17 +22,17 @@ from tvm_split.frontends.importing import BRANCH, DYNAMIC, LOOP, RANDOM
 from tvm_split.frontends.operators import Operators, constant, dtype_of, numbers_of, shape_of, wide
 
 Repair = Callable[[Operators, Any, dict[str, Any], int], relax.Expr]
-"""Operators, inputs (None beyond the last), attributes, opset → the result."""
+"""A function of operators, inputs (None beyond the last), attributes and opset that returns the result."""
 
 
 def _by_tvm(operator: str, op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    """What TVM's own importer makes of ONNX's ``operator``."""
+    """Convert ONNX's ``operator`` with TVM's own importer."""
     convert = onnx_frontend._get_convert_map()[operator].get_converter(opset)
     return convert(op.builder, inputs, attributes, [{}, {}])
 
 
 def _known(value: relax.Expr | None, what: str) -> Any:
-    """The numbers of a constant input, or None if it is left out."""
+    """The numbers of a constant input; None if it is absent. Raises ModelImportError if it is not constant."""
     numbers = numbers_of(value)
     if value is not None and numbers is None:
         raise ModelImportError(f"its {what} is computed while the network runs; it has to be a constant")
@@ -46,7 +46,7 @@ def _clip(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) ->
 
 
 def _pad(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # emit_te. Every mode is a choice of rows, one axis after the other.
+    # emit_te. Every mode is a selection of rows, one axis after the other.
     data, rank = inputs[0], len(shape_of(inputs[0]))
     if opset < 11:
         pads, value = attributes["pads"], attributes.get("value", 0.0)
@@ -69,11 +69,11 @@ def _padded_axis(
     rows = np.arange(size)[max(-before, 0) : size - max(-after, 0)]
     widths = max(before, 0), max(after, 0)
     if mode != "constant":
-        padded = np.pad(rows, widths, mode=mode)  # type: ignore[call-overload]  # ONNX calls them as numpy does
+        padded = np.pad(rows, widths, mode=mode)  # type: ignore[call-overload]  # ONNX's modes have numpy's names
         return op.take(data, constant(padded, "int64"), axis)
     if before < 0 or after < 0:
         data = op.strided_slice(data, [axis], [max(-before, 0)], [size - max(-after, 0)])
-    # TVM's full takes no infinity.
+    # TVM's full does not accept infinity.
     shapes = [[width if place == axis else each for place, each in enumerate(shape_of(data))] for width in widths]
     filling = constant(np.reshape(value, ()), dtype_of(data))
     first, last = ([op.broadcast_to(filling, shape)] if shape[axis] else [] for shape in shapes)
@@ -81,7 +81,7 @@ def _padded_axis(
 
 
 def _slice(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's importer knows no ends among the attributes.
+    # TVM's importer does not read starts, ends and axes from attributes.
     if opset < 10:
         bounds = attributes["starts"], attributes["ends"], attributes.get("axes", range(len(attributes["starts"])))
         inputs.extend(constant(list(each), "int64") for each in bounds)
@@ -106,7 +106,7 @@ def _cumsum(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) 
 
 
 def _one_hot(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's result is float64 whatever the values' dtype; negative indices count from the end.
+    # TVM's result is always float64, not the values' dtype. Negative indices count from the end.
     depth, (off, on) = _known(inputs[1], "depth").item(), _known(inputs[2], "values")
     dtype, rank = dtype_of(inputs[2]), len(shape_of(inputs[0]))
     axis = attributes.get("axis", -1) % (rank + 1)
@@ -126,7 +126,7 @@ def _lp_normalization(op: Operators, inputs: Any, attributes: dict[str, Any], op
 
 
 def _upsample(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's importer looks for the sizes of a newer operator.
+    # TVM's importer expects the inputs of a newer operator.
     scales = attributes.get("scales") if opset < 9 else _known(inputs[1], "scales")
     given = onnx_frontend.onnx_input()
     given.extend([inputs[0], None, constant(scales, "float32"), None])
@@ -154,12 +154,12 @@ def _modulo(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) 
 
 
 def _padded(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int, operator: str) -> relax.Expr:
-    """A convolution or pool with ``pads``: TVM pads by other attributes in a kernel of its own, SAME_LOWER wrongly."""
+    """Convert a convolution or pool with ``pads``: TVM pads for ``auto_pad`` in a kernel, and SAME_LOWER wrongly."""
     return _by_tvm(operator, op, inputs, _with_pads(inputs, attributes, operator == "ConvTranspose"), opset)
 
 
 def _with_pads(inputs: Any, attributes: dict[str, Any], is_transposed: bool) -> dict[str, Any]:
-    """The attributes with ``pads`` for ``auto_pad`` and ``output_shape``, by the formulas of ONNX's operators."""
+    """Replace ``auto_pad`` and ``output_shape`` by ``pads``, by the formulas in ONNX's operator definitions."""
     mode, wanted = attributes.get("auto_pad", b"NOTSET"), attributes.get("output_shape")
     if mode == b"NOTSET" and wanted is None:
         return attributes
@@ -185,7 +185,7 @@ def _with_pads(inputs: Any, attributes: dict[str, Any], is_transposed: bool) -> 
 
 
 def _resize(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    """TVM's importer ignores some attributes; they are refused."""
+    """Refuse attributes that TVM's importer ignores, else convert with TVM."""
     refused = [name for name in ("antialias", "exclude_outside", "axes") if attributes.get(name)]
     policy = attributes.get("keep_aspect_ratio_policy", b"stretch")
     if policy != b"stretch":
@@ -196,7 +196,7 @@ def _resize(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) 
 
 
 def _batch_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    """TVM's operator for training is simplified to the one for inference, and its importer always gives statistics."""
+    """Compose the training mode: TVM simplifies its training operator to inference, and always returns statistics."""
     data, scale, bias, mean, variance = inputs
     if not attributes.get("training_mode", 0):
         return onnx_frontend.BatchNormalization._impl_v15(op.builder, inputs, attributes, {}).fields[0]
@@ -220,7 +220,7 @@ def _batch_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: i
 
 
 def _rms_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    """TVM's operator does not compile over all axes: there they are one."""
+    """Merge the axes if the norm is over all of them: TVM's operator does not compile then."""
     data, scale = inputs
     shape = shape_of(data)
     if attributes.get("axis", -1) % len(shape) != 0:
@@ -230,7 +230,7 @@ def _rms_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int
 
 
 def _space_to_depth(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    """TVM's importer ignores the mode."""
+    """Convert with either mode (DCR, CRD); TVM's importer ignores it."""
     size = attributes["blocksize"]
     images, channels, height, width = shape_of(inputs[0])
     parts = [images, channels, height // size, size, width // size, size]
@@ -240,8 +240,8 @@ def _space_to_depth(op: Operators, inputs: Any, attributes: dict[str, Any], opse
 
 
 def _roi_align(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    """TVM's importer moves regions by half a pixel before they are scaled, and its maximum is that of interpolated
-    values; ONNX's and onnxruntime's is that of the four weighted neighbours.
+    """Convert RoiAlign like ONNX and onnxruntime: shift by half a pixel after scaling, and take the maximum of the four
+    weighted neighbours. TVM's importer shifts before scaling, and takes the maximum of interpolated values.
     """
     data, regions, images = inputs
     default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
@@ -255,7 +255,7 @@ def _roi_align(op: Operators, inputs: Any, attributes: dict[str, Any], opset: in
         means = op.vision.roi_align(data, placed, size, 1.0, samples, is_aligned, layout="NCHW", mode="avg")
         if samples or not is_aligned:
             return means
-        # As many samples as a region has pixels: for one without area TVM divides nothing by nothing, ONNX says 0.
+        # The number of samples follows the region's size: for an empty region TVM computes 0 / 0, ONNX defines 0.
         left, top, right, bottom = (op.strided_slice(regions, [1], [side], [side + 1]) for side in range(4))
         is_empty = op.logical_or(op.less_equal(right, left), op.less_equal(bottom, top))
         return op.where(op.expand_dims(is_empty, [2, 3]), 0, means)
@@ -284,9 +284,9 @@ def _roi_align(op: Operators, inputs: Any, attributes: dict[str, Any], opset: in
 def _samples(
     op: Operators, regions: relax.Expr, first: int, is_aligned: bool, points: int, size: int
 ) -> list[tuple[relax.Expr, relax.Expr]]:
-    """For evenly spaced points of each region on one axis, the neighbours before and after, each with its weight.
+    """Return, for evenly spaced points of each region on one axis, the two neighbours, each with its weight.
 
-    Both are [regions, points]; the weights of points outside the image are 0.
+    Indices and weights have shape [regions, points]; the weights of points outside the image are 0.
     """
     start, end = (op.strided_slice(regions, [1], [side], [side + 1]) for side in (first, first + 2))
     extent = op.subtract(end, start)
@@ -313,7 +313,7 @@ REPAIRS: dict[str, Repair] = {
     "Einsum": lambda op, inputs, attributes, _: op.einsum(list(inputs), attributes["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
     "LpNormalization": _lp_normalization,
-    # Stacked and reduced, as TVM does it, they would lose NaN.
+    # TVM stacks and reduces the inputs, which loses NaN.
     "Max": lambda op, inputs, *_: reduce(op.maximum, inputs),
     "Min": lambda op, inputs, *_: reduce(op.minimum, inputs),
     "Mod": _modulo,
@@ -330,7 +330,7 @@ REPAIRS: dict[str, Repair] = {
     "Tile": lambda op, inputs, *_: op.tile(inputs[0], _known(inputs[1], "number of repeats").tolist()),  # emit_te
     "Upsample": _upsample,
 }
-"""By the operator's name, with its domain if it is not ONNX's own."""
+"""Conversions by the operator's name, with its domain if that is not ONNX's."""
 
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 
@@ -340,4 +340,4 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("Loop", "Scan"), LOOP),
     "If": BRANCH,
 }
-"""Operator name to the reason."""
+"""Operators that are refused, each with the reason."""

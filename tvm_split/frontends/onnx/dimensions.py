@@ -1,4 +1,4 @@
-"""Sizes that an ONNX model leaves open."""
+"""Bind the open sizes of an ONNX model's inputs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Array = np.ndarray[Any, Any]
 def bind_sizes(
     model: onnx.ModelProto, examples: Sequence[Array] | None, batch: int | None, dimensions: Mapping[str, int]
 ) -> onnx.ModelProto:
-    """``model`` with every input of fixed size, from ``dimensions`` (by the size's name, or as ``input[axis]``),
-    ``batch`` (axis 0) or the examples, in this order. The model is changed in place and returned.
+    """Bind the open sizes of all inputs in place, and return ``model``.
+
+    Sizes come from ``dimensions`` (by the size's name, or as ``input[axis]``), ``batch`` (axis 0) or the examples, in
+    this order.
 
     Raises ModelImportError if a size stays open or two sources disagree.
     """
@@ -53,7 +55,7 @@ def bind_sizes(
             raise ModelImportError(f"{known.found[symbol][1]} is {sizes[symbol]}; a size is at least 1")
         dimension.Clear()
         dimension.dim_value = sizes[symbol]
-    # Sizes written for other tensors may name symbols that are bound now; shape inference finds them again.
+    # Recorded shapes of other tensors may contain symbols that are bound now; shape inference computes them again.
     del model.graph.value_info[:]
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):

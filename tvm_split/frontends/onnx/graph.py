@@ -1,4 +1,4 @@
-"""An ONNX model as a flat, static graph: sizes bound, functions inlined, constants computed, every node named."""
+"""Flatten an ONNX model to a static graph: functions inlined, constants folded, every node named."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _FOLDED = (
     "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterElements", "ScatterND",
     "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
 )  # fmt: skip
-"""Operators that are computed here when all their inputs are constants: mostly arithmetic on shapes."""
+"""Operators that are folded if all their inputs are constants: mostly arithmetic on shapes."""
 
 _FUNCTIONS = "tvm_split.functions"
-"""The domain of the functions that stand for ONNX's own operators."""
+"""The domain of the functions that replace ONNX's own operators."""
 
 _LARGEST_IN_SKELETON = 1024
-"""Elements; larger weights are left out of the model that shapes are inferred on (a protobuf holds at most 2 GiB)."""
+"""The most elements of a weight in the model for shape inference, since a protobuf holds at most 2 GiB."""
 
 
 @dataclass(frozen=True)
 class TensorKind:
-    """A tensor's numpy dtype name and shape; None where ONNX's shape inference does not know the shape."""
+    """A tensor's numpy dtype name and shape; the shape is None if ONNX's shape inference does not find it."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -44,7 +44,7 @@ class TensorKind:
 
 @dataclass
 class OnnxGraph:
-    """Nodes in execution order (each with a unique name), constants by tensor name, and the kinds of known tensors."""
+    """A static graph: nodes in execution order with unique names, constants and kinds by tensor name."""
 
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]
@@ -60,7 +60,7 @@ def numpy_name(element_type: int) -> str:
 
 
 def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs that the user gives (old models list their weights as inputs too)."""
+    """The inputs without weights, which old models list as inputs too."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in weights]
 
@@ -68,7 +68,7 @@ def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGraph:
     """Flatten ``model``, whose inputs have fixed sizes; ``model`` is not changed.
 
-    ``importable`` are the operators that need not be replaced by simpler ones.
+    Operators that are not ``importable`` are replaced by simpler ones where ONNX defines them.
     """
     for sparse in model.graph.sparse_initializer:
         raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
@@ -97,15 +97,15 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
 
 
 def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
-    """The layers that each node of the graph becomes: its own name, or those of the nodes of the function it calls.
+    """Return the layers of each node of the graph: its own name, or the nodes of the function that it calls.
 
-    As nodes are named before any of them is computed away, so some of these are no layers of the imported model.
+    Nodes are named before constants are folded, so some of these layers are not in the imported model.
     """
     inlined = _inlined_without_weights(model)
     layers: list[tuple[str, ...]] = []
     rest = iter(inlined.graph.node)
     for node in model.graph.node:
-        # Functions are inlined in place, and what a call makes keeps its name.
+        # Functions are inlined in place, and the outputs of a call keep their names.
         missing = {tensor for tensor in node.output if tensor}
         names: list[str] = []
         for part in rest:
@@ -118,11 +118,12 @@ def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators in a model; 1 if the model does not state it."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without weights and without calls of the model's own functions, every node with a unique name."""
+    """Return a copy without weights, with the model's functions inlined and unique names for all nodes."""
     graph = onnx.GraphProto(name=model.graph.name)
     graph.node.extend(model.graph.node)
     graph.input.extend(model_inputs(model))
@@ -136,7 +137,7 @@ def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
-    """Give every node a unique name: nameless and repeated ones are called by operator and position (``Conv_3``)."""
+    """Give every node a unique name: missing and repeated names become operator and position (``Conv_3``)."""
     counts = Counter(node.name for node in nodes)
     taken = {name for name, count in counts.items() if name and count == 1}
     for position, node in enumerate(nodes):
@@ -152,7 +153,7 @@ def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
 def _kinds(
     skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]
 ) -> dict[str, TensorKind]:
-    """Infer dtypes and shapes; small constants take part with their values, large ones with their shapes."""
+    """Infer dtypes and shapes, from the values of small constants and the shapes of large ones."""
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
     del model.graph.node[:]
@@ -192,7 +193,7 @@ def _fold(
     kinds: dict[str, TensorKind],
     skeleton: onnx.ModelProto,
 ) -> list[onnx.NodeProto]:
-    """Compute the nodes that depend on constants only (into ``constants``) and return the others."""
+    """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others."""
     kept = []
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
@@ -238,7 +239,7 @@ def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.
 def _with_functions_inlined(
     nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, TensorKind], opset: int
 ) -> list[onnx.NodeProto]:
-    """Replace ONNX's operators that are not ``importable`` by the simpler ones that ONNX itself defines them by.
+    """Replace ONNX's operators that are not ``importable`` by their definition in simpler operators, if ONNX has one.
 
     The new nodes keep the name of the old one.
     """

@@ -1,4 +1,4 @@
-"""ONNX to Model: files (with external data next to them), bytes, and ModelProto."""
+"""Load ONNX models as Models: from files (with external data next to them), bytes, or a ModelProto."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Array = np.ndarray[Any, Any]
 
 
 def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportRequest) -> Model:
-    """A Model of an ONNX model; ``example_inputs`` (a sequence, a dict by input name, or one array) may be left out.
+    """Return a Model of an ONNX model; ``example_inputs`` (a sequence, a dict by input name, or one array) is optional.
 
-    Layers are the names of the nodes; nameless or repeated ones are called by operator and position (``Conv_3``).
+    Layers have the names of the nodes; missing or repeated names become operator and position (``Conv_3``).
     Raises ModelImportError.
     """
     model = _read(source)

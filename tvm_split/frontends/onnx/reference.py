@@ -1,4 +1,4 @@
-"""The right answers for an ONNX model: onnxruntime if it is there and takes it, else ONNX's own evaluator."""
+"""Compute reference values for an ONNX model with onnxruntime if possible, else with ONNX's own evaluator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tvm_split.errors import ModelImportError, VerificationError, last_line
 Array = np.ndarray[Any, Any]
 
 _TENSORS_AT_A_TIME = 64
-"""Intermediate values asked of the reference in one run; a large network's values need not be in memory at once."""
+"""The most intermediate values in one run, so that those of a large network need not fit in memory."""
 
 
 @dataclass(frozen=True)
 class OnnxReference:
-    """Runs ``model`` as it was given (sizes bound); ``variables`` are those of tensors' names, in execution order."""
+    """Run the original ``model`` (sizes bound); ``variables`` maps tensor names to variables, in execution order."""
 
     model: onnx.ModelProto
     input_names: Sequence[str]
@@ -31,7 +31,7 @@ class OnnxReference:
         return tuple(self._run([value.name for value in self.model.graph.output], inputs))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
-        """Variable name and value of every tensor that a node makes, in execution order."""
+        """Yield the variable name and the value of every tensor that a node computes, in execution order."""
         made = {name for node in self.model.graph.node for name in node.output}
         tensors = [name for name in self.variables if name in made]
         for start in range(0, len(tensors), _TENSORS_AT_A_TIME):
@@ -51,7 +51,7 @@ class OnnxReference:
         ):
             try:
                 return [np.asarray(value) for value in session.run(list(names), feed)]
-            except Exception as error:  # some forms of operators it refuses only while it runs
+            except Exception as error:  # onnxruntime refuses some forms of operators only at run time
                 reason = last_line(error)
         else:
             reason = "onnxruntime does not take it"

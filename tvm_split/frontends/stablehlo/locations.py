@@ -41,7 +41,7 @@ def _name(text: str) -> str:
         return ""
     name = _decoded(found[1])
     if name.endswith(":"):
-        # "Conv2D:" is TensorFlow's kind of operation beside the name; in JAX it is the scope around the name.
+        # TensorFlow writes the kind of operation ("Conv2D:") beside the name, and JAX a scope around it.
         within = _name(found[2] or "")
         return f"{name}/{within}" if within else ""
     # TensorFlow appends "@function" to the operation's name, and joins the names of fused operations by ";", of which

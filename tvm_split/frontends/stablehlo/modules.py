@@ -21,7 +21,7 @@ from tvm_split.errors import ModelImportError, last_line
 Array = np.ndarray[Any, Any]
 
 _PORTABLE = b"StableHLO_v"
-"""The first bytes of portable bytecode, which other versions can read."""
+"""A marker near the beginning of portable bytecode, which other versions can read."""
 
 _DTYPES = {
     "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",

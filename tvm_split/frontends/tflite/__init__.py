@@ -1,1 +1,1 @@
-"""TFLite files, without TensorFlow."""
+"""Import TFLite files without TensorFlow."""

@@ -1,4 +1,4 @@
-"""TVM's importer of TFLite, made to remember layers, to take constants as they are and to check every result."""
+"""Import TFLite graphs with TVM's importer, extended to record layers and to check every operator's result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = {
     ),
     "CALL": "it calls another graph of the file",
 }
-"""Kind to the reason."""
+"""Kinds of operators that are refused, each with the reason."""
 
 DYNAMIC_RANGE = (
     "its weights are int8 and its inputs are not, which is quantisation of dynamic range; convert with float16, or "
@@ -40,13 +40,13 @@ _MOVES = frozenset(
         *("SELECT", "SELECT_V2", "RESHAPE"),
     )
 )
-"""Kinds that bring values to other places, so that the integers stay what they are, in LiteRT as well."""
+"""Kinds that only move values, so that quantised integers do not change, as in LiteRT."""
 
 _REPAIRED_QUANTIZED = frozenset(("GELU", "CUMSUM", "ARG_MAX", "ARG_MIN", "BATCH_MATMUL"))
 
 
 def require_end(operators: Sequence[Operator], layers: Sequence[Parts]) -> None:
-    """Raise ModelImportError for what is refused by its kind; before a file is run, since a loop may have no end."""
+    """Raise ModelImportError for operators of refused kinds. Call this before running a file: loops may not end."""
     refuse(
         (f"{operator.kind} ({REFUSED[operator.kind]})", parts.operation)
         for operator, parts in zip(operators, layers, strict=True)
@@ -55,9 +55,9 @@ def require_end(operators: Sequence[Operator], layers: Sequence[Parts]) -> None:
 
 
 def import_tflite(graph: TfliteGraph, layers: Sequence[Parts]) -> Imported:
-    """Translate a static graph, whose operators are in ``layers``; what is held are its tensors' numbers.
+    """Translate a static graph; ``layers`` has those of each operator, and ``held`` the numbers of tensors.
 
-    Raises ModelImportError naming every operator that cannot be imported.
+    Raises ModelImportError, which names every operator that cannot be imported.
     """
     model = tflite.Model.GetRootAsModel(graph.content, 0)
     return _Importer(model, graph, layers).translate()
@@ -93,14 +93,14 @@ class _Importer(tflite_frontend.OperatorConverter):  # type: ignore[misc]
         return imported
 
     def convert_fused_activation_function(self, in_expr: relax.Expr, fused_activation_fn: int) -> relax.Expr:
-        """What is before the activation is bound to the layers that compute it; Relax's ``tanh`` and others follow."""
+        """Bind the value before a fused activation to its own layers, then emit the activation."""
         return super().convert_fused_activation_function(self._computed(in_expr), fused_activation_fn)
 
     def quantize(self, expr: relax.Expr, tensor_to_quantize: Any) -> relax.Expr:
         return super().quantize(self._computed(expr), tensor_to_quantize)
 
     def _computed(self, expr: relax.Expr) -> relax.Expr:
-        """``expr`` bound, a sum with what is folded into a convolution in the layer that it comes from."""
+        """Bind ``expr``; the addition of a bias or folded norm belongs to the layer that it comes from."""
         if isinstance(expr, relax.Call) and expr.op.name == "relax.add" and isinstance(expr.args[0], relax.Call):
             self.bb.layer = self.parts.operation
             expr = relax.op.add(self.bb.emit(expr.args[0]), expr.args[1])
@@ -127,7 +127,7 @@ class _Importer(tflite_frontend.OperatorConverter):  # type: ignore[misc]
         return len(dtypes) == 2 and dtypes[0] == "float32" and dtypes[1] in ("int8", "uint8")
 
     def _can_be_quantized(self, operator: Operator) -> bool:
-        """Whether nothing is quantised, or TVM's importer knows what it stands for, or it does not matter."""
+        """Whether an operator has no quantised tensors, only moves values, or is converted with quantisation."""
         known = self._SUPPORTED_QUANTIZED_OPS | _REPAIRED_QUANTIZED | _MOVES
         tensors = self.get_tensors([*operator.inputs, *operator.outputs])
         return operator.kind in known or not any(tensor.qnn_params for tensor in tensors)
@@ -147,7 +147,7 @@ class _Importer(tflite_frontend.OperatorConverter):  # type: ignore[misc]
         return dict(zip(operator.outputs, results, strict=True))
 
     def _bound(self, result: relax.Expr, count: int) -> list[relax.Expr]:
-        """The results, bound here, under this operator's name; TVM's importer leaves them to the one that uses them."""
+        """Bind the results to this operator's layer; TVM's importer would bind them in the operator that uses them."""
         if not isinstance(result, relax.Tuple):
             result = self.bb.emit(result) if isinstance(result, relax.Call) else self.bb.normalize(result)
         if isinstance(result, relax.Tuple):

@@ -1,4 +1,4 @@
-"""What TVM's importer of TFLite has wrong, or lacks, written anew; each with what was wrong."""
+"""Conversions that replace those of TVM's TFLite importer; each docstring says what TVM does wrong or lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Repair = Callable[["Given"], relax.Expr]
 
 
 class Given:
-    """An operator as a repair is given it."""
+    """The argument of a conversion: an operator with its inputs, output and options."""
 
     def __init__(self, converter: Any, op: Any) -> None:
         self.converter, self._op = converter, op
@@ -26,17 +26,17 @@ class Given:
         self.op = Operators(converter.bb)
 
     def expr(self, place: int) -> relax.Expr:
-        """An input; what is quantised, as the real numbers that it stands for."""
+        """An input; a quantised one is dequantised."""
         tensor = self.inputs[place]
         expr = self.converter.get_tensor_expr(tensor)
         return self.op.builder.emit(self.converter.dequantize(expr, tensor)) if tensor.qnn_params else expr
 
     def raw(self, place: int) -> relax.Expr:
-        """An input as it is."""
+        """An input without dequantisation."""
         return self.converter.get_tensor_expr(self.inputs[place])
 
     def numbers(self, place: int) -> list[int]:
-        """An input that says how to compute. Raises ModelImportError if it is no constant."""
+        """The integers of a constant input, such as axes. Raises ModelImportError if it is not constant."""
         tensor = self.inputs[place]
         if self.converter.has_expr(tensor.tensor_idx):
             raise ModelImportError(f"its input {place} is computed while it runs; it has to be known beforehand")
@@ -60,31 +60,31 @@ class Given:
         return getattr(read, field)()
 
     def quantized(self, expr: relax.Expr) -> relax.Expr:
-        """The result, quantised if the output is."""
+        """Quantise the result if the output tensor is quantised."""
         return self.converter.quantize(expr, self.output) if self.output.qnn_params else expr
 
 
 def _softmax(given: Given) -> relax.Expr:
-    """``beta`` was left out."""
+    """Convert softmax with ``beta``, which TVM ignores."""
     beta = float(given.option("Softmax", "Beta") or 1.0)
     data = given.expr(0)
     return given.quantized(given.op.nn.softmax(data if beta == 1.0 else given.op.multiply(data, beta), axis=-1))
 
 
 def _gelu(given: Given) -> relax.Expr:
-    """The approximation by tanh was computed exactly."""
+    """Convert GELU; TVM computes the tanh approximation exactly."""
     data = given.expr(0)
     approximates = given.option("Gelu", "Approximate")
     return given.quantized(given.op.nn.gelu_tanh(data) if approximates else given.op.nn.gelu(data))
 
 
 def _cast(given: Given) -> relax.Expr:
-    """Without its options, which say nothing that the tensors do not, it did nothing."""
+    """Cast to the output's dtype; TVM does nothing if the operator has no options."""
     return given.op.cast(given.raw(0), given.dtype)
 
 
 def _argument(name: str) -> Repair:
-    """The result had 64 bits where 32 were asked for."""
+    """Convert argmax or argmin; TVM returns 64-bit indices even for a 32-bit output."""
 
     def repair(given: Given) -> relax.Expr:
         (axis,) = given.numbers(1)
@@ -94,7 +94,7 @@ def _argument(name: str) -> Repair:
 
 
 def _cumulated(given: Given) -> relax.Expr:
-    """Reverse sums were refused."""
+    """Convert a cumulative sum; TVM refuses reverse ones."""
     (axis,) = given.numbers(1)
     data = given.expr(0)
     is_reverse = bool(given.option("Cumsum", "Reverse"))
@@ -104,12 +104,12 @@ def _cumulated(given: Given) -> relax.Expr:
 
 
 def _reshaped(given: Given) -> relax.Expr:
-    """``EXPAND_DIMS`` could not be read, and ``SQUEEZE`` of all axes did nothing."""
+    """Reshape to the output's shape; TVM cannot read ``EXPAND_DIMS``, and ignores ``SQUEEZE`` of all axes."""
     return given.op.reshape(given.raw(0), given.shape)
 
 
 def _mirrored(given: Given) -> relax.Expr:
-    """With the border itself (``SYMMETRIC``) it was refused; others could not be quantised."""
+    """Convert mirror padding; TVM refuses ``SYMMETRIC``, which repeats the border, and quantised tensors."""
     data = given.raw(0)
     widths = np.reshape(given.numbers(1), (-1, 2))
     repeats_border = given.option("MirrorPad", "Mode") == schema.MirrorPadMode.SYMMETRIC
@@ -124,7 +124,7 @@ def _mirrored(given: Given) -> relax.Expr:
 
 
 def _space_to_batch(given: Given) -> relax.Expr:
-    """It became a call of a function with attributes that are no tensors, which cannot be compiled."""
+    """Compose from reshapes and a transposition; TVM emits a call with non-tensor arguments that does not compile."""
     op, block = given.op, given.numbers(1)
     data, widths = given.raw(0), given.numbers(2)
     count = len(block)
@@ -141,7 +141,7 @@ def _space_to_batch(given: Given) -> relax.Expr:
 
 
 def _batch_to_space(given: Given) -> relax.Expr:
-    """As for ``SPACE_TO_BATCH_ND``."""
+    """Compose the inverse of ``SPACE_TO_BATCH_ND``, for the same reason."""
     op, block = given.op, given.numbers(1)
     data, cuts = given.raw(0), given.numbers(2)
     count = len(block)
@@ -160,12 +160,12 @@ def _batch_to_space(given: Given) -> relax.Expr:
 
 
 def _looked_up(given: Given) -> relax.Expr:
-    """The table was taken for the indices."""
+    """Convert an embedding lookup; TVM swaps the table and the indices."""
     return given.op.take(given.raw(1), given.raw(0), axis=0)
 
 
 def _gathered(given: Given) -> relax.Expr:
-    """Indices of several axes came in an order that nothing lowers."""
+    """Gather by flat indices; TVM emits multi-axis indices in an order that cannot be lowered."""
     op, data, indices = given.op, given.raw(0), given.raw(1)
     sizes, lying = shape_of(data), shape_of(indices)
     depth = lying[-1]
@@ -176,7 +176,7 @@ def _gathered(given: Given) -> relax.Expr:
 
 
 def _fully_connected(given: Given) -> relax.Expr:
-    """What an image, or a sequence that is not kept, has as inputs was not brought into rows."""
+    """Convert a dense layer; TVM does not flatten inputs of images, or of sequences without ``KeepNumDims``."""
     op, converter = given.op, given.converter
     weight = given.expr(1)
     length = shape_of(weight)[1]
@@ -191,7 +191,7 @@ def _fully_connected(given: Given) -> relax.Expr:
 
 
 def _bias(given: Given) -> relax.Expr:
-    """A bias of int32 counts in products of the steps of input and weights, whether it says so or not."""
+    """Return the real values of a bias; without own scale, int32 steps are input scale times weight scale."""
     tensor = given.inputs[2]
     if tensor.qnn_params or not given.inputs[0].qnn_params:
         return given.expr(2)
@@ -200,7 +200,7 @@ def _bias(given: Given) -> relax.Expr:
 
 
 def _multiplied(given: Given) -> relax.Expr:
-    """What is quantised was refused."""
+    """Convert a batched product of matrices; TVM refuses quantised ones."""
     left, right = given.expr(0), given.expr(1)
     turned = [given.option("BatchMatMul", name) for name in ("AdjX", "AdjY")]
     rank = len(shape_of(left))
@@ -212,7 +212,7 @@ def _multiplied(given: Given) -> relax.Expr:
 
 
 def _averaged(given: Given) -> relax.Expr:
-    """Averages of integers were cut off, where TFLite rounds them, and padding had to be equal on all sides."""
+    """Convert average pooling; TVM truncates integer averages, which TFLite rounds, and needs symmetric padding."""
     data = given.expr(0)
     window = [given.option("Pool2D", name) for name in ("FilterHeight", "FilterWidth")]
     steps = [given.option("Pool2D", name) for name in ("StrideH", "StrideW")]
@@ -244,4 +244,4 @@ REPAIRS: dict[str, Repair] = {
     "BATCH_MATMUL": _multiplied,
     "AVERAGE_POOL_2D": _averaged,
 }
-"""By kind of operator."""
+"""Conversions by the kind of operator."""

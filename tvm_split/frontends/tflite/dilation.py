@@ -1,7 +1,7 @@
-"""Dilated convolutions as TensorFlow's converter writes them, as one operator each.
+"""Recognise dilated convolutions, which TensorFlow's converter writes as three operators.
 
 SPACE_TO_BATCH_ND(x, step) ──▶ convolution, VALID ──▶ BATCH_TO_SPACE_ND(step)
-is the convolution with its kernel spread by step, over x with what is padded before less what is cut off behind.
+equals the convolution with dilation ``step``; its padding is the first operator's padding minus the last one's crops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D")
 
 @dataclass(frozen=True)
 class Dilation:
-    """What a convolution reads and makes, by number, its ``steps`` of height and width, and its padding."""
+    """A dilated convolution: the numbers of its input and output, its dilation (height, width) and its padding."""
 
     data: int
     result: int
@@ -34,10 +34,10 @@ def dilations(
     constant: Callable[[int], Array | None],
     outputs: Sequence[int],
 ) -> dict[int, Dilation]:
-    """By the places of the convolutions; the operators right before and behind each are part of it.
+    """Find dilated convolutions, by position; the operators right before and after each are part of it.
 
-    ``operators`` have ``kind``, ``inputs`` and ``outputs``, ``options`` are theirs; ``constant`` is the value of a
-    tensor that depends on no input, else None, and ``outputs`` are the graph's.
+    ``operators`` have ``kind``, ``inputs`` and ``outputs``, and ``options`` are theirs. ``constant`` returns the value
+    of a tensor that depends on no input, else None. ``outputs`` are the graph's.
     """
     readers = [number for operator in operators for number in operator.inputs] + list(outputs)
     found = {}

@@ -1,7 +1,7 @@
-"""A TFLite file as a graph whose shapes are all known, and whose operators compute what depends on its inputs.
+"""Read a TFLite file as a graph with static shapes, in which values that depend on no input are constants.
 
-TensorFlow writes arithmetic on shapes into its graphs, and files of half precision widen their weights each time they
-run. LiteRT, which the right answers come from as well, computes both once: what depends on no input becomes a weight.
+TensorFlow's graphs contain arithmetic on shapes, and files of half precision cast their weights in each run. LiteRT,
+which also computes the reference values, computes both once, and the results become weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tvm_split.frontends.tflite.dilation import Dilation, dilations
 from tvm_split.frontends.tflite.reference import interpreter_of
 
 IDENTIFIER = b"TFL3"
-"""What is at place 4 of every file."""
+"""The identifier at byte 4 of every TFLite file."""
 
 _OF_SHAPES = frozenset({"SHAPE", "RANK"})
-"""Operators whose results depend on no values."""
+"""Operators whose results depend on shapes only."""
 
 _NEVER_FOLDED = frozenset(
     (
@@ -54,9 +54,9 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Operator:
-    """Its kind (``CONV_2D``), the tensors it takes (-1: none) and makes, by number, and the first one's name.
+    """An operator: its kind (``CONV_2D``), the numbers of inputs (-1: none) and outputs, and its first output's name.
 
-    ``is_fused``: an activation is part of it.
+    ``is_fused`` is true if an activation is part of it.
     """
 
     kind: str
@@ -74,10 +74,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class TfliteGraph:
-    """``content`` is the file with static shapes, its tensors called by their numbers.
+    """A graph with static shapes; ``content`` is its file, in which tensors are named by their numbers.
 
-    ``inputs``, ``outputs`` and ``weights`` are numbers of tensors, with the names that they have in the file.
-    ``is_quantized``: it rounds to steps that the file says.
+    ``inputs``, ``outputs`` and ``weights`` are numbers of tensors, with their names in the original file.
+    ``is_quantized`` is true if the file has quantised tensors.
     """
 
     content: bytes
@@ -90,10 +90,10 @@ class TfliteGraph:
 
 
 class TfliteFile:
-    """What a file says before any size is bound."""
+    """A parsed TFLite file, before its sizes are bound."""
 
     def __init__(self, content: bytes, shown: str) -> None:
-        """Raises ModelImportError if ``content``, called ``shown`` in messages, is no TFLite file."""
+        """Parse ``content``, named ``shown`` in messages. Raises ModelImportError if it is no TFLite file."""
         self.shown = shown
         if content[4:8] != IDENTIFIER:
             raise ModelImportError(f"{shown} is no TFLite file: {IDENTIFIER.decode()} is not at its place 4")
@@ -108,7 +108,7 @@ class TfliteFile:
             self._require_outputs()
         except ModelImportError:
             raise
-        except Exception as error:  # whatever flatbuffers' accessors meet in a broken file
+        except Exception as error:  # accessors of flatbuffers raise various errors for a damaged file
             raise ModelImportError(f"{shown} cannot be read as a TFLite file: {last_line(error)}") from error
 
     def _require_outputs(self) -> None:
@@ -119,11 +119,11 @@ class TfliteFile:
             raise ModelImportError(f"{self.shown} has {what}")
 
     def specs(self) -> Specs:
-        """The inputs as the file declares them, open sizes as None."""
+        """The name, sizes (None: open) and dtype of each input, as the file declares them."""
         return [(name, self._declared(number), self.dtype(number)) for number, name in self.inputs.items()]
 
     def dtype(self, number: int) -> str:
-        """Raises ModelImportError for strings, complex and other numbers that are not computed with here."""
+        """The dtype of a tensor. Raises ModelImportError for strings, complex numbers and other unsupported types."""
         tensor = self.graph.tensors[number]
         if tensor.type not in DTYPES:
             kind = next((name for name, each in vars(schema.TensorType).items() if each == tensor.type), tensor.type)
@@ -133,7 +133,7 @@ class TfliteFile:
         return DTYPES[tensor.type]
 
     def bound(self, shapes: Sequence[Sequence[int]]) -> TfliteGraph:
-        """The graph for inputs of these shapes. Raises ModelImportError where LiteRT cannot run it."""
+        """Return the graph for inputs of these shapes. Raises ModelImportError if LiteRT cannot run it."""
         interpreter = interpreter_of(self.content, list(self.inputs), shapes)
         self._run(interpreter, shapes)
         known = self._known()
@@ -161,11 +161,11 @@ class TfliteFile:
         return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), self._is_quantized())
 
     def weights(self) -> dict[int, str]:
-        """The names of constant tensors, and of what is made of them alone, by number."""
+        """The names of constant tensors, and of tensors computed from constants alone, by number."""
         return {number: _text(self.graph.tensors[number].name) for number in self._known()}
 
     def _run(self, interpreter: Any, shapes: Sequence[Sequence[int]]) -> None:
-        """With zeros, which every table has a place for, or where those are divided by with ones."""
+        """Run with zeros, which are valid indices of every table; if that fails (division by zero), with ones."""
         for filling in (0, 1):
             try:
                 for number, shape in zip(self.inputs, shapes, strict=True):
@@ -216,7 +216,7 @@ class TfliteFile:
         return bool(operator.outputs) and set(operator.outputs) <= known
 
     def _known(self) -> set[int]:
-        """The numbers of constants, and of what depends on nothing else."""
+        """The numbers of constant tensors, and of tensors computed from constants alone."""
         buffers = self.model.buffers
         known = {
             number
@@ -231,7 +231,7 @@ class TfliteFile:
 
 
 def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
-    """A convolution with its dilation, which is also written into it."""
+    """Return a convolution with its dilation, and write the dilation into the file's operator."""
     options = written.builtinOptions
     options.dilationHFactor, options.dilationWFactor = dilation.steps
     options.padding = dilation.padding
@@ -241,7 +241,7 @@ def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
 
 
 def _static(model: Any, tensors: Mapping[int, Tensor], computed: Mapping[int, Array]) -> bytes:
-    """The file with these shapes, with what was ``computed`` as constants, and tensors called by their numbers."""
+    """Return the file with static shapes, ``computed`` values as constants, and tensors named by their numbers."""
     for number, tensor in enumerate(model.subgraphs[0].tensors):
         tensor.name = str(number)
         tensor.shapeSignature = None
@@ -262,7 +262,7 @@ def _packed(model: Any) -> bytes:
 
 
 def _made_readable(model: Any) -> int:
-    """Escape the names of tensors that are no UTF-8, which LiteRT leaves out; how many there were."""
+    """Escape names of tensors that are not UTF-8, which LiteRT omits; return how many there were."""
     named = [tensor for graph in model.subgraphs for tensor in _listed(graph.tensors)]
     named += [
         entry

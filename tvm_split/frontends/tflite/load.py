@@ -1,4 +1,4 @@
-"""TFLite to Model: files and bytes, of float, half precision and int8, without TensorFlow."""
+"""Load TFLite files and bytes (float, half precision, int8) as Models, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tvm_split.frontends.tflite.reference import TfliteReference
 from tvm_split.model import Model
 
 QUANTIZED_TOLERANCE = 0.05
-"""Where a quotient lies between two steps LiteRT's own kernels round one way or the other, and a later operator may
-make several steps of one: of one small network of attention its answers were 0.02 of their range apart."""
+"""The tolerance for quantised files. LiteRT's own kernels differ in rounding between two steps, and later operators may
+amplify one step to several: for one small attention network, LiteRT's results were 0.02 of their range apart."""
 
 
 def load_tflite(source: str | Path | bytes, request: ImportRequest) -> Model:
-    """A Model of a TFLite file's main graph.
+    """Return a Model of a TFLite file's main graph.
 
-    ``example_inputs`` (a sequence, a dict by input name, or one array) may be left out. Inputs and outputs are in the
-    file's order, with the names of its signature. Layers are those of the converter's names of tensors, as Keras has
-    them. Raises ModelImportError.
+    ``example_inputs`` (a sequence, a dict by input name, or one array) is optional. Inputs and outputs are in the
+    file's order, with the names of its signature. Layers have their names in Keras, taken from the converter's names of
+    tensors. Raises ModelImportError.
     """
     if isinstance(source, str | Path):
         path = Path(source)

@@ -1,7 +1,7 @@
-"""The layers of a TFLite file's operators, from what the converter calls their tensors.
+"""Find the layers of a TFLite file's operators, from the names of their tensors.
 
-A tensor's name is what TensorFlow called the operations that were fused to make it, the last first:
-``net/act/Relu;net/norm/…/add;net/conv/convolution``. So the parts of an operator are in the layers that they come from.
+A tensor's name lists TensorFlow's names of the operations that were fused to compute it, the last one first:
+``net/act/Relu;net/norm/…/add;net/conv/convolution``. Each part of an operator belongs to the layer that it comes from.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SAYS_NOTHING = re.compile(
 
 @dataclass(frozen=True)
 class Parts:
-    """The layers of what an operator computes: itself, what it adds, and its activation."""
+    """The layers of an operator's parts: the operation itself, its bias or folded norm, and its activation."""
 
     operation: str
     bias: str
@@ -33,11 +33,11 @@ class Parts:
 
 
 def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[Parts]:
-    """The layers of all operators, in order; ``weights`` are the names of constant tensors by number.
+    """Return the layers of all operators, in order; ``weights`` are the names of constant tensors by number.
 
-    An operator whose result has no name but the model's output is in the layer that its weights are called after, or
-    else in the one before it. What is called again has ``@1``, ``@2`` after its name. Where no name says anything, each
-    operator is a layer, called by its kind and number: ``conv_2d_0``.
+    An operator whose result has no layer's name belongs to the layer of its weights, or else to that of its inputs.
+    Further calls of a layer have ``@1``, ``@2`` after its name. If no tensor has a layer's name, each operator is a
+    layer, named by its kind and number: ``conv_2d_0``.
     """
     own = [_pieces_of(operator, weights) for operator in operators]
     is_named = any(own)
@@ -60,14 +60,14 @@ def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[
 
 @dataclass(frozen=True)
 class Piece:
-    """One operation of TensorFlow: the scopes that it is in, and its own word."""
+    """One operation of TensorFlow: its scopes and its own word."""
 
     path: Words
     word: str
 
 
 def _pieces_of(operator: Operator, weights: Mapping[int, str]) -> tuple[Piece, ...]:
-    """An operation, what it adds and its activation; nothing if no name says what they are."""
+    """The pieces for an operation, its bias and its activation; empty if no name identifies them."""
     pieces = _pieces(operator.name)
     if not pieces:
         of_weights = [piece for number in operator.inputs for piece in _pieces(weights.get(number, ""))]
@@ -77,7 +77,7 @@ def _pieces_of(operator: Operator, weights: Mapping[int, str]) -> tuple[Piece, .
         operation = next((piece for piece in reversed(pieces) if _COMPUTES.search(piece.word)), first)
         norms = (piece for piece in pieces if _NORMALISES.search("/".join((*piece.path, piece.word))))
         return operation, next(norms, operation), first
-    # With an activation it is fused from two; what else is in a name is of weights that are the same elsewhere.
+    # With an activation, two operations are fused. Further names come from weights that are shared with others.
     last = next((piece for piece in pieces if piece.path != first.path), first) if operator.is_fused else first
     return last, last, first
 
@@ -92,7 +92,7 @@ def _pieces(name: str) -> list[Piece]:
 
 
 def _layers(pieces: Sequence[Piece]) -> dict[Piece, str]:
-    """A layer for each; of Keras's layers the layer, whatever TensorFlow called what they are made of."""
+    """Map each piece to its layer; inner scopes of a Keras layer all belong to that layer."""
     unique = list(dict.fromkeys(pieces))
     paths = [piece.path for piece in unique]
     if are_counted([path for path in paths if path]):

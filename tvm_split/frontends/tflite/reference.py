@@ -1,4 +1,4 @@
-"""The right answers for a TFLite file: LiteRT's own kernels, without the delegates that it would choose by itself."""
+"""Compute reference values for a TFLite file with LiteRT's own kernels, without its default delegates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tvm_split.frontends.dimensions import Array
 
 @dataclass(frozen=True)
 class TfliteReference:
-    """Runs ``source``, a file as it was given, with inputs of these ``shapes``, all by the numbers of their tensors.
+    """Run the original file ``source`` with inputs of these ``shapes``, by the numbers of their tensors.
 
-    ``variables`` are those of the tensors that operators make, in execution order.
+    ``variables`` maps the numbers of tensors to the variables that hold them, in execution order.
     """
 
     source: bytes
@@ -31,7 +31,7 @@ class TfliteReference:
         return tuple(np.array(interpreter.get_tensor(number)) for number in self.results)
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
-        """Variable name and value of every tensor that a variable holds, in execution order."""
+        """Yield the variable name and the value of every computed tensor, in execution order."""
         interpreter = self._run(inputs)
         for number, variable in self.variables.items():
             if number not in self.shapes:
@@ -54,7 +54,7 @@ class TfliteReference:
 
 
 def interpreter_of(content: bytes, inputs: Sequence[int], shapes: Sequence[Sequence[int]]) -> Any:
-    """LiteRT's interpreter, which keeps the value of every tensor. Raises ModelImportError where it takes no file."""
+    """Return LiteRT's interpreter, which keeps all tensors' values. Raises ModelImportError if it rejects the file."""
     try:
         interpreter = Interpreter(
             model_content=content,

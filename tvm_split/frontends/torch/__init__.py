@@ -1,1 +1,1 @@
-"""Networks of torch: modules, exported programs, and files of them."""
+"""Import networks of torch: modules, exported programs, and files of exported programs."""

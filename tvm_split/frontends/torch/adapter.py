@@ -1,4 +1,4 @@
-"""TVM's importer of exported programs, made to remember layers and to check every operator's result."""
+"""Import exported programs with TVM's importer, extended to record layers and to check every operator's result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPAIRS: dict[str, Repair] = {
     **reductions.REPAIRS,
     **resampling.REPAIRS,
 }
-"""What replaces TVM's own import: each was wrong, missing, or failed in TVM 0.27; a comment at its definition says how.
+"""Conversions that replace TVM's, which were wrong, missing or failing in TVM 0.27; comments at each say how.
 
 ``tests/tvm_split/frontends/test_torch_sweep.py`` compares each with torch.
 """
@@ -47,7 +47,7 @@ _RANDOM = (
     "randperm.default", "bernoulli.p", "bernoulli.default", "exponential.default", "normal.Tensor_float",
     "multinomial.default", "native_dropout.default", "dropout.default",
 )  # fmt: skip
-"""TVM's importer computes them once, or leaves them out, without a word."""
+"""Random operators, which TVM's importer computes once or omits without a warning."""
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(_RANDOM, RANDOM),
@@ -55,13 +55,13 @@ REFUSED: dict[str, str] = {
     "cond": BRANCH,
     "while_loop": LOOP,
 }
-"""Operator name to the reason."""
+"""Operators that are refused, each with the reason."""
 
 
 def import_graph(program: ExportedProgram, names: LayerNames) -> Imported:
-    """Translate a static, decomposed program; what is held are the calls that give one tensor.
+    """Translate a static, decomposed program; ``held`` of the result has the fx nodes that return one tensor.
 
-    Raises ModelImportError naming every operator that cannot be imported, with the layers it is in.
+    Raises ModelImportError, which names every operator that cannot be imported and its layers.
     """
     return _Importer(names).translate(program)
 
@@ -131,7 +131,7 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
 
 
 def _check_result(result: Any, expected: Any, operator: str) -> None:
-    """Raise if the importer's types are not those that torch computed for the same node."""
+    """Raise ModelImportError if the imported types differ from those that torch computed for the same node."""
     if isinstance(expected, torch.Tensor):
         found = [result.ty] if isinstance(result, relax.Expr) else []
         expected = [expected]

@@ -1,4 +1,4 @@
-"""A call of an exported graph as the repairs of TVM's torch importer see it."""
+"""The arguments of a conversion: a call of an exported graph, with its operands in Relax."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tvm_split.frontends.torch.tensors import dtype_name
 
 
 class Call:
-    """A call's arguments by their names in torch's schema, defaults filled in, nodes as Relax expressions."""
+    """A call's arguments by their names in torch's schema, with defaults, and nodes as Relax expressions."""
 
     def __init__(self, node: fx.Node, importer: Any) -> None:
-        """``importer`` is TVM's: ``env`` maps nodes to expressions, ``block_builder`` binds them."""
+        """``importer`` is TVM's: its ``env`` maps nodes to expressions, and its ``block_builder`` binds them."""
         self.node = node
         self.importer = importer
         self.name = str(getattr(node.target, "__name__", node.target))
@@ -31,12 +31,12 @@ class Call:
         return self.values[argument]
 
     def get(self, argument: str, otherwise: Any = None) -> Any:
-        """An argument that not every overload has."""
+        """An argument that not every overload has; ``otherwise`` if it is absent."""
         return self.values.get(argument, otherwise)
 
     @property
     def first(self) -> Any:
-        """The argument that comes first, whatever its name."""
+        """The first argument, independent of its name."""
         return next(iter(self.values.values()))
 
     @property
@@ -47,13 +47,13 @@ class Call:
 
     @property
     def common_dtype(self) -> str:
-        """The dtype in which torch computes on both operands, tensors or Python numbers."""
+        """The dtype to which torch promotes the first two arguments, tensors or Python numbers."""
         left, right = (each.meta["val"] if isinstance(each, fx.Node) else each for each in self.node.args[:2])
         return dtype_name(torch.result_type(left, right))
 
     @property
     def results(self) -> Sequence[torch.Tensor]:
-        """The call's results in torch, without values."""
+        """The call's results in torch, as tensors without values."""
         value = self.node.meta["val"]
         return value if isinstance(value, list | tuple) else [value]
 
@@ -68,21 +68,21 @@ class Call:
         return [int(size) for size in self.results[0].shape]
 
     def axes(self, rank: int) -> list[int]:
-        """The axes that are reduced, not negative: ``dim``, or all of ``rank`` where there is none."""
+        """The reduced axes, non-negative: ``dim``, or all ``rank`` axes if it is absent or empty."""
         dim = self.get("dim")
         return [axis % max(rank, 1) for axis in ([dim] if isinstance(dim, int) else dim or range(rank))]
 
 
 Repair = Callable[[Call, Operators], Any]
-"""The result as an expression, or several in a tuple."""
+"""A conversion: returns the result as an expression, or several results in a tuple."""
 
 
 def float_dtype(dtype: str) -> str:
-    """``dtype``, or torch's default float if it is none: what integers become where a fraction may come out."""
+    """Return a float ``dtype`` unchanged, else torch's default float dtype, to which operators convert integers."""
     return dtype if is_float(dtype) else dtype_name(torch.get_default_dtype())
 
 
 def each_axis(value: Any, count: int) -> list[int]:
-    """Torch writes one number for all axes, or one for each."""
+    """Expand torch's one number for all axes to one number for each of ``count`` axes."""
     numbers = [value] if isinstance(value, int) else list(value)
     return numbers * count if len(numbers) == 1 else numbers

@@ -1,4 +1,4 @@
-"""Nodes of an exported graph that do not depend on the inputs or on trained parameters: masks, positions, scales."""
+"""Fold nodes of an exported graph that depend on neither inputs nor parameters: masks, positions, scales."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NEED_ONLY_THE_SHAPE = (
 )  # fmt: skip
 _UNINITIALISED = ("empty", "empty_like", "new_empty", "empty_permuted", "empty_strided")
 _LARGEST = 1 << 22
-"""Elements; what is larger is computed in the network instead of being stored with it."""
+"""The most elements of a folded value; larger values are computed by the network instead of stored."""
 
 
 def constant_values(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
-    """Every call of the graph that has the same value for every input, with this value."""
+    """Return the calls of the graph whose value is the same for every input, with their values."""
     known = held_tensors(program, {InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
     found: dict[fx.Node, torch.Tensor] = {}
     for node in program.graph.nodes:

@@ -1,4 +1,4 @@
-"""Sizes that an exported program leaves open, and the checks of example inputs against it."""
+"""Bind the open sizes of an exported program, and check example inputs against it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tvm_split.frontends.torch.graph import user_inputs
 from tvm_split.frontends.torch.tensors import shown
 
 TENSOR = object()
-"""Stands for a leaf of the arguments that is a tensor (in ``constant_leaves``)."""
+"""A marker in ``constant_leaves`` for a leaf of the arguments that is a tensor."""
 
 
 def constant_leaves(program: ExportedProgram) -> list[Any]:
-    """For every leaf of the program's arguments: TENSOR, or the constant that it was exported with."""
+    """For every leaf of the program's arguments, return TENSOR, or the constant that it was exported with."""
     leaves: list[Any] = []
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
@@ -29,7 +29,7 @@ def constant_leaves(program: ExportedProgram) -> list[Any]:
 
 
 def with_batch(arguments: Any, batch: int) -> Any:
-    """``arguments`` with ``batch`` rows in every tensor, made by repeating the rows of the example."""
+    """Return ``arguments`` with ``batch`` rows in every tensor, made by repeating rows. Raises ModelImportError."""
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     if not rows_to_repeat(batch, [tensor.shape for tensor in tensors]):
         return arguments
@@ -43,7 +43,7 @@ def with_batch(arguments: Any, batch: int) -> Any:
 
 
 def checked_leaves(program: ExportedProgram, arguments: Any) -> list[Any]:
-    """The flat arguments, after checking their number, dtypes and fixed sizes against the program."""
+    """Return the tensors of the arguments, flat. Raises ModelImportError if number, dtypes or fixed sizes differ."""
     positional, keyword = arguments
     leaves = [leaf for leaf in pytree.tree_leaves((positional, keyword)) if isinstance(leaf, torch.Tensor)]
     wanted = user_inputs(program)
@@ -68,10 +68,10 @@ def checked_leaves(program: ExportedProgram, arguments: Any) -> list[Any]:
 def bound_sizes(
     program: ExportedProgram, examples: Sequence[Any] | None, batch: int | None, dimensions: Mapping[str, int]
 ) -> dict[str, int]:
-    """Every symbol of the program's inputs and its size, from ``dimensions``, ``batch`` or the examples, in this order.
+    """Return the size of every symbol in the program's inputs: from ``dimensions``, ``batch``, or else the examples.
 
-    A symbol has torch's name (``s77``), or is called by its place: ``x[1]`` is axis 1 of input ``x``.
-    Raises ModelImportError if a symbol is left open, two sources disagree, or torch's own bounds are violated.
+    A symbol is named by torch's name (``s77``) or by its place: ``x[1]`` is axis 1 of input ``x``.
+    Raises ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
     """
     inputs = user_inputs(program)
     known = OpenSizes(batch, dimensions, symbols_are_names=False)

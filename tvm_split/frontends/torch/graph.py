@@ -1,5 +1,5 @@
-"""From what the user has (a module, an exported program) to one static, functional graph of ATen operators, and where
-in the user's module tree each of its nodes came from."""
+"""Decompose an exported program to a static, functional graph of ATen operators, and find the layer of each node in
+the user's module tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tvm_split.frontends.torch.conversions.resampling import RESAMPLINGS
 aten = torch.ops.aten
 
 KEPT_OPERATORS = (
-    # Torch would take these apart into many reshapes and copies; Relax has them as one or two operators.
+    # torch would decompose these into many reshapes and copies; in Relax each is one or two operators.
     aten.linear.default,
     aten.matmul.default,
     aten.layer_norm.default,
@@ -42,25 +42,26 @@ KEPT_OPERATORS = (
 )
 
 TAKEN_APART = (
-    # Batch norms that train: torch's one operator reads the statistics that it only updates.
+    # Batch norms in training mode: torch's single operator reads statistics that it only updates.
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
-    # TVM's importer has these wrong, and torch has them in the operators that would replace them.
+    # TVM's importer converts these wrongly, and torch has decompositions for them.
     aten.isinf.default,
     aten.linalg_vector_norm.default,
 )
 
 
 LAYER_ANNOTATION = "layer"
-"""Under this key of ``torch.fx.traceback.annotate``, a network that is no tree of torch modules tells its layers."""
+"""The key of ``torch.fx.traceback.annotate`` for layers of networks that are no tree of torch modules."""
 
 Decompositions = dict[Any, Callable[..., Any]]
 
 
 @cache
 def _decompositions() -> tuple[Decompositions, Decompositions]:
-    """What composite operators (torch has them only as several others) and all others become, where torch's own
-    way of taking apart the composite ones is not what is wanted."""
+    """Return the decompositions of composite operators (defined only by others), and those of all other operators.
+
+    Composite operators that torch would decompose in the same way are left out."""
     table = torch.export.default_decompositions()
     table.update(get_decompositions(TAKEN_APART))
     for kept in KEPT_OPERATORS:
@@ -72,13 +73,13 @@ def _decompositions() -> tuple[Decompositions, Decompositions]:
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
-    """``program`` over core ATen operators and those that Relax has, functional (no in-place operators)."""
+    """Decompose ``program`` to core ATen operators and operators that Relax has, without in-place ones."""
     composites, decompositions = _decompositions()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # What `run_decompositions` does, once it has listed torch's hundreds of composite operators, and said of
-            # each that it is taken apart as it would be anyway: that is most of an import's time.
+            # `run_decompositions` does the same, but first registers the default decomposition of each of torch's
+            # hundreds of composite operators, which takes most of an import's time.
             lowered = _decompose_exported_program(
                 program,
                 cia_to_decomp=composites,
@@ -95,11 +96,11 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
 
 
 class LayerNames:
-    """The layer of every node of one exported program.
+    """The names of the layers of all nodes in one exported program.
 
-    A node inside a module without children belongs to that module (``layer1.0.conv1``); torch counts further calls of
-    the same module (``layer1.0.relu@1``). A node that a container computes itself is the container's path and the
-    node's name before decomposition (``layer1.0.add_``), at the root just that name.
+    A node inside a module without children belongs to that module (``layer1.0.conv1``); torch numbers further calls of
+    the same module (``layer1.0.relu@1``). A node of a container itself is named by the container's path and the node's
+    name before decomposition (``layer1.0.add_``), at the root only by that name.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -121,7 +122,7 @@ class LayerNames:
 
 
 def _stack(node: fx.Node) -> list[tuple[str, str]]:
-    """Pairs of torch's key (with the number of the call) and path, outermost module first."""
+    """The modules around a node, outermost first: pairs of torch's key (with the call's number) and path."""
     annotated = (node.meta.get("custom") or {}).get(LAYER_ANNOTATION)
     if annotated is not None:
         return [(annotated, annotated.partition("@")[0])]
@@ -136,13 +137,13 @@ def _ancestors(path: str) -> Iterable[str]:
 
 
 def _name_in_source(node: fx.Node) -> str:
-    """The node's name in the graph that torch.export made, before operators were decomposed."""
+    """The node's name in the graph of torch.export, before operators were decomposed."""
     sources = node.meta.get("from_node")
     return str(sources[0].name) if sources else str(node.name)
 
 
 def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
-    """Raise if an output depends on a buffer that the model itself changes: the next call would answer differently."""
+    """Raise ModelImportError if an output depends on a buffer that the model changes: results would vary by call."""
     signature = program.graph_signature
     written = {
         spec.target for spec in signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION and spec.target
@@ -163,7 +164,7 @@ def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
 def held_tensors(
     program: ExportedProgram, kinds: Container[InputKind] = frozenset(InputKind) - {InputKind.USER_INPUT}
 ) -> dict[fx.Node, torch.Tensor]:
-    """The placeholders of parameters, buffers and lifted constants that are used, with their values."""
+    """Return the used placeholders of parameters, buffers and lifted constants, with their values."""
     held: dict[fx.Node, torch.Tensor] = {}
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -176,7 +177,7 @@ def held_tensors(
 
 
 def user_inputs(program: ExportedProgram) -> list[fx.Node]:
-    """The placeholders of the tensors that the user gives, in order."""
+    """Return the placeholders of the user's input tensors, in order."""
     specs = program.graph_signature.input_specs
     placeholders = program.graph.find_nodes(op="placeholder")
     return [
@@ -187,7 +188,7 @@ def user_inputs(program: ExportedProgram) -> list[fx.Node]:
 
 
 def user_outputs(program: ExportedProgram) -> list[Any]:
-    """The nodes (or constants) that the user's forward returned, flattened in torch's pytree order."""
+    """Return the nodes (or constants) that the user's forward returns, flattened in torch's pytree order."""
     output = program.graph.find_nodes(op="output")[0]
     kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
     return [
@@ -198,7 +199,7 @@ def user_outputs(program: ExportedProgram) -> list[Any]:
 
 
 def fixed(program: ExportedProgram, sizes: dict[str, int]) -> None:
-    """Replace, in place, every symbolic size in the graph: ``sizes`` gives each symbol's value."""
+    """Replace every symbolic size in the graph by its value in ``sizes``, in place."""
     graph = program.graph
     for node in list(graph.nodes):
         value = node.meta.get("val")

@@ -1,4 +1,4 @@
-"""PyTorch to Model: modules with example inputs, exported programs, and ``.pt2`` files."""
+"""Load torch modules with example inputs, exported programs and ``.pt2`` files as Models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tvm_split.frontends.torch.reference import TorchReference
 from tvm_split.frontends.torch.tensors import shown, to_numpy, to_torch
 from tvm_split.model import Model, Reference
 
-warn_if_untested("torch", str(torch.__version__), extra="torch")  # once: a module is imported once
+warn_if_untested("torch", str(torch.__version__), extra="torch")  # at import, so that it warns once
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -35,11 +35,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 def load_torch(
     source: nn.Module | ExportedProgram | str | Path, request: ImportRequest, has_channels_last: bool = False
 ) -> Model:
-    """A Model of a torch module (with example inputs), an exported program, or a ``.pt2`` file of one.
+    """Return a Model of a torch module (with example inputs), an exported program, or a ``.pt2`` file of one.
 
     ``example_inputs`` is a tuple of positional arguments, a dict of keyword arguments, or one tensor. Arguments may
     be nested in dicts, lists and tuples; ``Model.inputs`` and ``Model.outputs`` are flat, in torch's pytree order.
-    ``has_channels_last``: the network transposes before and after its convolutions, which is left out.
+    ``has_channels_last``: the network transposes around its convolutions; these transpositions are removed.
     Raises ModelImportError.
     """
     name = request.name
@@ -128,7 +128,7 @@ def _as_tensors(value: Any) -> Any:
 
 
 def _structure(program: ExportedProgram, count: int) -> Callable[[Sequence[torch.Tensor]], Arguments]:
-    """Puts flat tensors into the arguments that the program's source takes; other leaves are as they were."""
+    """Return a function from flat tensors to the arguments of the program's source; other leaves are constant."""
     spec = program.call_spec.in_spec
     constants = constant_leaves(program)
 

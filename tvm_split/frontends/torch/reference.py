@@ -1,4 +1,4 @@
-"""The right answers, computed by torch itself."""
+"""Compute reference values for a network of torch with torch itself."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tvm_split.frontends.torch.tensors import to_numpy, to_torch
 
 @dataclass(frozen=True)
 class TorchReference:
-    """Runs ``source`` (the user's module, or the exported program) for outputs, and the decomposed graph for values.
+    """Run ``source`` (the user's module or the exported program) for outputs, and the decomposed graph for values.
 
-    ``arguments_of`` puts flat tensors back into the structure that ``source`` takes.
+    ``arguments_of`` converts flat tensors to the arguments of ``source``. ``variables`` maps nodes to variables.
     """
 
     source: Callable[..., Any]
@@ -37,7 +37,7 @@ class TorchReference:
         return tuple(to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
     def values(self, inputs: Sequence[np.ndarray[Any, Any]]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-        """Variable name and value of every tensor that one node of the decomposed graph makes, in execution order."""
+        """Yield the variable name and the value of every tensor of the decomposed graph, in execution order."""
         with torch.no_grad():
             for node, value in _results(self.program, [to_torch(array) for array in inputs]):
                 if node in self.variables:
@@ -46,7 +46,7 @@ class TorchReference:
 
 @contextmanager
 def _exported_path() -> Iterator[None]:
-    """Attention as it is exported: torch's fast path answers NaN, the other one 0, where a row is masked altogether."""
+    """Disable torch's fast path of attention: for a fully masked row it returns NaN, the exported path 0."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -56,7 +56,7 @@ def _exported_path() -> Iterator[None]:
 
 
 def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[fx.Node, Any]]:
-    """Every call of the graph with its result; results are dropped after their last use."""
+    """Yield every call of the graph with its result; results are dropped after their last use."""
     known: dict[fx.Node, Any] = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
     last_use = {source: node for node in program.graph.nodes for source in node.all_input_nodes}
     for node in program.graph.nodes:

@@ -1,4 +1,4 @@
-"""torch tensors to numpy arrays and back, bfloat16 included, and how errors show them."""
+"""Convert torch tensors to numpy arrays and back, including bfloat16, and to text for errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A copy of ``tensor`` (any layout or device), with the same shape and dtype."""
+    """Copy ``tensor`` (any layout or device) to an array of the same shape and dtype."""
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
@@ -21,7 +21,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A copy of ``array`` as a torch tensor on the CPU."""
+    """Copy ``array`` to a torch tensor on the CPU."""
     if array.dtype == ml_dtypes.bfloat16:
         bits = np.array(array, order="C").view(np.int16)
         return torch.from_numpy(bits).view(torch.bfloat16).reshape(array.shape)
@@ -34,5 +34,5 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def shown(value: Any) -> str:
-    """``float32[2, 3]`` for a tensor, other values as Python writes them."""
+    """Text for a value in errors: ``float32[2, 3]`` for a tensor, ``repr`` for others."""
     return f"{dtype_name(value.dtype)}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

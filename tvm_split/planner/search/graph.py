@@ -281,7 +281,7 @@ class GraphSearch:
             return
 
     def _improve(self, budget: Budget) -> None:
-        """Run local searches from the best few plans on different machines, then half the budget on the best."""
+        """Run local searches from the best few plans on different machines; half the budget is for the best result."""
         problem = self._instance.problem
         ranked = sorted(self._found, key=lambda each: each.rank(problem))
         different = {frozenset(each.machines): each for each in reversed(ranked)}

@@ -96,7 +96,7 @@ class Instance:
         return len(successors) == last
 
     def between(self, sources: Sequence[int], targets: Sequence[int]) -> tuple[float, float]:
-        """Return latency (seconds) and seconds per byte of the slowest link, as `planner.evaluate.Links` does."""
+        """Return latency (s) and seconds per byte of the slowest link, as `tvm_split.planner.evaluate.Links` does."""
         pairs = np.ix_(sources, targets)
         missing = np.argwhere(~self.linked[pairs])
         if len(missing):

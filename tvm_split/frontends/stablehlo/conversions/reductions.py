@@ -22,7 +22,7 @@ _OF_TWO = {"add": "add", "multiply": "multiply", "maximum": "maximum", "minimum"
 
 
 def combined_by(operation: ir.Operation) -> str:
-    """Return how a region combines its two arguments: ``add``, ``maximum`` and so on. Raises ModelImportError else."""
+    """Return how a region combines its two arguments: ``add``, ``maximum``, …. Raises ModelImportError for others."""
     block = operation.regions[0].blocks[0]
     *body, end = [each.operation for each in block.operations]
     arguments = list(block.arguments)

@@ -1,1 +1,1 @@
-"""What replaces TVM's import of torch's operators, by family."""
+"""Conversions that replace TVM's import of torch's operators; one module per family."""

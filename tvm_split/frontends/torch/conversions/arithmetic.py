@@ -1,4 +1,4 @@
-"""Repairs of element-wise operators: TVM's importer promotes dtypes, rounds and clamps differently from torch."""
+"""Conversions of elementwise operators: TVM's importer promotes dtypes, rounds and clamps differently from torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Unary = Callable[[Operators, relax.Expr], relax.Expr]
 
 
 def _promoted(call: Call, op: Operators, dtype: str = "") -> tuple[relax.Expr, relax.Expr]:
-    """Both operands in ``dtype``, or the one in which torch computes."""
+    """Cast both operands to ``dtype``, by default to the dtype to which torch promotes them."""
     left, right = call.operands
     return op.cast(left, dtype or call.common_dtype), op.cast(right, dtype or call.common_dtype)
 
 
 def _binary(call: Call, op: Operators, operator: str, on_booleans: str = "") -> relax.Expr:
-    # TVM casts a Python number to the tensor's dtype: 0.5 becomes 0 beside integers. It also ignores alpha, and
+    # TVM casts a Python number to the tensor's dtype: for an integer tensor, 0.5 becomes 0. It also ignores alpha, and
     # promotes zero-dimensional tensors like others.
     left, right = _promoted(call, op)
     if call.get("alpha", 1) != 1:
@@ -40,7 +40,7 @@ def _shift(call: Call, op: Operators) -> relax.Expr:
 
 
 def _divide(call: Call, op: Operators) -> relax.Expr:
-    # TVM divides integers as integers where torch makes floats, and rounds them through floats where torch does not.
+    # TVM divides integers as integers where torch uses floats, and rounds by floats where torch uses integers.
     mode, dtype = call.get("rounding_mode"), call.common_dtype
     if mode is None:
         return op.divide(*_promoted(call, op, float_dtype(dtype)))
@@ -55,13 +55,13 @@ def _power(call: Call, op: Operators) -> relax.Expr:
 
 
 def _float_unary(call: Call, op: Operators, operator: str | Unary) -> relax.Expr:
-    # TVM refuses integers, or keeps them integers, where torch makes floats.
+    # TVM refuses integers or returns integers, where torch returns floats.
     value = op.cast(call["self"], float_dtype(dtype_of(call["self"])))
     return getattr(op, operator)(value) if isinstance(operator, str) else operator(op, value)
 
 
 def _rounding(call: Call, op: Operators, operator: str) -> relax.Expr:
-    # Integers are round already, and TVM's operators do not take them.
+    # Integers need no rounding, and TVM's operators do not accept them.
     return getattr(op, operator)(call["self"]) if is_float(dtype_of(call["self"])) else call["self"]
 
 
@@ -80,8 +80,8 @@ def _round(call: Call, op: Operators) -> relax.Expr:
 
 
 def _near_zero(coefficients: list[float], limit: float, elsewhere: Unary) -> Unary:
-    # TVM computes log(1 + x) and exp(x) − 1, which are 0 for a small x, and simplifies better formulas to the same:
-    # near 0, the first terms of the series x · (c₀ + c₁·x + c₂·x² + …).
+    # TVM computes log(1 + x) and exp(x) − 1, which are 0 for a small x, and simplifies better formulas to these.
+    # Near 0, this uses the first terms of the series x · (c₀ + c₁·x + c₂·x² + …).
     def convert(op: Operators, x: relax.Expr) -> relax.Expr:
         near: relax.Expr | float = coefficients[-1]
         for coefficient in coefficients[-2::-1]:
@@ -112,13 +112,13 @@ def _copysign(call: Call, op: Operators) -> relax.Expr:
 
 
 def _clamp(call: Call, op: Operators) -> relax.Expr:
-    # TVM keeps an integer tensor's dtype where a float limit makes floats, and makes integer limits from infinities.
+    # TVM keeps an integer dtype although torch promotes to a float limit's dtype, and casts infinities to integers.
     low, high = (None if call[limit] is None else op.cast(call[limit], call.dtype) for limit in ("min", "max"))
     return limited(op, op.cast(call["self"], call.dtype), low, high)
 
 
 def _comparison(call: Call, op: Operators, operator: str) -> relax.Expr:
-    # TVM casts a Python number to the tensor's dtype: an integer tensor > 1.5 becomes > 1.
+    # TVM casts a Python number to the tensor's dtype: for an integer tensor, > 1.5 becomes > 1.
     return getattr(op, operator)(*_promoted(call, op, "int8" if call.common_dtype == "bool" else ""))
 
 
@@ -168,7 +168,7 @@ REPAIRS: dict[str, Repair] = {
     **{f"pow.{kind}": _power for kind in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     **{f"bitwise_{side}_shift.{kind}": _shift for side in ("left", "right") for kind in ("Tensor", "Tensor_Scalar")},
     "remainder.Scalar_Tensor": _remainder,
-    # TVM inverts the bits of a boolean's byte.
+    # TVM inverts all bits of a boolean's byte.
     "bitwise_not.default": lambda call, op: (op.logical_not if call.dtype == "bool" else op.bitwise_not)(call["self"]),
     "where.self": _where,
     "_to_copy.default": _to_copy,
@@ -181,4 +181,4 @@ REPAIRS: dict[str, Repair] = {
     "maximum.default": partial(_binary, operator="maximum"),
     "minimum.default": partial(_binary, operator="minimum"),
 }
-"""By the name of the ATen overload."""
+"""Conversions by the name of the ATen overload."""

@@ -1,4 +1,4 @@
-"""Repairs of indexing, scattering and joining: TVM reads outside the tensor at a negative index, without an error."""
+"""Conversions of indexing, scatter and concatenation: TVM reads outside the tensor for negative indices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
 
 
 def _own_places(call: Call, op: Operators) -> relax.Expr:
-    """The places that ``index`` gives on axis ``dim``."""
+    """The non-negative indices in the argument ``index`` for axis ``dim``."""
     return _places(op, call["index"], shape_of(call["self"])[call["dim"]])
 
 
@@ -33,12 +33,12 @@ def _select(call: Call, op: Operators) -> relax.Expr:
 
 
 def _rows(call: Call) -> range:
-    """The rows of axis ``dim`` that a slice takes, by Python's rule for its ends."""
+    """The rows of axis ``dim`` that a slice takes, with bounds clamped like Python's."""
     return range(shape_of(call["self"])[call["dim"]])[call["start"] : call["end"] : call["step"]]
 
 
 def _slice(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer passes the ends on without limiting them to the axis.
+    # TVM's importer does not clamp the bounds to the axis.
     data, axis, rows = call["self"], call["dim"], _rows(call)
     if rows == range(shape_of(data)[axis]):
         return data
@@ -46,8 +46,8 @@ def _slice(call: Call, op: Operators) -> relax.Expr:
 
 
 def _slice_scatter(call: Call, op: Operators) -> relax.Expr:
-    """The tensor with the source in some rows: every row is read from one of the two, joined."""
-    # TVM's importer takes no missing end.
+    """Replace rows of a tensor: concatenate it with the source, and take each row from one of the two."""
+    # TVM's importer requires an end.
     data, axis, places = call["self"], call["dim"], list(_rows(call))
     if not places:
         return data
@@ -58,9 +58,9 @@ def _slice_scatter(call: Call, op: Operators) -> relax.Expr:
 
 
 class _Indexing:
-    """Index tensors on some axes of a tensor (torch's and numpy's advanced indexing), as one flat index.
+    """Advanced indexing of torch and numpy, with index tensors on some axes, converted to one flat index.
 
-    The indexed axes are brought together at ``first`` and merged; one index into the merged axis says the same.
+    The indexed axes are moved to position ``first`` and merged; ``flat`` is the equivalent index into the merged axis.
     """
 
     def __init__(self, op: Operators, data: relax.Expr, indices: Sequence[relax.Expr | None]) -> None:
@@ -103,13 +103,13 @@ class _Indexing:
 
 
 def _index(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer treats index tensors beside full slices as an outer product, or puts the axes elsewhere.
+    # With full slices, TVM's importer treats index tensors as an outer product, or misplaces the axes.
     indexing = _Indexing(op, call["self"], call["indices"])
     return op.take(indexing.merged(call["self"]), indexing.flat, indexing.first)
 
 
 def _index_put(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer needs an index for every axis.
+    # TVM's importer requires an index for every axis.
     data = call["self"]
     indexing = _Indexing(op, data, call["indices"])
     index_shape = shape_of(indexing.flat)
@@ -130,7 +130,7 @@ _REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "am
 
 
 def _scatter(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer has no reductions, and takes no source that is larger than the index.
+    # TVM's importer supports no reductions, and no source that is larger than the index.
     data, axis = call["self"], call["dim"]
     dtype, shape = dtype_of(data), shape_of(call["index"])
     reduction = call.get("reduce") or ("add" if call.name.startswith("scatter_add") else "")
@@ -154,7 +154,7 @@ def _concatenate(call: Call, op: Operators) -> relax.Expr:
 
 
 def _item_of_tuple(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer returns a lone tensor for every place of a tuple that it imports only in part.
+    # For a tuple of which TVM imports one tensor, its importer returns this tensor for every position.
     source: Any = call.importer.env[call.node.args[0]]
     place = call.node.args[1]
     if isinstance(source, relax.Expr) and not isinstance(source, relax.Tuple):
@@ -193,4 +193,4 @@ REPAIRS: dict[str, Repair] = {
     "split_with_sizes.default": lambda call, op: parts(op, call["self"], call["split_sizes"], call["dim"]),
     "unfold.default": _unfold,
 }
-"""By the name of the ATen overload."""
+"""Conversions by the name of the ATen overload."""

@@ -1,4 +1,4 @@
-"""Repairs of layers: convolutions, products of matrices, norms, attention, activations."""
+"""Conversions of layers: convolutions, products of matrices, norms, attention, activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_o
 from tvm_split.frontends.torch.calls import Call, Repair, each_axis
 
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
-"""By the number of axes: of the data, of the weights, and of a transposed convolution's weights."""
+"""Layouts by the number of spatial axes: of data, of weights, and of a transposed convolution's weights."""
 
 
 def _convolution(call: Call, op: Operators) -> relax.Expr:
@@ -65,7 +65,7 @@ def _linear(call: Call, op: Operators) -> relax.Expr:
 
 
 def _attention(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer ignores scale and enable_gqa, takes no boolean mask, and neither three nor five axes.
+    # TVM's importer ignores scale and enable_gqa, and refuses boolean masks and inputs of three or five axes.
     query, key, value = call["query"], call["key"], call["value"]
     if call["dropout_p"]:
         raise ModelImportError(f"it drops out with probability {call['dropout_p']}; call model.eval()")
@@ -88,15 +88,15 @@ def _attention(call: Call, op: Operators) -> relax.Expr:
             mask = op.where(mask, constant(0, dtype), constant(-np.inf, dtype))
         mask = op.cast(mask, dtype)
         shown = _shown_rows(op, mask)
-        # The softmax of nothing but -inf is NaN, and torch's attention answers 0 there: so it is of something finite,
-        # and its product is multiplied by 0. Not a choice, of which TVM's CUDA makes vectors that nvcc does not take.
+        # For a row of only -inf, softmax gives NaN but torch's attention 0. So the mask is made finite, and the result
+        # multiplied by 0; for a `where` instead, TVM generates CUDA vectors that nvcc rejects.
         scores = op.add(scores, op.maximum(mask, float(np.finfo(dtype).min) / 2))
     result = op.matmul(op.cast(op.nn.softmax(scores, -1), call.dtype), value)
     return result if shown is None else op.multiply(result, op.cast(shown, call.dtype))
 
 
 def _shown_rows(op: Operators, mask: relax.Expr) -> relax.Expr:
-    """1 for the rows of which a mask shows something, 0 for those it hides altogether, [..., rows, 1]."""
+    """Return 0 for rows that a mask hides completely, else 1; the shape is [..., rows, 1]."""
     dtype = dtype_of(mask)
     shows = op.where(op.equal(mask, -np.inf), constant(0, dtype), constant(1, dtype))
     return op.minimum(op.sum(shows, [-1], keepdims=True), 1)
@@ -108,9 +108,9 @@ def _repeated_heads(op: Operators, value: relax.Expr, query: relax.Expr) -> rela
 
 
 def _normed(call: Call, op: Operators, shape: Sequence[int]) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
-    """What a norm takes: data, and weight and bias of ``shape``, ones and zeros where there are none.
+    """Return a norm's data, weight and bias of ``shape``; ones and zeros stand for a missing weight or bias.
 
-    Half precision is computed in float32, as torch does; TVM has some of the norms in float32 only.
+    Half precision is cast to float32, as in torch; TVM has some of the norms in float32 only.
     """
     dtype = wide(dtype_of(call["input"]))
     weight = constant(np.ones(shape), dtype) if call["weight"] is None else op.cast(call["weight"], dtype)
@@ -119,14 +119,14 @@ def _normed(call: Call, op: Operators, shape: Sequence[int]) -> tuple[relax.Expr
 
 
 def _layer_norm(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer looks up a missing weight or bias.
+    # TVM's importer fails if weight or bias is missing.
     shape = call["normalized_shape"]
     result = op.nn.layer_norm(*_normed(call, op, shape), list(range(-len(shape), 0)), call["eps"])
     return op.cast(result, call.dtype)
 
 
 def _group_norm(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer looks up a missing weight or bias, and its operator has no inputs of two axes.
+    # TVM's importer fails if weight or bias is missing, and its operator does not accept inputs of two axes.
     data, weight, bias = _normed(call, op, call.shape[1:2])
     if len(call.shape) == 2:
         data = op.expand_dims(data, 2)
@@ -136,7 +136,7 @@ def _group_norm(call: Call, op: Operators) -> relax.Expr:
 
 
 def _batch_norm(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
-    # TVM's importer returns a tensor for torch's tuple.
+    # TVM's importer returns a tensor instead of a tuple.
     data, weight, bias = _normed(call, op, call.shape[1:2])
     mean, variance = (op.cast(call[f"running_{each}"], dtype_of(data)) for each in ("mean", "var"))
     options = {"axis": 1, "epsilon": call["eps"], "momentum": 0.1, "training": False}
@@ -144,7 +144,7 @@ def _batch_norm(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
 
 
 def _softmax(call: Call, op: Operators, operator: str) -> relax.Expr:
-    # TVM's importer computes it of half precision in itself, and takes no scalars.
+    # TVM's importer computes half precision without float32, and does not accept scalars.
     data = op.cast(call["self"], wide(call.dtype))
     if not call.shape:
         return op.cast(op.reshape(getattr(op.nn, operator)(op.reshape(data, [1]), 0), []), call.dtype)
@@ -174,4 +174,4 @@ REPAIRS: dict[str, Repair] = {
     "hardtanh.default": lambda call, op: op.clip(call["self"], call["min_val"], call["max_val"]),
     "view.default": lambda call, op: op.reshape(call["self"], call.shape),
 }
-"""By the name of the ATen overload."""
+"""Conversions by the name of the ATen overload."""

@@ -1,4 +1,4 @@
-"""Repairs of reductions, scans and searches."""
+"""Conversions of reductions, scans, sorting and searches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tvm_split.frontends.torch.calls import Call, Repair
 
 
 def _reduced(call: Call, op: Operators, operator: str, data: relax.Expr) -> relax.Expr:
-    """``data`` reduced over the call's axes."""
+    """Reduce ``data`` over the call's axes."""
     axes = call.axes(len(shape_of(data)))
     return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
 
 
 def _reduction(call: Call, op: Operators, operator: str) -> relax.Expr:
-    # TVM's importer accumulates half precision in itself, and integers in their own dtype.
+    # TVM's importer accumulates in the input's dtype, also for half precision and integers.
     return op.cast(_reduced(call, op, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
 
 
@@ -29,7 +29,7 @@ def _extreme(call: Call, op: Operators, operator: str) -> relax.Expr:
 
 
 def _extreme_and_place(call: Call, op: Operators, operator: str) -> tuple[relax.Expr, relax.Expr]:
-    # TVM's importer has no min.dim, and finds max.dim by sorting.
+    # TVM's importer lacks min.dim, and computes max.dim by sorting.
     data, dim, keep = call["self"], call["dim"], call["keepdim"]
     if not shape_of(data):
         return data, constant(0, "int64")
@@ -38,14 +38,14 @@ def _extreme_and_place(call: Call, op: Operators, operator: str) -> tuple[relax.
 
 
 def _any(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer answers with numbers for a tensor of numbers, and has no reduction over all axes.
+    # TVM's importer returns numbers instead of booleans for numbers, and lacks the reduction over all axes.
     data = call["self"]
     data = data if dtype_of(data) == "bool" else op.not_equal(data, 0)
     return op.not_equal(_reduced(call, op, "max", op.cast(data, "int8")), 0)
 
 
 def _moments(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
-    """Variance and mean."""
+    """Return the variance and the mean over the call's axes."""
     data = op.cast(call["self"], wide(dtype_of(call["self"])))
     axes, keep = call.axes(len(shape_of(data))), call["keepdim"]
     count = math.prod(shape_of(data)[axis] for axis in axes)
@@ -57,7 +57,7 @@ def _moments(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
 
 
 def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
-    """The data as TVM can find the place of an extreme in it: of bfloat16 its LLVM backend cannot, float32 is exact."""
+    """Cast bfloat16 to float32, which is exact: TVM's LLVM backend has no argmax or argmin of bfloat16."""
     return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
 
 
@@ -76,7 +76,7 @@ def _scan(call: Call, op: Operators, operator: str) -> relax.Expr:
 
 
 def _median(call: Call, op: Operators) -> Any:
-    # TVM's median of an even number of elements is not the lower of the two in the middle.
+    # For an even number of elements, torch returns the lower of the two in the middle; TVM does not.
     has_axis = "dim" in call.values
     data, axis = (call["self"], call["dim"]) if has_axis else (op.reshape(call["self"], [-1]), 0)
     order = op.argsort(data, axis, dtype="int64")
@@ -108,4 +108,4 @@ REPAIRS: dict[str, Repair] = {
     **{f"median.{kind}": _median for kind in ("default", "dim")},
     "sort.default": _sort,
 }
-"""By the name of the ATen overload."""
+"""Conversions by the name of the ATen overload."""

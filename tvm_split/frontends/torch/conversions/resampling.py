@@ -1,4 +1,4 @@
-"""Repairs of pools and of resampling images."""
+"""Conversions of pooling and of image resampling."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RESAMPLINGS = (
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
-"""torch's operators of their overload ``vec``."""
+"""torch's resampling operators that have an overload ``vec``."""
 
 
 def _resampled(call: Call, op: Operators) -> relax.Expr:
-    """Resize one axis after the other, with torch's own weights.
+    """Resize one axis after the other by a matrix of torch's own weights.
 
-    Every resampling is linear and works on each axis alone: what torch makes of the unit vectors are its weights.
+    All resamplings are linear and separable by axis, so the unit vectors, resized by torch, are the weights.
     """
     # TVM's importer computes nearest with half-pixel centres, ignores a given scale factor, antialiasing and the
     # coefficient of torch's bicubic (−0.75), and has no mode of one or three axes that works.
@@ -39,7 +39,7 @@ def _resampled(call: Call, op: Operators) -> relax.Expr:
 
 def _weights(name: str, size: int, wanted: int, scale: float | None, align_corners: bool) -> np.ndarray[Any, Any]:
     """The matrix [wanted, size] of one axis, by resizing unit vectors with torch."""
-    # Each kind has a kernel of two axes; of linear ones it is called bilinear.
+    # Each kind has an operator for two axes; the linear one is bilinear.
     kernel = re.sub("[123]d", "2d", re.sub("(bi|tri)?linear", "bilinear", name.removesuffix(".vec")))
     wanted_size, scales = (None, [1.0, scale]) if scale else ([1, wanted], None)
     corners = [] if "nearest" in kernel else [align_corners]
@@ -86,7 +86,7 @@ def _average_pool(call: Call, op: Operators) -> relax.Expr:
 
 
 def _max_pool_alone(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
-    # TVM's importer answers with zeros where torch gives the places of the maxima: here they are missing instead.
+    # TVM's importer returns zeros for the positions of the maxima; this conversion omits the positions.
     axes = int(call.name[len("max_pool")])
     kernel = each_axis(call["kernel_size"], axes)
     stride = each_axis(call["stride"], axes) if call["stride"] else kernel
@@ -96,8 +96,8 @@ def _max_pool_alone(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
 
 
 def _adaptive_pool(call: Call, op: Operators) -> Any:
-    """Each axis alone: every output element takes the rows from ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
-    # TVM has no adaptive maximum, and its mean takes no missing sizes.
+    """Pool one axis after the other: output element i of m reduces the rows ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉ of n (exclusive)."""
+    # TVM has no adaptive maximum, and its mean requires all sizes.
     is_mean = "avg" in call.name
     data, reduce = call["self"], op.mean if is_mean else op.max
     rank, axes = len(call.shape), int(call.name.partition("pool")[2][0])
@@ -125,7 +125,7 @@ def _adaptive_pool(call: Call, op: Operators) -> Any:
 
 
 def _grid_sample(call: Call, op: Operators) -> relax.Expr:
-    # TVM's operator wants the coordinates before the grid's axes; its importer leaves them behind.
+    # TVM's operator takes coordinates as axis 1 of the grid; its importer leaves them as the last axis.
     return op.image.grid_sample(
         call["input"],
         op.permute_dims(call["grid"], [0, 3, 1, 2]),
@@ -144,4 +144,4 @@ REPAIRS: dict[str, Repair] = {
     **{f"adaptive_avg_pool{axes}d.default": _adaptive_pool for axes in (1, 2, 3)},
     "grid_sampler_2d.default": _grid_sample,
 }
-"""By the name of the ATen overload."""
+"""Conversions by the name of the ATen overload."""
