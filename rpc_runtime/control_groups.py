@@ -34,7 +34,7 @@ class MemoryLimit:
 
 
 def core_quota(root: Path = ROOT) -> CoreQuota | None:
-    """The smallest quota that applies to this process; None where there is none.
+    """Return the smallest CPU quota that applies to this process; None if there is none.
 
     Args:
         root: the folder in which ``proc`` and the control groups are mounted.
@@ -44,7 +44,7 @@ def core_quota(root: Path = ROOT) -> CoreQuota | None:
 
 
 def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
-    """The limits of all groups around this process that have one, the innermost first."""
+    """Return the memory limits of all groups around this process that have one, the innermost first."""
     limits = (_memory_limit_of(folder) for folder in _groups("memory", root))
     return [limit for limit in limits if limit is not None]
 
@@ -64,14 +64,14 @@ def _memory_limit_of(folder: Path) -> MemoryLimit | None:
         return None
     used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
     counts = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
-    # Version 1 counts the groups inside in entries of their own.
+    # In version 1, only the "total_" entries include the groups inside.
     page_cache = counts.get("total_inactive_file", counts.get("inactive_file", "0"))
     used_bytes = int(used) - int(page_cache) if used.isdigit() and page_cache.isdigit() else 0
     return MemoryLimit(int(limit), max(0, used_bytes))
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of this process's control groups that may limit a controller, from the innermost outward."""
+    """Yield the folders of this process's control groups that may limit a controller, from the innermost outward."""
     paths: dict[str, str] = {}
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)

@@ -1,6 +1,6 @@
 """Errors of the project.
 
-They are defined in the lowest room, so that every room can raise them and a user needs one ``except``:
+They are defined in the lowest package, so that every package can raise them and one ``except`` catches them all:
 ``tvm_split.TvmSplitError``. Every message names the stage, machine or layer it is about and says what to do.
 """
 
@@ -16,11 +16,11 @@ class InputError(TvmSplitError, ValueError):
 
 
 class WorkerError(TvmSplitError):
-    """A worker refused a request, or could not carry it out."""
+    """A worker refused a request or could not execute it."""
 
 
 class WorkerUnavailableError(WorkerError):
-    """A worker cannot be reached, or went away while it was needed."""
+    """A worker cannot be reached, or ended or disconnected while it was needed."""
 
 
 class StageError(WorkerError):

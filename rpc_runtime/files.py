@@ -1,4 +1,4 @@
-"""Files that are kept between runs and shared by processes: where they lie, how they are replaced, who uses them."""
+"""Files that persist between runs and are shared by processes: their folders, atomic replacement, and locks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rpc_runtime.private_folder import tighten
 
 CACHE_VARIABLE = "TVM_SPLIT_CACHE"
 WRITING = ".writing-"
-"""Begins the names of files that are being written."""
+"""Prefix of the names of files that are being written."""
 LOCK_SECONDS = 10.0
-"""Longer than anybody who changes a file holds its lock."""
+"""Timeout of a lock: longer than any process holds it to change a file."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.05
 _OWN = PlatformDirs("tvm-split", appauthor=False)
 
 
 def cache_folder(subject: str) -> Path:
-    """``subject`` in the folder of the variable TVM_SPLIT_CACHE, else in ``tvm-split`` in the user's cache.
+    """Return the folder ``subject`` in $TVM_SPLIT_CACHE, else in ``tvm-split`` in the user's cache folder.
 
     Raises:
-        InputError: the variable is not set, and the user has no home.
+        InputError: the variable is not set, and the user has no home folder.
     """
     named = os.environ.get(CACHE_VARIABLE, "")
     if named:
@@ -43,7 +43,7 @@ def cache_folder(subject: str) -> Path:
 
 
 def state_folder(subject: str) -> Path | None:
-    """``subject`` in ``tvm-split`` in the user's folder for what programs keep; None for a user without a home."""
+    """Return the folder ``subject`` in ``tvm-split`` in the user's state folder; None without a home folder."""
     try:
         return _own(_OWN.user_state_path, subject)
     except RuntimeError:
@@ -51,7 +51,7 @@ def state_folder(subject: str) -> Path | None:
 
 
 def _own(folder: Path, subject: str) -> Path:
-    """``subject`` in a folder that only this project makes; both may be left from a version that let others write."""
+    """Return ``subject`` in this project's folder, after removing write permissions that old versions gave others."""
     for path in (folder, folder / subject):
         tighten(path)
     return folder / subject
@@ -66,11 +66,11 @@ def reason_of(error: OSError) -> str:
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a new file with mode 0600, which replaces ``path`` if the body raises nothing.
 
-    A reader sees the old or the new content, never a part. It is written in ``temporary``, a
-    folder on the same file system, by default beside ``path``.
+    A reader sees the old or the new content, never a part. The file is written in ``temporary``, a folder on the same
+    file system; default: the folder of ``path``.
 
     Raises:
-        OSError: it cannot be written; names ``path`` where the system names no file, as on a full disk.
+        OSError: it cannot be written; the error names ``path`` if the system names no file, as on a full disk.
     """
     descriptor, name = tempfile.mkstemp(dir=temporary or path.parent, prefix=WRITING)
     try:
@@ -134,7 +134,7 @@ def keep(file: IO[bytes]) -> None:
 
 
 def is_kept(file: IO[bytes]) -> bool:
-    """Whether a living process holds the lock of `keep` on a file."""
+    """Return whether a running process holds the lock of `keep` on a file."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

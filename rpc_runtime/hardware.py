@@ -36,10 +36,10 @@ Under user-mode emulation the file is the host's, so it lacks the key of the emu
 def cpu_features() -> frozenset[str]:
     """Linux's names of the instruction sets that this host can execute, without those that are disabled.
 
-    See `DISABLED_FEATURES_VARIABLE`. Empty where there is no /proc/cpuinfo, or where it describes another architecture.
+    See `DISABLED_FEATURES_VARIABLE`. Empty if there is no /proc/cpuinfo, or if it describes another architecture.
 
     Raises:
-        InputError: what is disabled is no instruction set.
+        InputError: the variable names an unknown instruction set.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def features_in(cpuinfo: str, architecture: str) -> frozenset[str]:
-    """The instruction sets that all processors in the text of a /proc/cpuinfo have.
+    """Return the instruction sets that all processors in the text of a /proc/cpuinfo have.
 
     ``architecture`` is what ``platform.machine()`` returns there.
     """
@@ -92,9 +92,9 @@ def available_memory_bytes() -> int:
 class HostCores:
     """The processor cores that a process may use.
 
-    ``numbers`` are the operating system's, of the cores in the process's affinity mask. ``quota`` is the processor time
-    that its control group may use, in seconds per second (0: no limit), and ``quota_group`` identifies the processes
-    that share it. ``host`` is the identity of the host's boot, empty where it is not known.
+    ``numbers`` are the operating system's numbers of the cores in the process's affinity mask. ``quota`` is the CPU
+    time that its control group may use, in seconds per second (0: no limit); processes with equal ``quota_group`` share
+    it. ``host`` is the host's `boot_id`, empty if it is not known.
     """
 
     host: str
@@ -104,7 +104,7 @@ class HostCores:
 
     @property
     def count(self) -> int:
-        """How many threads can compute at the same time."""
+        """The number of threads that can compute at the same time."""
         return usable_together([self])
 
     @property
@@ -115,7 +115,7 @@ class HostCores:
 
 
 def own_cores() -> HostCores:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     quota = core_quota()
     limits = (0.0, "") if quota is None else (quota.cores, quota.group)
     return HostCores(boot_id(), tuple(sorted(os.sched_getaffinity(0))), *limits)
@@ -167,7 +167,7 @@ def _user_outside() -> int | None:
 
 @cache
 def boot_id() -> str:
-    """Differs for every start of an operating system; its containers share it. Empty where it is not said."""
+    """Return an id of this start of the operating system, which its containers share; empty if it is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""A field of a dataclass that is an option as well: of a command, of a Python call and of a file."""
+"""Dataclass fields that are also options of a command line, of a Python call and of a file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def option(
     default: Any, help: str, *, metavar: str | None = None, minimum: float | None = None, flag: str | None = None
 ) -> Any:
-    """A dataclass field with what a command line needs to know of it.
+    """Return a dataclass field with the metadata of a command-line option.
 
     Args:
-        default: the value where nothing is given; a dictionary or list is copied for each instance.
+        default: the default value; a dictionary or list is copied for each instance.
         help: one or two sentences for users.
-        metavar: what help shows in place of the value.
-        minimum: the least number that is allowed.
-        flag: the option's name where it differs from the field's; of a flag that is on by default, what turns it off.
+        metavar: placeholder for the value in the help text.
+        minimum: the smallest allowed number.
+        flag: the option's name if it differs from the field's; for a flag that is on by default, the name that turns it
+            off.
     """
     metadata: dict[str, Any] = {"description": help, "json_schema_extra": {"metavar": metavar, "flag": flag}}
     if minimum is not None:
@@ -31,17 +32,17 @@ def option(
 
 
 def options(group: type) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a dataclass that `option` made."""
+    """Return the fields of a dataclass that `option` made."""
     return tuple(field for field in dataclasses.fields(group) if "description" in field.metadata)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The value of a field that is not given."""
+    """Return the default value of a field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def takes_options(group: type) -> Callable[[Function], Function]:
-    """For a function with ``**fields``: show the group's options in its signature and docstring."""
+    """Return a decorator that adds a group's options to the signature and docstring of a function with ``**fields``."""
 
     def shown(function: Function) -> Function:
         signature = inspect.signature(function)

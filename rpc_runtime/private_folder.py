@@ -1,6 +1,6 @@
 """Folders that no other user can change, for files that are trusted when they are read again.
 
-Needs Python's standard library alone: `tvm-split up` sends this file to machines that have nothing else.
+Needs only Python's standard library: `tvm-split up` sends this file to machines that have nothing else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ROOT = 0
 ACCESS_LIST = "system.posix_acl_access"
 """The extended attribute of a folder whose access control list names more users or groups than its mode shows."""
 LONGEST_CHAIN = 40
-"""Symbolic links in one path, as in Linux."""
+"""The most symbolic links in one path, as in Linux."""
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone; check what exists already.
+    """Make a folder and missing parents for this user only; check existing folders.
 
     Raises:
         OSError: it cannot be made, or `require_private` refuses it.
@@ -34,12 +34,12 @@ def private_folder(path: Path) -> None:
 def require_private(path: Path) -> None:
     """Raise if a user other than this one and root can write to a folder, or replace it or a link on the way to it.
 
-    The folder has to be this user's own. Those above it, and symbolic links, may be root's as well; where others may
-    write to one of them, it has to be sticky, as /tmp is, or lie below one that others cannot enter. A private group
-    counts as its user: it has the user's name, or root's, and no other members. A missing folder is accepted.
+    The folder must belong to this user. Its parents and symbolic links may also belong to root. If others may write to
+    a parent, it must be sticky, as /tmp is, or lie below a folder that others cannot enter. A private group counts as
+    its user: it has the user's name, or root's, and no other members. A missing folder is accepted.
 
     Raises:
-        PermissionError: says what is wrong, and in which folder.
+        PermissionError: another user could change a folder; the message says which folder and why.
         OSError: the path has a cycle of symbolic links.
     """
     *links, folder = _links_and_target(path.absolute())
@@ -57,7 +57,7 @@ def tighten(path: Path) -> None:
 
 
 def _links_and_target(path: Path) -> list[Path]:
-    """Return the symbolic links on the way to a path, in their order, and its target; none has a link above it."""
+    """Return the symbolic links on the way to a path, in order, and its target, all with resolved parents."""
     links: list[Path] = []
     current, names = Path("/"), list(reversed(path.parts[1:]))
     while names:
@@ -85,7 +85,7 @@ def _require_private(path: Path, *, may_be_roots: bool) -> None:
         is_last = entry == path
         if status.st_uid != user and (status.st_uid != ROOT or (is_last and not may_be_roots)):
             raise PermissionError(errno.EPERM, f"user {status.st_uid} owns it, and this is user {user}", str(entry))
-        if entry.is_symlink():  # its mode means nothing
+        if entry.is_symlink():  # the mode of a link has no meaning
             return
         is_guarded = not is_last and (is_hidden or status.st_mode & stat.S_ISVTX)
         if _others_may(stat.S_IWOTH, entry, status) and not is_guarded:
@@ -96,7 +96,7 @@ def _require_private(path: Path, *, may_be_roots: bool) -> None:
 
 def _others_may(right: int, folder: Path, status: os.stat_result) -> bool:
     """Return whether a user other than root and this one has a right (a bit of the mode for others) to a folder."""
-    by_group = status.st_mode & (right << 3)  # of an access control list, these bits are what it grants at most
+    by_group = status.st_mode & (right << 3)  # with an access control list, these bits are the most that it grants
     return bool(status.st_mode & right or (by_group and (_has_access_list(folder) or not _is_private(status.st_gid))))
 
 

@@ -1,4 +1,4 @@
-"""This process and those that it starts: what is closed, what ends with it, what a fork must leave alone."""
+"""Helpers for this process and its children: closing, clean-up at exit, forks, and commands of modules."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Self
 from rpc_runtime.errors import WorkerError
 
 _LEFT: dict[Hashable, Callable[[], object]] = {}
-os.register_at_fork(after_in_child=_LEFT.clear)  # it is the other process's
+os.register_at_fork(after_in_child=_LEFT.clear)  # the parent cleans up
 
 
 class Closing(ABC):
-    """A context manager that gives itself."""
+    """A context manager that returns itself and calls `close` at the end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends it. May be called again."""
+        """Release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,7 +32,7 @@ class Closing(ABC):
 
 
 def do_all(steps: Iterable[Callable[[], object]]) -> Exception | None:
-    """Takes each step, also after others have failed; the first error."""
+    """Run all steps, even if some fail; return the first error, or None."""
     first: Exception | None = None
     for step in steps:
         try:
@@ -43,7 +43,7 @@ def do_all(steps: Iterable[Callable[[], object]]) -> Exception | None:
 
 
 def before_end(key: Hashable, clear: Callable[[], object]) -> None:
-    """Have ``clear`` called when the process ends, unless ``key`` is `cleared` by then."""
+    """Register ``clear`` to be called when the process ends, unless `cleared` is called with ``key`` before."""
     _LEFT[key] = clear
 
 
@@ -53,25 +53,25 @@ def cleared(key: Hashable) -> None:
 
 @atexit.register
 def clear_away() -> None:
-    """Clear all that is left, the latest first; what fails keeps nothing else from being cleared."""
+    """Call all registered functions, the latest first; ignore their errors."""
     while _LEFT:
         with contextlib.suppress(Exception):
             _LEFT.popitem()[1]()
 
 
 class OwnProcess:
-    """The process that this was made in."""
+    """Remembers the process in which it was made, to detect use in a fork."""
 
     def __init__(self) -> None:
         self._identifier = os.getpid()
 
     @property
     def is_this(self) -> bool:
-        """Whether it is the calling one."""
+        """Whether the calling process is the one in which this was made."""
         return os.getpid() == self._identifier
 
     def require(self) -> None:
-        """A `WorkerError` if it is not: a fork has no threads but the one that forked, and locks that nobody frees."""
+        """Raise a `WorkerError` in a fork, which has only the forking thread, and locks that are never released."""
         if not self.is_this:
             raise WorkerError(
                 "this pipeline belongs to the process that opened it, from which the calling one was forked: let that "

@@ -1,4 +1,4 @@
-"""Kinds of one thing by name: those built in, and those that installed packages add by entry points."""
+"""Registries of implementations by name: built-in ones, and plug-ins that installed packages add by entry points."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Kind = TypeVar("Kind")
 
 
 class PluginError(TvmSplitError):
-    """An installed package adds a kind that cannot be used; the message names the package and the kind."""
+    """A plug-in cannot be used; the message names its package and its kind."""
 
 
 class PluginWarning(UserWarning):
-    """A kind that an installed package adds is left out; the message names the package and says why."""
+    """A plug-in is left out; the message names its package and the reason."""
 
 
 class Registry(Generic[Kind]):
-    """The kinds of one thing by name; a kind's module is imported when the kind is first asked for.
+    """Kinds (implementations) by name; a kind's module is imported when the kind is first used.
 
-    Iterating gives the names, without importing a kind: the built-in ones in their order, then the others sorted.
+    Iterating yields the names without importing: the built-in ones in their order, then plug-ins, sorted.
 
     Args:
-        group: the group of entry points, ``tvm_split.transports``. A plug-in cannot replace a built-in kind.
-        noun: what messages call a kind, ``transport``.
-        built_in: by name the kind itself, or where it is as ``module:attribute``.
-        base: what each kind must be an instance or a subclass of.
-        unknown: what is raised for a name that is not there.
+        group: the group of entry points, such as ``tvm_split.transports``. A plug-in cannot replace a built-in kind.
+        noun: the name of a kind in messages, such as ``transport``.
+        built_in: the kinds by name, each as an object or as ``module:attribute``.
+        base: the class that each kind must be an instance or a subclass of.
+        unknown: the error class for an unknown name.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Registry(Generic[Kind]):
         return name in self._built_in or name in self._plugins()
 
     def __getitem__(self, name: str) -> Kind:
-        """The kind of this name.
+        """Return the kind of this name.
 
         Raises:
-            TvmSplitError: there is none, of the class ``unknown``; the message lists those that there are.
-            PluginError: an installed package adds it, and it cannot be loaded.
+            TvmSplitError: the name is unknown (class ``unknown``); the message lists the known names.
+            PluginError: the kind is a plug-in that cannot be loaded.
         """
         if name not in self._loaded:
             self._loaded[name] = self._built_in_kind(name) if name in self._built_in else self._plugin_kind(name)
         return self._loaded[name]
 
     def items(self) -> Iterator[tuple[str, Kind]]:
-        """All kinds with their names; of those that cannot be loaded, a `PluginWarning` each."""
+        """Yield the name and kind of all kinds that can be loaded; issue a `PluginWarning` for each other one."""
         for name in self:
             try:
                 yield name, self[name]

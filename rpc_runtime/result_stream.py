@@ -1,4 +1,4 @@
-"""Keep standard output for a process's results, and send what libraries print to standard error."""
+"""Reserves standard output for a process's results, and sends the output of libraries to standard error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Temporary folders that do not outlive their process, whatever ends it.
 
-A process that is killed cannot remove its folders. So each folder holds a file that its owner keeps locked; whoever
-makes the next folder removes those whose lock nobody holds any more. The lock is held while a folder is removed too; so
-an owner whose new folder was taken for an orphan, in the moment before it was locked, finds it gone and makes another.
+A killed process cannot remove its folders. So each folder has a file that its owner keeps locked, and making a new
+folder first removes all folders whose lock is free. The lock is also held while a folder is removed. So if a new folder
+is removed as an orphan just before its owner locks it, the owner notices that and makes another one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"
 MADE = re.compile(rf"{PREFIX}[a-z-]+-[a-z0-9_]{{8}}")
 LONGEST_TO_MAKE_SECONDS = 60.0
-"""From a folder's name to its lock, however busy a host is."""
+"""The most time between making a folder and locking it, also on a busy host."""
 
 
 class ScratchFolder(Closing):
-    """A temporary folder that goes with `close`, with this object, or else after its process. A context manager."""
+    """A temporary folder, removed by `close`, with this object, or after its process ended. A context manager."""
 
     def __init__(self, purpose: str) -> None:
         remove_orphans()
@@ -44,12 +44,12 @@ def remove_orphans() -> None:
     """Remove this user's scratch folders whose owners are gone."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid():  # a link may be anybody's
+            if path.lstat().st_uid == os.getuid():  # lstat: a link could belong to another user
                 _remove_orphan(path)
 
 
 def _make(purpose: str) -> tuple[Path, int]:
-    """A new folder, and the open lock file that makes it this process's."""
+    """Make a folder; return it and the descriptor of its locked file."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
         lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -60,7 +60,7 @@ def _make(purpose: str) -> tuple[Path, int]:
 
 
 def _remove_own(path: Path, lock: int, owner: OwnProcess) -> None:
-    if owner.is_this:  # a fork, whose copy of this object goes as well, shares the lock
+    if owner.is_this:  # a fork destroys its copy of this object, too, and shares the lock
         _remove(path, lock)
 
 
@@ -71,9 +71,9 @@ def _remove(path: Path, lock: int) -> None:
 
 
 def _remove_orphan(path: Path) -> None:
-    """Remove a folder with a lock file that nobody holds, or an old one without: a worker has made that again.
+    """Remove a folder whose lock is free, or an old folder without a lock file, which a worker may have made again.
 
-    A young one without it is just being made.
+    A new folder without a lock file is still being made by its owner.
     """
     try:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)

@@ -67,7 +67,7 @@ def step_progress(what: str) -> Iterator[StepProgress]:
 
 @contextmanager
 def progress_bars(*columns: ProgressColumn) -> Iterator[Progress]:
-    """Show one bar per task that is added to the yielded `Progress`."""
+    """Show one bar per task that is added to the yielded `Progress`; lines instead of bars without a terminal."""
     bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),

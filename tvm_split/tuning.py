@@ -174,7 +174,7 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
     """Copy the records of another tuning folder that ``into`` lacks; return their number.
 
     Raises:
-        TuningError: one of the two cannot be used.
+        TuningError: one of the two folders cannot be used.
     """
     with _errors(), tuning.DatabaseWriter(into) as writer:
         return writer.merge(other)

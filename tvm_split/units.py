@@ -30,7 +30,7 @@ def precise_bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Format a duration with a fitting unit and at least three digits."""
+    """Format a duration in seconds with a fitting unit, such as ``1.5 ms``, and at least three digits of precision."""
     number, unit = _in_unit(seconds, SECONDS_PER_UNIT, "s")
     return f"{number:.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
 

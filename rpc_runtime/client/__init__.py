@@ -1,1 +1,1 @@
-"""The client's side: workers found, programs opened on them, micro-batches streamed through, failures told. No TVM."""
+"""The client's side: opens programs on workers, streams micro-batches and reports failures. Does not need TVM."""

@@ -1,4 +1,4 @@
-"""Numbers micro-batches, feeds them into the links in turns, and hands results out in order, to calls and streams."""
+"""Numbers micro-batches, feeds them into links fairly, and returns results in order to calls and streams."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ logger = logging.getLogger(__name__)
 
 CLOSED = WorkerError("this pipeline is closed")
 UNDER_WAY_PER_LEAD = 4
-"""Limits the micro-batches under way, times what a full pipeline holds and the most replicas of a stage: more than all
-queues of a path can hold. Windows that far links have widened come on top, one for every link of the longest path."""
+"""Factor of the default limit of micro-batches in flight; more than all queues of a path can hold.
+
+It is multiplied by ``results_lead`` and the most replicas of a stage. `MOST_MORE` per link of the longest path is added
+for windows that links of high latency have widened.
+"""
 
 
 def most_under_way(program: Program) -> int:
-    """So many micro-batches all queues of a pipeline together may hold."""
+    """Return the default limit of micro-batches in flight: more than all queues of the pipeline can hold."""
     replicas = max(map(len, program.replicas.values()), default=1)
     links = max(program.depths.values(), default=0) + 1
     return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
@@ -41,10 +44,10 @@ def most_under_way(program: Program) -> int:
 
 @dataclass(eq=False)
 class _Stream:
-    """One use of the pipeline: its micro-batches under way, by their numbers, and its results that nobody has taken.
+    """One call or stream: the sequence numbers of its micro-batches in flight, and its results not taken yet.
 
-    ``future`` gets the result of a single micro-batch, which nobody takes otherwise. ``since`` is when the stream began
-    to wait for something, in seconds of the monotonic clock.
+    ``future`` receives the result of a single call; it is None for a stream. ``since`` is when the stream began to
+    wait for results, in seconds of the monotonic clock.
     """
 
     future: Future[tuple[Array, ...]] | None = None
@@ -58,7 +61,7 @@ class _Stream:
 
 @dataclass(eq=False, repr=False)
 class _MicroBatch:
-    """A micro-batch that waits for its turn: ``given`` is what the client sends of it, as `Program.given`."""
+    """A micro-batch that waits to be fed; ``given`` are the tensors that the client sends, as in `Program.given`."""
 
     stream: _Stream
     inputs: Sequence[Array]
@@ -66,11 +69,11 @@ class _MicroBatch:
 
 
 class Dispatcher:
-    """Feeds micro-batches into the links of the client, whose station this is, and hands out their results.
+    """Feeds micro-batches into the client's links, whose station it is, and returns their results. Thread-safe.
 
-    Any number of threads may submit and stream at a time. Micro-batches wait in one queue, of each stream one at most,
-    so with room for one, each stream goes once before any goes twice; a stream whose results are not taken holds nobody
-    up. ``waited_for`` says who has to move for a micro-batch to be done.
+    Micro-batches wait in one queue, with at most one per stream. So if room is scarce, streams are served round-robin,
+    and a stream whose results are not taken does not block others. ``waited_for`` describes what a micro-batch waits
+    for.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Dispatcher:
         self._owners: deque[_Stream] = deque()
         self._waiting: deque[_MicroBatch] = deque()
         self._calls: dict[_Stream, None] = {}
-        """Single micro-batches that are under way or wait, in the order in which they came."""
+        """Single calls that are in flight or waiting, in order of submission."""
         self._thread: threading.Thread | None = None
         self._last_activity = time.monotonic()
         self._failure: TvmSplitError | None = None
@@ -117,13 +120,13 @@ class Dispatcher:
 
     @property
     def submitted(self) -> int:
-        """Micro-batches so far."""
+        """The number of micro-batches fed so far."""
         return self._results.submitted
 
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
-        """Queue one micro-batch; return what will have its outputs, or the error. It can be cancelled until its turn.
+        """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
 
-        The inputs are sent when there is room, and must stay as they are until then.
+        The inputs are sent when there is room, and must not change until then.
 
         Raises:
             InputError: an input does not fit the program.
@@ -152,24 +155,24 @@ class Dispatcher:
             yield from self._drain(stream)
 
     def require_usable(self) -> None:
-        """Raise what ended the pipeline, if it has ended."""
+        """Raise the error that ended the pipeline, if it has ended."""
         self.own_process.require()
         with self.lock:
             self._require_usable_locked()
 
     def require_open(self) -> None:
-        """Raise a `WorkerError` if all was closed; what has failed may be asked what it did until then."""
+        """Raise a `WorkerError` if the pipeline is closed; a failed one still has its statistics."""
         self.own_process.require()
         with self.lock:
             self._require_open_locked()
 
     @property
     def has_failed(self) -> bool:
-        """Whether the pipeline is done for."""
+        """Whether the pipeline has failed and cannot continue."""
         return self._failure is not None
 
     def fail(self, error: TvmSplitError) -> None:
-        """End the pipeline: everybody who waits, or comes later, gets this error."""
+        """End the pipeline: all waiting and later calls raise this error."""
         logger.info("a pipeline has failed: %s", error)
         with self.lock:
             if self._failure is None:
@@ -178,13 +181,13 @@ class Dispatcher:
         _fail(calls, self._failure)
 
     def wait_failure(self, timeout_seconds: float) -> TvmSplitError | None:
-        """Return what has ended the pipeline, waiting a little for it."""
+        """Return the error that ended the pipeline, after waiting for it up to the timeout; None without a failure."""
         with self.lock:
             self._changed.wait_for(lambda: self._failure is not None, timeout_seconds)
             return self._failure and _copy(self._failure)
 
     def close(self) -> bool:
-        """End everything; return whether there was anything to end, and nothing had failed before."""
+        """End the pipeline; return whether it was usable, that is neither closed nor failed."""
         with self.lock:
             was_usable = not self._closed and self._failure is None
             self._closed = True
@@ -193,14 +196,14 @@ class Dispatcher:
         return was_usable
 
     def moved(self) -> None:
-        """A tensor, or a part of one, has come or gone."""
+        """Note that a tensor or a part of one was sent or received."""
         self._last_activity = time.monotonic()
 
     def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
-        """A whole tensor has come or gone; the workers' figures have it."""
+        """Do nothing: the workers record transfers."""
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
-        """A tensor of a result has come."""
+        """Take a received output tensor; return complete results to their callers."""
         with self.lock:
             self._results.arrive(route.tensor.name, sequence, value, release)
             done = self._hand_out_locked()
@@ -208,11 +211,11 @@ class Dispatcher:
         _settle(done)
 
     def room_locked(self) -> None:
-        """An outgoing link has room for one more micro-batch of a tensor."""
+        """Note that an outgoing link has room for one more micro-batch of a tensor."""
         self._notify_locked()
 
     def starves_locked(self, route: Route, sequence: int) -> bool:
-        """Whether a tensor that has just come was waited for: results are handed out at once."""
+        """Return True: results are returned at once, so the client always waits for the next tensor."""
         return True
 
     @contextlib.contextmanager
@@ -232,7 +235,7 @@ class Dispatcher:
         error: BaseException | None = None
         try:
             for batch in batches:
-                # A source may use its arrays again as soon as it is asked for the next ones.
+                # The iterable may reuse its arrays when the next micro-batch is requested.
                 copies = [array.copy() for array in checked_inputs(self._program, batch)]
                 if not self._put(_MicroBatch(stream, copies, given_arrays(self._program, copies))):
                     return
@@ -243,7 +246,7 @@ class Dispatcher:
             self._changed.notify_all()
 
     def _put(self, batch: _MicroBatch) -> bool:
-        """Feed a stream's micro-batch when it is its turn and there is room; False if nobody wants the result."""
+        """Wait until a stream's micro-batch was fed; return False if the stream has ended."""
         done: list[_Result] = []
         with self.lock:
             self._waiting.append(batch)
@@ -265,7 +268,7 @@ class Dispatcher:
         return True
 
     def _dispatch_locked(self) -> list[_Result]:
-        """Feed what has its turn and room into the links; return results that are complete by that."""
+        """Feed all micro-batches that there is room for; return calls whose results are then complete."""
         done: list[_Result] = []
         while (batch := self._next_locked()) is not None:
             self._waiting.remove(batch)
@@ -284,7 +287,7 @@ class Dispatcher:
         return done
 
     def _next_locked(self) -> _MicroBatch | None:
-        """Whose turn it is."""
+        """Return the next micro-batch to feed; None without room or a waiting micro-batch."""
         submitted = self._results.submitted
         sends = self._sends[submitted % len(self._sends)]
         has_room = all(self.outgoing[machine].has_room_locked(tensor) for tensor, _, machine in sends)
@@ -293,13 +296,12 @@ class Dispatcher:
         return next((batch for batch in self._waiting if self._keeps_up_locked(batch.stream)), None)
 
     def _keeps_up_locked(self, stream: _Stream) -> bool:
-        """Whether a stream's results are taken: what it does not take lies in this process's memory."""
+        """Return whether a stream's results are taken; results not taken use memory of this process."""
         ready = len(stream.ready)
         return ready < self._program.results_lead and ready + len(stream.pending) < self._limit
 
     def _hand_out_locked(self) -> list[_Result]:
-        """Give results that are complete to their streams, and return those of calls. Nobody wants those of streams
-        that are over."""
+        """Give complete results to their streams, and return those of calls. Drop results of ended streams."""
         done: list[_Result] = []
         while (result := self._results.take()) is not None:
             stream = self._owners.popleft()
@@ -313,7 +315,7 @@ class Dispatcher:
         return done
 
     def _drain(self, stream: _Stream) -> Iterator[tuple[Array, ...]]:
-        """The results of a stream, to its end."""
+        """Yield the results of a stream until its end."""
         while True:
             with self.lock:
                 while not stream.ready:
@@ -331,7 +333,7 @@ class Dispatcher:
             yield result
 
     def _remaining_locked(self, stream: _Stream) -> float:
-        """How many seconds a result may still take to come: as long as something has moved, or the stream is young."""
+        """Return the seconds until a result is late: the timeout after the last activity, or after ``stream.since``."""
         return max(self._last_activity, stream.since) + self._timeout_seconds - time.monotonic()
 
     def _late(self, stream: _Stream) -> DeadlineError:
@@ -342,7 +344,7 @@ class Dispatcher:
         )
 
     def _attend_calls(self) -> None:
-        """Feed single micro-batches that had to wait for room, and end those that take too long, until the end."""
+        """Feed calls that had to wait for room, and fail calls that take too long, until the pipeline ends."""
         while True:
             with self.lock:
                 if self._closed or self._failure is not None:
@@ -358,7 +360,7 @@ class Dispatcher:
                 _fail([stream], error)
 
     def _late_locked(self) -> list[tuple[_Stream, DeadlineError]]:
-        """The calls that take too long, which are then forgotten, each with its error."""
+        """Remove the calls that take too long; return each with its error."""
         late = []
         for stream in tuple(self._calls):
             if self._remaining_locked(stream) <= 0:
@@ -379,7 +381,7 @@ class Dispatcher:
             raise _copy(CLOSED)
 
     def _notify_locked(self) -> None:
-        """Something has changed that may be waited for."""
+        """Wake the threads that wait for a change."""
         self._changed.notify_all()
         if any(batch.stream.future is not None for batch in self._waiting):
             self._calls_changed.notify()
@@ -389,7 +391,7 @@ class Dispatcher:
             link.flush()
 
     def _halt_locked(self) -> list[_Stream]:
-        """End all links; return the calls that nobody answers any more."""
+        """End all links; return the calls that will get no result."""
         for link in self._links:
             link.close_locked()
         calls, self._calls = list(self._calls), {}
@@ -402,13 +404,13 @@ _Result = tuple[Future[tuple[Array, ...]], tuple[Array, ...]]
 
 
 def _settle(done: Iterable[_Result]) -> None:
-    """Set results without the lock: whoever waits for one may have anything called."""
+    """Set the results of calls. Call it without the lock, because callbacks of a future may run any code."""
     for future, result in done:
         future.set_result(result)
 
 
 def _fail(calls: Iterable[_Stream], error: TvmSplitError) -> None:
-    """End calls with an error, without the lock; those that still wait may have been cancelled."""
+    """Fail calls with an error, except cancelled ones. Call it without the lock."""
     for stream in calls:
         future = stream.future
         if future is not None and (future.running() or future.set_running_or_notify_cancel()):
@@ -416,5 +418,5 @@ def _fail(calls: Iterable[_Stream], error: TvmSplitError) -> None:
 
 
 def _copy(error: TvmSplitError) -> TvmSplitError:
-    """An error of its own for each who gets it: they are raised in several threads."""
+    """Return a copy of an error, because it may be raised in several threads."""
     return type(error)(str(error))

@@ -1,4 +1,4 @@
-"""Worker processes on this host, to try things out and to use several cores: start, find, and surely end them."""
+"""Worker processes on this host, for experiments and for using several cores: starts and reliably ends them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,35 @@ logger = logging.getLogger(__name__)
 
 TERMINATE_SECONDS = 5.0
 STARTING_PER_CORE = 4
-"""Of many workers so many start at once: if all did, on few cores none would be ready in time."""
+"""Workers that start at the same time per core: if many started on few cores, none would be ready in time."""
 
 
 def most_at_once() -> int:
-    """How many workers start at once where nothing else is going on."""
+    """Return how many workers may start at the same time if the host does nothing else."""
     return STARTING_PER_CORE * own_cores().count
 
 
 def beside_this_thread() -> int:
-    """How many, where each keeps a core busy and this process wants one."""
+    """Return how many workers may start at the same time if each uses a core and this process needs one."""
     return max(1, own_cores().count - 1)
 
 
 class LocalWorkers(Closing):
-    """One worker process per name, with a random token, or the one given; on loopback, unless ``host`` is another
-    address of this host, where nothing but the token protects it. A context manager.
+    """Starts one worker process per name on this host. A context manager.
 
-    With enough cores for all, each worker gets ``threads`` cores of its own (``pin=False`` leaves that to the system).
-    ``cache`` is the folder for blobs, by default one that is removed at the end.
-    ``environment`` is what workers have beside this process's. ``at_once`` is asked before each start how many may be
-    starting.
+    Workers listen on loopback, unless ``host`` is another address of this host; there only the token protects them.
+    If there are enough cores, each worker gets ``threads`` cores of its own; ``pin=False`` leaves that to the system.
+
+    Args:
+        cache: folder for blobs; default: a temporary folder that is removed at the end.
+        token: the workers' token; default: a random one.
+        environment: variables added to this process's environment.
+        at_once: called before each start; returns how many workers may be starting at the same time.
 
     Raises:
-        InputError: names are missing, doubled or reserved.
-        WorkerUnavailableError: a worker died while it started; what it wrote is in the message.
-        DeadlineError: a worker was not ready within ``start_timeout_seconds`` of its own start.
+        InputError: names are missing, duplicate or reserved.
+        WorkerUnavailableError: a worker died while it started; the message has its output.
+        DeadlineError: a worker was not ready within ``start_timeout_seconds`` after its own start.
     """
 
     def __init__(
@@ -111,11 +114,11 @@ class LocalWorkers(Closing):
         return tuple(name for name, process in self._processes.items() if process.poll() is not None)
 
     def restart(self, name: str) -> WorkerEndpoint:
-        """End a worker, if it still runs, and start it again with the same cores and cache; return where it listens.
+        """Kill a worker if it runs, and start it again with the same cores and cache; return its endpoint.
 
         Raises:
-            WorkerUnavailableError: it died while it started.
-            DeadlineError: it was not ready in time.
+            WorkerUnavailableError: the worker died while it started.
+            DeadlineError: the worker was not ready in time.
         """
         process = self._processes[name]
         process.kill()
@@ -126,14 +129,14 @@ class LocalWorkers(Closing):
         return self._endpoints[name]
 
     def messages(self, name: str) -> str:
-        """What a worker wrote to its standard error, at most the last 4000 letters."""
+        """Return the last 4000 characters that a worker wrote to standard error."""
         try:
             return self._log(name).read_text(encoding="utf-8", errors="replace")[-4000:].strip()
         except OSError:
             return ""
 
     def close(self) -> None:
-        """Ends all workers; returns when they are gone. May be called again; no concern of a fork's."""
+        """End all workers and wait until they have ended. Idempotent; does nothing in a forked process."""
         if self._closed or not self._own_process.is_this:
             return
         self._closed = True
@@ -142,7 +145,7 @@ class LocalWorkers(Closing):
         for process in processes:
             with contextlib.suppress(OSError):
                 process.terminate()
-                process.send_signal(signal.SIGCONT)  # one that was stopped could not end
+                process.send_signal(signal.SIGCONT)  # a stopped process does not handle SIGTERM
         deadline = time.monotonic() + TERMINATE_SECONDS
         for process in processes:
             try:
@@ -166,11 +169,11 @@ class LocalWorkers(Closing):
         with self._log(name).open("wb") as log:
             return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 command,
-                stdin=subprocess.PIPE,  # its end tells the worker that this process has gone, however it went
+                stdin=subprocess.PIPE,  # its end tells the worker that this process has ended, for whatever reason
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=module_environment(**{**self._environment, TOKEN_VARIABLE: self._token}),
-                start_new_session=True,  # Ctrl-C in the terminal is for this process, which then ends the workers
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which ends the workers
             )
 
     def _await_ready(self, name: str, deadline: float) -> None:
@@ -199,7 +202,7 @@ class LocalWorkers(Closing):
 
 
 def _cores(workers: int, threads: int, pin: bool) -> list[tuple[int, ...]]:
-    """The cores of each worker; none when there are too few for all to have their own."""
+    """Return the cores of each worker; no cores if ``pin`` is False or there are too few for all."""
     available = own_cores().numbers
     if not pin or workers * threads > len(available):
         return [()] * workers
@@ -214,7 +217,7 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_line(pipe: IO[bytes], deadline: float) -> bytes | None:
-    """A line, or what came before the pipe's end; None when the deadline passes."""
+    """Return a line, or the content up to the pipe's end; None after the deadline."""
     content = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""Times kernels on another machine, through its worker. Needs no TVM."""
+"""Times kernels on another machine through its worker. Does not need TVM."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Result = TypeVar("Result")
 
 
 class RemoteKernels(Closing):
-    """Kernels that are loaded on a worker for as long as this lives. A context manager.
+    """Times kernels that stay loaded on a worker until `close`. A context manager.
 
     Every call raises:
-        WorkerUnavailableError: the worker cannot be reached, or went away.
-        WorkerError: it refuses: another client is timing, or it lacks the device or the memory.
-        DeadlineError: no answer within ``timeout_seconds`` more than the work may take.
+        WorkerUnavailableError: the worker cannot be reached, or has disconnected.
+        WorkerError: the worker refuses: another client is timing, or it does not have the device or the memory.
+        DeadlineError: no answer within ``timeout_seconds`` beyond the time limit of the work.
     """
 
     def __init__(self, endpoint: WorkerEndpoint, timeout_seconds: float) -> None:
@@ -44,15 +44,15 @@ class RemoteKernels(Closing):
             raise
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Sends the library if the worker lacks it, and makes ready; returns the bytes that the arguments take."""
+        """Send the library if it is missing, and load the kernels; return the bytes allocated for their arguments."""
         return self._explained(lambda: self._send_and_load(kernels, blob_path))
 
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
-        """The time of each kernel that was loaded, in that order."""
+        """Return the time of each loaded kernel, in order."""
         return self._explained(lambda: self._connection.time_kernels(self._deployment, effort, self._timeout_seconds))
 
     def close(self) -> None:
-        """Frees what the worker holds, which lives as long as it is watched. May be called again."""
+        """Free the kernels on the worker by ending the watch that keeps them. Idempotent."""
         self._watch.close()
         self._connection.close()
 
@@ -66,7 +66,7 @@ class RemoteKernels(Closing):
         try:
             return call()
         except TvmSplitError:
-            # A connection that breaks in a call says less than the watch, which knows whether the worker has gone.
+            # The watch knows whether the worker has ended, which says more than a call's broken connection.
             if self._watch.wait_report(CAUSE_SECONDS) and self._failure is not None:
                 raise self._failure from None
             raise

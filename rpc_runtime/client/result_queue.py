@@ -1,4 +1,4 @@
-"""Puts the client's results together: outputs arrive tensor by tensor, results leave whole and in order."""
+"""Assembles results at the client: outputs arrive tensor by tensor, results are returned complete and in order."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rpc_runtime.transports.slots import Slot
 
 
 def array_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
-    """Memory of its own for one output, which the user may keep."""
+    """Return a slot over a numpy array for one output, by default in new memory, which the user may keep."""
     data = np.empty(tensor.size_bytes, np.uint8) if memory is None else memory
     return Slot(data, data.view(np.dtype(tensor.dtype)).reshape(tensor.shape))
 
 
 class ResultQueue:
-    """Micro-batches between being submitted and being taken. Everything here is called with the pipeline's lock held.
+    """Micro-batches between `submit` and `take`. All methods require the pipeline's lock.
 
-    A model output that is a model input waits here, and never leaves the client. The caller limits how many
-    micro-batches are under way.
+    A model output that is also a model input is kept here and never leaves the client. The caller limits the number of
+    micro-batches in flight.
     """
 
     def __init__(self, program: Program) -> None:
         inputs = [tensor.name for tensor in program.inputs]
         self._names = [tensor.name for tensor in program.outputs]
         self._kept_places = {name: inputs.index(name) for name in self._names if name in inputs}
-        # By number, since of several replicas that make an output one may be ahead of another.
+        # By sequence number, because one replica that makes an output may be ahead of another.
         self._arrived: dict[str, dict[int, tuple[Any, Callable[[], None] | None]]] = {n: {} for n in self._names}
         self.submitted = 0
         self.taken = 0
 
     def submit(self, inputs: Sequence[Array]) -> int:
-        """Counts a micro-batch in; its sequence number."""
+        """Register a micro-batch; return its sequence number."""
         sequence = self.submitted
         self.submitted += 1
         for name, place in self._kept_places.items():
@@ -46,7 +46,7 @@ class ResultQueue:
         self._arrived[tensor][sequence] = (value, release)
 
     def take(self) -> tuple[Array, ...] | None:
-        """The next result, when it is complete."""
+        """Return the next result if it is complete, else None."""
         sequence = self.taken
         if sequence >= self.submitted or not all(sequence in waiting for waiting in self._arrived.values()):
             return None

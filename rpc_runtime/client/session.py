@@ -1,4 +1,4 @@
-"""Runs a program on workers: opens it, watches it, asks all machines at the same time, and closes it."""
+"""Runs a program on workers: opens, watches and closes it, with all machines called at the same time."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from rpc_runtime.wire.messages import LINK_SECRET_BYTES, hello_of
 logger = logging.getLogger(__name__)
 
 TransferProgress = Callable[[str, int, int], None]
-"""Called while blobs are sent: machine, bytes sent, of bytes."""
+"""Called while blobs are sent, with (machine, bytes sent, total bytes)."""
 CAUSE_SECONDS = 0.5
 UNLOAD_SECONDS = 5.0
 LAST_WORD_SECONDS = 2.0
-"""A worker that hangs delays no longer those who only want the figures of the others."""
+"""Timeout of one worker's last statistics, so that a hanging worker does not delay those of the others."""
 LONGEST_CONNECT_SECONDS = 600.0
 
 Answer = TypeVar("Answer")
 
 
 class Session(Runner):
-    """A program that is loaded on workers. Made by `Session.open`; a context manager.
+    """A program loaded on workers, made by `Session.open`. A context manager.
 
-    Threads may run and stream at the same time. `run`, `submit` and `stream` raise:
+    Several threads may run and stream at the same time. `run`, `submit` and `stream` raise:
         InputError: an input does not fit the program.
-        WorkerUnavailableError: a worker has gone, hangs, or lost a connection; the session is then done for.
-        StageError: a stage raised; the session is then done for.
-        DeadlineError: nothing moved for ``timeout_seconds`` while a result was due.
+        WorkerUnavailableError: a worker has ended, hangs, or lost a connection; the session is then unusable.
+        StageError: a stage raised; the session is then unusable.
+        DeadlineError: there was no progress for ``timeout_seconds`` while a result was due.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Session(Runner):
         in_flight: int | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        """Connects to nothing yet: use `open`."""
+        """Prepare a session without connecting; use `open` instead."""
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
             raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
@@ -79,10 +79,10 @@ class Session(Runner):
         self._clients = {machine: WorkerClient(endpoint) for machine, endpoint in self._endpoints.items()}
         self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         parts = {machine: program.on(machine) for machine in program.machines}
-        # Each end of a link gets its secret, and no worker gets another's token.
+        # The two ends of a link share a secret, so that no worker needs another worker's token.
         ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
         self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
-        # Only stages without inputs compute micro-batches that nobody has submitted.
+        # Only stages without inputs compute micro-batches before they are submitted.
         self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._dispatcher.queued
         self._most_activity = {machine: activity_of_one(part) for machine, part in parts.items()}
         self._clock_offsets: dict[str, int] = {}
@@ -107,16 +107,18 @@ class Session(Runner):
         in_flight: int | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> Session:
-        """Send what the workers lack, load the stages and connect the machines.
+        """Send missing blobs to the workers, load the stages, connect the machines, and return the session.
 
-        ``blob_path`` finds the file of a blob by its SHA-256. ``timeout_seconds`` is how long any one step, and later
-        any one result, may show no sign of life. ``on_transfer`` is called from one thread at a time.
-        ``links`` says how links are to be opened, where not as usual.
-        ``in_flight`` limits the micro-batches between being fed and being taken; by default the queues alone do.
-        ``timeouts`` say after how long a worker or a link that is silent is taken for dead.
+        Args:
+            blob_path: returns the file of a blob by its SHA-256.
+            timeout_seconds: how long each step, and later each result, may make no progress.
+            on_transfer: called from one thread at a time.
+            links: settings of links that differ from the default.
+            in_flight: limit of micro-batches that were fed and not taken; default: only the queues limit them.
+            timeouts: after how long a silent worker or link counts as dead.
 
         Raises:
-            TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
+            TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
         """
         session = cls(program, endpoints, timeout_seconds, links, in_flight, timeouts)
         try:
@@ -143,13 +145,13 @@ class Session(Runner):
             logger.debug("%s", call.statistics)
 
     def _describe(self) -> None:
-        """Find out whether all workers are there, and how their clocks differ from this one."""
+        """Check that all workers answer, and measure the offsets of their clocks from this process's clock."""
         seconds = min(self._timeout_seconds, DESCRIBE_SECONDS)
         found = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
         self._clock_offsets = {machine: each.clock_offset_nanoseconds for machine, each in found.items()}
 
     def _load(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> dict[str, int]:
-        """Send what the workers lack, and load the stages; return the bytes of the weights by machine."""
+        """Send missing blobs and load the stages; return the bytes of the weights by machine."""
         progress_lock = threading.Lock()
 
         def load(machine: str) -> int:
@@ -169,7 +171,7 @@ class Session(Runner):
         return self._on_every_machine(load)
 
     def _connect(self) -> tuple[LinkStatistics, ...]:
-        """Let the workers connect to each other; return what carries the links between them."""
+        """Make the workers connect to each other; return the transports of their links."""
 
         def connect(machine: str) -> tuple[LinkStatistics, ...]:
             peers = {}
@@ -198,14 +200,14 @@ class Session(Runner):
         self._calls.append(LinkCall(endpoint, self._clients[machine].token, hello, link, self._watch.link_broken))
 
     def _fail(self, error: TvmSplitError) -> None:
-        """The watch has found a cause: everybody who waits gets it, also those who wait for a worker to answer."""
+        """Fail the session with the cause that the watch found; end calls to workers if it is still being opened."""
         self._dispatcher.fail(error)
         if not self._is_open:
             for client in self._clients.values():
                 client.close()
 
     def _cause_of(self, error: TvmSplitError) -> TvmSplitError:
-        """Why opening failed: often because something else broke, which the watch hears of at the same time."""
+        """Return the root cause of a failed opening, which the watch often learns at the same time, else ``error``."""
         if not self._watch.wait_report(CAUSE_SECONDS):
             return error
         return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
@@ -227,20 +229,20 @@ class Session(Runner):
         return self._dispatcher.submit(inputs).result()
 
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
-        """Queue one micro-batch, whose inputs stay as they are; return what will have its outputs."""
+        """Queue one micro-batch, whose inputs must not change until it is sent; return a future for its outputs."""
         return self._dispatcher.submit(inputs)
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
         """Yield the outputs for many micro-batches, lazily and in order.
 
-        A thread takes ``batches`` from the iterable as the pipeline has room, so however slow the iterable is, results
-        that are ready come out, and however long it is, memory stays bounded. What the iterable raises is raised here,
-        after the results before it. A generator that is closed early abandons what is under way.
+        A thread takes ``batches`` from the iterable when the pipeline has room. So a slow iterable does not delay ready
+        results, and a long one needs bounded memory. An error of the iterable is raised here after the results before
+        it. Closing the generator early drops the micro-batches in flight.
         """
         return self._dispatcher.stream(batches)
 
     def _waited_for(self, sequence: int) -> str:
-        """The first stage that has its inputs for a micro-batch and has not computed it."""
+        """Describe what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
         finished = self._watch.finished()
         for stage in self._program.stages:
             own = stage.own_turns
@@ -250,15 +252,15 @@ class Session(Runner):
         return f"the results of micro-batch {sequence}, which every stage has computed"
 
     def _worker_moved(self, machine: str, activity: int) -> None:
-        """Believe a worker as far as what was submitted can have moved it: one that lies must not keep us waiting."""
+        """Count a worker's activity only if submitted micro-batches explain it: a lie must not delay a timeout."""
         if activity <= (self._dispatcher.submitted + self._ahead) * self._most_activity[machine]:
             self._dispatcher.moved()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return what each stage, and each replica of one, has done since `open`, in the program's order.
+        """Return the statistics of each stage and replica since `open`, in the program's order.
 
         Raises:
-            ProtocolError: a worker says nothing of a stage that it holds.
+            ProtocolError: a worker's reply lacks a stage that it holds.
         """
         self._dispatcher.require_usable()
         answers = self._on_every_machine(lambda machine: self._statistics_of(machine, MEASUREMENT_SECONDS))
@@ -268,10 +270,10 @@ class Session(Runner):
         return self._in_order(answers)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the same; when something has failed, until then, and of the stages whose machines still answer."""
+        """Return `statistics`; after a failure, those until then of the stages whose machines still answer."""
         self._dispatcher.require_open()
         if not self._dispatcher.has_failed:
-            with contextlib.suppress(WorkerUnavailableError):  # of which the watch has not heard yet
+            with contextlib.suppress(WorkerUnavailableError):  # a failure that the watch has not noticed yet
                 return self.statistics()
 
         def if_it_answers(machine: str) -> dict[str, StageStatistics]:
@@ -283,7 +285,7 @@ class Session(Runner):
         return self._in_order(self._on_every_machine(if_it_answers))
 
     def _statistics_of(self, machine: str, timeout_seconds: float) -> dict[str, StageStatistics]:
-        """By the names of its stages."""
+        """Return a machine's statistics by stage name."""
         found = self._clients[machine].statistics(self.deployment, timeout_seconds)
         return {stage.name: stage for stage in found}
 
@@ -292,12 +294,12 @@ class Session(Runner):
         return tuple(stage for stage in found if stage is not None)
 
     def links(self) -> tuple[LinkStatistics, ...]:
-        """Return what carries each link; when something has failed, what did."""
+        """Return the transport of each link; also after a failure."""
         self._dispatcher.require_open()
         return (*(call.statistics for call in self._calls), *self._links_of_workers)
 
     def processor_seconds(self) -> dict[str, float]:
-        """Return, by machine, what its worker has used of its cores since it started: computing and everything else."""
+        """Return the total CPU seconds of each machine's worker since it started."""
         self._dispatcher.require_usable()
         return self._on_every_machine(lambda machine: self._clients[machine].processor_seconds(self.deployment))
 
@@ -310,7 +312,7 @@ class Session(Runner):
         return tuple(sorted(chain.from_iterable(answers.values()), key=lambda event: event.start_nanoseconds))
 
     def close(self) -> None:
-        """End the deployment on all workers. May be called again, also after a failure; no concern of a fork's."""
+        """End the deployment on all workers. Idempotent, also after a failure; does nothing in a forked process."""
         if not self._dispatcher.own_process.is_this:
             return
         if self._dispatcher.close():
@@ -323,7 +325,7 @@ class Session(Runner):
             client.close()
 
     def _on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
-        """Take a step on all machines at once; raise the first error in the machines' order."""
+        """Run a step for all machines at the same time; raise the first error in the machines' order."""
         if not self._clients:
             return {}
         with ThreadPoolExecutor(len(self._clients), thread_name_prefix="machine") as threads:
@@ -332,6 +334,6 @@ class Session(Runner):
 
 
 def activity_of_one(part: MachineProgram) -> int:
-    """Return by how much one micro-batch moves a worker's activity at most: `measurements.Recorder`."""
+    """Return the most by which one micro-batch increases a worker's activity counter (`measurements.Recorder`)."""
     moved = (*part.incoming, *part.outgoing)
     return sum(max(1, -(-route.tensor.size_bytes // CHUNK_BYTES)) + 1 for route in moved) + 2 * len(part.stages)

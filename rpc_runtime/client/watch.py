@@ -1,8 +1,8 @@
-"""Watches all workers of a deployment, and finds the root cause when something breaks.
+"""Watches all workers of a deployment, and finds the root cause of a failure.
 
-A failure spreads: when one worker dies, its neighbours see broken links, stop, and their neighbours see broken links.
-So reports are collected, and judged: a stage that raised or a broken protocol is a cause; a worker that has gone is a
-cause; a broken link is only a symptom, until every worker has shown since then that it is alive.
+A failure spreads: if one worker dies, its neighbours see broken links and stop, and then their neighbours do, too. So
+reports are collected and classified. A stage that raised, a protocol violation and an ended worker are causes. A broken
+link is only a symptom, unless every worker has shown since then that it is alive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReportKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Report:
-    """What somebody noticed. ``machine`` noticed it, or is gone; a LINK report is about ``peer``."""
+    """A reported problem. ``machine`` reported it, or has ended itself (GONE); a LINK report is about ``peer``."""
 
     kind: ReportKind
     machine: str
@@ -64,9 +64,9 @@ _FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, Repor
 
 
 def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
-    """The report to blame, or None while it is too early to say.
+    """Return the report of the root cause, or None while it is not known.
 
-    ``all_alive``: every worker has spoken since the first report.
+    ``all_alive``: every worker has sent an event since the first report.
     """
     for kind in _FIRST_HAND:
         for report in reports:
@@ -76,7 +76,10 @@ def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
 
 
 def _broken_first(reports: Sequence[Report]) -> Report:
-    """Of broken links the one that broke the others: who loses one closes all its own, whose ends then report him."""
+    """Return the broken link that caused the others.
+
+    A machine that loses a link closes all its links; the machines at their other ends then report that machine.
+    """
     first_of = {report.machine: report for report in reversed(reports)}
     report, seen = reports[0], {reports[0].machine}
     while (earlier := first_of.get(report.peer)) and earlier.peer != report.machine and earlier.machine not in seen:
@@ -86,10 +89,11 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 
 
 class WorkerWatch:
-    """Holds the Watch streams of a deployment open.
+    """Keeps the Watch streams of a deployment open.
 
-    Calls ``on_failure`` once, and ``on_activity`` with a machine and its activity while that grows. Workers speak once
-    in a beat. One that is silent for a beat longer than a link may be is dead: a broken link is told of before.
+    Calls ``on_failure`` once, and ``on_activity(machine, activity)`` when a worker's activity has grown. Workers send
+    an event per heartbeat interval. A worker counts as dead after one interval more of silence than a link, so that
+    broken links are reported first.
     """
 
     def __init__(
@@ -124,11 +128,11 @@ class WorkerWatch:
 
     @property
     def verdict_seconds(self) -> float:
-        """How long a verdict takes at most: then each worker has spoken again, or is taken for dead."""
+        """The most seconds until the cause is known: by then each worker has sent an event or counts as dead."""
         return self._timeouts.silence_seconds + 2 * self._beat_seconds
 
     def start(self, timeout_seconds: float) -> None:
-        """Opens the streams and returns when every worker has answered.
+        """Open the streams and wait until every worker has answered.
 
         Raises:
             TvmSplitError: a worker refused, cannot be reached, or did not answer in time.
@@ -154,17 +158,17 @@ class WorkerWatch:
         thread.start()
 
     def link_broken(self, peer: str, error: TvmSplitError) -> None:
-        """The client's own data stream to ``peer`` broke."""
+        """Report that the client's own data stream to ``peer`` broke."""
         kind = ReportKind.PROTOCOL if isinstance(error, ProtocolError) else ReportKind.LINK
         self._report(Report(kind, CLIENT, str(error), peer))
 
     def wait_report(self, timeout_seconds: float) -> bool:
-        """Whether anything has gone wrong, waiting a little for the news."""
+        """Return whether there is a report, after waiting for one up to the timeout."""
         with self._lock:
             return self._changed.wait_for(lambda: bool(self._reports), timeout_seconds)
 
     def finished(self) -> dict[tuple[str, str], int]:
-        """Machine and stage name to micro-batches computed there, as far as known."""
+        """Return the known number of computed micro-batches by (machine, stage name)."""
         with self._lock:
             return dict(self._finished)
 
@@ -222,7 +226,7 @@ class WorkerWatch:
             with self._lock:
                 if self._closed:
                     return
-                sure = self._first_report + self._beat_seconds  # what is said then was not under way before
+                sure = self._first_report + self._beat_seconds  # later events were sent after the first report
                 cause = root_cause(self._reports, all(at > sure for at in self._heard.values()))
                 if cause is not None:
                     error = self._error(cause)
@@ -237,7 +241,7 @@ class WorkerWatch:
         self._on_failure(error)
 
     def _held(self, machine: str) -> str:
-        """Return the stages of a machine that has gone, with what it told of them: it may have gone beyond since."""
+        """List the stages of an ended machine with the micro-batches it has reported; it may have computed more."""
         names = self._stages.get(machine, ())
         done = {name: self._finished[machine, name] for name in names if (machine, name) in self._finished}
         if not done:

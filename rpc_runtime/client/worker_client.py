@@ -1,4 +1,4 @@
-"""The client's side of one worker: describe it, send it blobs and stages, ask for measurements. Needs no TVM."""
+"""The control connection to one worker: describe it, send blobs and stages, get measurements. Does not need TVM."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
 BLOB_SECONDS = 0.1
-"""Blobs may take their size divided by the first and for each the second longer than the caller's timeout."""
+"""Blobs may take longer than the caller's timeout: their size divided by `SLOWEST_LINK_BYTES_PER_SECOND`, plus this
+time for each blob."""
 SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
-"""A worker may first have to start the process that tries out libraries."""
+"""Additional time to load, because the worker may have to start the process that tries out libraries."""
 MEASUREMENT_SECONDS = 10.0
 DESCRIBE_SECONDS = 5.0
-"""A worker that is there describes itself sooner, one that stands still never."""
+"""Timeout of Describe: a running worker answers sooner, and a stopped one never."""
 
 
 @dataclass(frozen=True)
 class CudaDeviceDescription:
-    """A GPU that a worker can use; ``arch`` as nvcc names it: ``sm_90``.
+    """A GPU that a worker can use; ``arch`` is nvcc's name, such as ``sm_90``.
 
-    Of the first one, what is free of its memory; ``bus_identity``, which workers have in common that share it; and what
-    a transfer takes between it and the host's memory. 0 and empty where that is not known.
+    The other fields are set for the first GPU only (0 or empty: not known): its free memory; ``bus_identity``, which is
+    equal for workers that share the GPU; and the bandwidth and latency of transfers from and to host memory.
     """
 
     index: int
@@ -55,7 +56,7 @@ class CudaDeviceDescription:
 
 @dataclass(frozen=True)
 class CudaDescription:
-    """CUDA on a machine: the driver's version (13000 is 13.0, 0 none), why it has no GPU, and nvcc's version."""
+    """CUDA on a machine: the driver's version (13000 is 13.0; 0: no driver), why no GPU is usable, nvcc's version."""
 
     driver: int
     problem: str
@@ -64,13 +65,13 @@ class CudaDescription:
 
 @dataclass(frozen=True)
 class WorkerDescription:
-    """What a machine is and what it has free.
+    """A worker's machine and its free resources.
 
     ``cpu_features`` are Linux's names of its instruction sets. ``cores`` is how many cores the worker can keep busy;
-    ``host_cores`` says which, and by which quota; ``threads`` are those that a kernel uses. The worker's monotonic
-    clock is ``clock_offset_nanoseconds`` ahead of this process's, right to half of ``round_trip_seconds``. Workers of
-    one ``boot_id`` share a host, even where containers give them different hostnames; those of one ``memory_domain``
-    can share memory. Both may be empty.
+    ``host_cores`` says which cores and which quota; ``threads`` is the number of threads per kernel. The worker's
+    monotonic clock is ``clock_offset_nanoseconds`` ahead of this process's, with an error of at most half of
+    ``round_trip_seconds``. Workers with equal ``boot_id`` share a host, even if containers give them different
+    hostnames; workers with equal ``memory_domain`` can share memory. Both may be empty.
     """
 
     machine: str
@@ -100,7 +101,7 @@ class WorkerDescription:
 
     @property
     def host(self) -> str:
-        """Equal for workers of one host, whose cores and memory they share."""
+        """Identifier of the host; equal for workers that share its cores and memory."""
         return self.boot_id or self.hostname
 
     @property
@@ -110,12 +111,12 @@ class WorkerDescription:
 
 
 def describe(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
-    """Asks a worker what it is.
+    """Return a worker's description of itself and its machine.
 
     Raises:
-        WorkerUnavailableError: nobody answers there in time.
+        WorkerUnavailableError: the worker does not answer in time.
         WorkerError: the worker refuses, for example because of the token.
-        ProtocolError: it speaks another version.
+        ProtocolError: the worker uses another protocol version.
     """
     connection = WorkerClient(endpoint)
     try:
@@ -146,7 +147,7 @@ class WorkerClient:
                 raise explained(error, self.endpoint) from error
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
-        round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest is the least uncertain
+        round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest has the smallest error
         if reply.boot_id and reply.boot_id == boot_id() and abs(offset) <= round_trip:
             offset = 0  # one host, one clock
         if reply.protocol_version != PROTOCOL_VERSION:
@@ -159,7 +160,7 @@ class WorkerClient:
         return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
 
     def watch(self, deployment: str) -> Any:
-        """The stream of ``WatchEvent``: the deployment lives as long as it does."""
+        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends."""
         return self._stub.Watch(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
 
     def send_blobs(
@@ -170,7 +171,7 @@ class WorkerClient:
         timeout_seconds: float,
         on_progress: Callable[[int, int], None],
     ) -> int:
-        """Sends the blobs that the worker lacks; ``on_progress(bytes sent, of bytes)``. Returns the bytes sent."""
+        """Send blobs that the worker lacks; return the bytes sent. Call ``on_progress(bytes sent, total bytes)``."""
         known = {blob.sha256: blob for blob in blobs}
         request = pb.MissingBlobsRequest(
             deployment=deployment, blobs=[message_of(pb.Blob, blob) for blob in known.values()]
@@ -201,9 +202,9 @@ class WorkerClient:
         link_secrets: Mapping[tuple[str, str], bytes],
         timeout_seconds: float,
     ) -> int:
-        """Load the program's stages that are the worker's; return the bytes of the weights that it holds for them.
+        """Load the worker's stages of a program; return the bytes of the weights that it holds for them.
 
-        ``link_secrets`` by (source, destination) are those of the links between the worker and others.
+        ``link_secrets`` are the secrets of the worker's links, by (source, destination).
         """
         machine = self.endpoint.machine
         blobs = {blob.sha256: blob.size_bytes for stage in program.stages_on(machine) for blob in stage.blobs}
@@ -213,7 +214,7 @@ class WorkerClient:
     def connect(
         self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float
     ) -> tuple[LinkStatistics, ...]:
-        """Lets the worker open its links to others; what carries each."""
+        """Make the worker open its links to other workers; return their transports."""
         request = pb.ConnectRequest(
             deployment=deployment,
             timeout_seconds=timeout_seconds,
@@ -233,7 +234,7 @@ class WorkerClient:
         return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
 
     def processor_seconds(self, deployment: str) -> float:
-        """What the worker's process has used of its cores since it started, by all its threads."""
+        """Return the CPU seconds of all threads of the worker's process since it started."""
         reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
         return float(reply.processor_seconds)
 
@@ -243,13 +244,13 @@ class WorkerClient:
         return tuple(shift_clock(event, clock_offset_nanoseconds) for event in events)
 
     def load_kernels(self, deployment: str, kernels: KernelSet, timeout_seconds: float) -> int:
-        """Makes ready to time kernels, whose library the worker has; returns the bytes of their arguments."""
+        """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""
         timeout = timeout_seconds + TRIAL_START_SECONDS + kernels.weight_bytes / SLOWEST_LOAD_BYTES_PER_SECOND
         reply = self._call(message_of(pb.LoadKernelsRequest, kernels, deployment=deployment), timeout)
         return int(reply.allocated_bytes)
 
     def time_kernels(self, deployment: str, effort: TimingEffort, timeout_seconds: float) -> tuple[KernelTime, ...]:
-        """Times the kernels that are loaded; ``timeout_seconds`` is what the answer may take beyond the effort."""
+        """Time the loaded kernels; ``timeout_seconds`` is added to ``effort.limit_seconds`` for the answer."""
         request = message_of(pb.TimeKernelsRequest, effort, deployment=deployment)
         reply = self._call(request, effort.limit_seconds + timeout_seconds)
         return tuple(value_of(KernelTime, time) for time in reply.times)
@@ -258,11 +259,11 @@ class WorkerClient:
         self._channel.close()
 
     def _closed(self) -> WorkerUnavailableError:
-        """For the `ValueError` that gRPC raises for a channel which another thread has closed."""
+        """Return the error for a channel that another thread has closed, for which gRPC raises `ValueError`."""
         return WorkerUnavailableError(f"the connection to {self.endpoint} was closed")
 
     def _call(self, request: Any, timeout_seconds: float) -> Any:
-        """The reply of the method that takes such a request."""
+        """Call the method that takes this type of request; return its reply."""
         method = type(request).__name__.removesuffix("Request")
         try:
             reply = getattr(self._stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
@@ -277,13 +278,13 @@ class WorkerClient:
 
 @dataclass
 class _Upload:
-    """Blobs that are sent one after the other in one call: of small ones the calls would take most of the time."""
+    """Sends several blobs in one call, because separate calls for small blobs would take most of the time."""
 
     deployment: str
     files: Sequence[tuple[BlobSpec, Path]]
     on_sent: Callable[[int], None]
     problem: BlobError | None = None
-    """Of reading a file: gRPC would only say that the iterator raised."""
+    """An error of reading a file; gRPC itself reports only that the iterator raised."""
 
     def requests(self) -> Iterator[pb.PutBlobRequest]:
         sent = 0
@@ -301,5 +302,5 @@ class _Upload:
             except OSError as error:
                 self.problem = BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {error}")
                 return
-            if request.HasField("blob"):  # an empty one
+            if request.HasField("blob"):  # an empty blob
                 yield request

@@ -1,1 +1,1 @@
-"""What is deployed, as values: programs, what each machine knows of them, measurements. Both sides know it; no TVM."""
+"""Dataclasses for deployed programs, their per-machine parts, and measurements. Used by both sides; imports no TVM."""

@@ -1,4 +1,4 @@
-"""How a tensor may be written for a slow link: in fewer bytes, of which some change its values a little."""
+"""Codecs: encode tensors in fewer bytes for slow links; lossy codecs change the values slightly."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     Bytes = NDArray[Any]
 
 NONE = "none"
-"""The name for a tensor that travels as it is."""
+"""The codec name of a tensor that is sent unencoded."""
 LARGEST_BLOCK_BYTES = 0x7E000000
-"""More lz4 does not take at once."""
+"""Maximum size of a tensor with a codec; lz4 compresses no larger block at once."""
 
 
 class Tensor(Protocol):
-    """What a codec has to know of one: `rpc_runtime.program.program.TensorSpec`."""
+    """The tensor attributes that a codec needs; `rpc_runtime.program.program.TensorSpec` has them."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -34,45 +34,45 @@ class Tensor(Protocol):
 
 
 class Coder(Protocol):
-    """Encodes and decodes the micro-batches of one tensor. For one thread."""
+    """Encodes and decodes the micro-batches of one tensor. Not thread-safe."""
 
     def encode(self, data: Bytes) -> Bytes | None:
-        """Return a tensor's content (uint8) encoded; None where it cannot be."""
+        """Return a tensor's content (uint8) encoded, or None if it cannot be encoded."""
 
     def decode(self, encoded: Bytes, data: Bytes) -> None:
-        """Write the content of ``encoded`` to ``data``, the tensor's memory (uint8).
+        """Decode ``encoded`` into ``data``, the tensor's memory (uint8).
 
         Raises:
-            ValueError: it is no encoding of this tensor.
+            ValueError: ``encoded`` is no encoding of this tensor.
         """
 
 
 class Codec(ABC):
-    """One way of writing tensors. Stateless; `coder` gives what has state.
+    """An encoding of tensors. Stateless; `coder` returns an object with state.
 
     Raises:
-        ImportError: of `coder`, where ``module`` is missing.
+        ImportError: by `coder`, if ``module`` is missing.
     """
 
     name: ClassVar[str]
-    """In cluster files, plans and messages."""
+    """The codec's name in cluster files, plans and messages."""
     is_lossy: ClassVar[bool] = False
-    """Whether it may change values. Lossy codecs are for float32 and float64, and give a known number of bytes."""
+    """Whether it may change values. Lossy codecs take float32 and float64, and write a known number of bytes."""
     module: ClassVar[str] = ""
-    """What has to be importable at both ends."""
+    """The module that must be importable at both ends; empty if there is none."""
     package: ClassVar[str] = ""
-    """The package that has ``module``."""
+    """The package to install for ``module``."""
 
     @abstractmethod
     def coder(self, tensor: Tensor) -> Coder:
-        """Return what encodes and decodes a tensor that the codec fits."""
+        """Return an object that encodes and decodes a tensor that fits the codec."""
 
     def encoded_bytes(self, tensor: Tensor) -> int:
-        """Return what a lossy codec makes of a tensor; of a lossless one, the most that it may."""
+        """Return the encoded size of a tensor in bytes; the maximum for a lossless codec."""
         return tensor.size_bytes
 
     def unfit(self, tensor: Tensor) -> str:
-        """Return why the codec can be of no use for a tensor; empty if it can."""
+        """Return the reason why the codec does not fit a tensor; empty if it fits."""
         if self.is_lossy and tensor.dtype not in ("float32", "float64"):
             return f"{self.name} is for float32 and float64, and this is {tensor.dtype}"
         if self.is_lossy and self.encoded_bytes(tensor) >= tensor.size_bytes:
@@ -82,7 +82,7 @@ class Codec(ABC):
         return ""
 
     def is_available(self) -> bool:
-        """Return whether this process has what the codec needs."""
+        """Return whether the codec's module can be imported in this process."""
         try:
             return not self.module or bool(importlib.import_module(self.module))
         except ImportError:
@@ -99,28 +99,28 @@ CODECS: Registry[Codec] = Registry(
 
 
 def require_known(name: str) -> None:
-    """Raise a `ValueError` if no codec has this name."""
+    """Raise `ValueError` if no codec has this name."""
     if name != NONE and name not in CODECS:
         raise ValueError(f"unknown codec {name!r}; there are {', '.join((NONE, *CODECS))}")
 
 
 def is_lossy(name: str) -> bool:
-    """Return whether the codec of this name, or none, may change values."""
+    """Return whether the codec of this name may change values; False for `NONE`."""
     return name != NONE and CODECS[name].is_lossy
 
 
 def encoded_bytes(name: str, tensor: Tensor) -> int:
-    """Return the bytes of a tensor as a codec writes it; of a lossless one, the most that it may have."""
+    """Return the size in bytes of a tensor encoded by a named codec; the maximum for a lossless codec."""
     return tensor.size_bytes if name == NONE else CODECS[name].encoded_bytes(tensor)
 
 
 def unfit(name: str, tensor: Tensor) -> str:
-    """Return why a codec can be of no use for a tensor; empty if it can, as of none."""
+    """Return the reason why a named codec does not fit a tensor; empty if it fits, and for `NONE`."""
     return "" if name == NONE else CODECS[name].unfit(tensor)
 
 
 def fitting(name: str, tensor: Tensor) -> str:
-    """Return the codec, or none where it does not fit."""
+    """Return the codec's name, or `NONE` if it does not fit the tensor."""
     return NONE if unfit(name, tensor) else name
 
 

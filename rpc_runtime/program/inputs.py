@@ -1,4 +1,4 @@
-"""What a user gives, as the arrays that a program takes."""
+"""Convert a user's inputs to the arrays that a program takes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rpc_runtime.program.program import Program, TensorSpec
 from rpc_runtime.program.runner import Array, Bytes
 
 MAXIMUM_AXES = 64
-"""Of numpy's arrays."""
+"""Maximum number of axes of a numpy array."""
 
 
 def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
-    """The inputs (arrays of numpy or torch, or whatever numpy can take without a change of dtype), row-major.
+    """Return the inputs as row-major arrays; they may be numpy or torch arrays, or anything that numpy converts.
 
-    Numbers of Python, and lists of them, have no dtype, and get the input's where it can hold them: a float is rounded,
-    as it is wherever one is written down, a whole number is exact.
+    The dtype must be the program's. Python numbers, and lists of them, have no dtype and get the input's dtype if it
+    can hold them: a float is rounded, a whole number must be exact.
 
     Raises:
-        InputError: their number, a shape or a dtype is not the program's; says both sides of what does not fit.
+        InputError: the number of inputs, a shape or a dtype is not the program's; the message has both values.
     """
     expected = program.inputs
     if isinstance(given, np.ndarray) or len(given) != len(expected):
@@ -36,7 +36,7 @@ def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
 
 
 def given_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
-    """What the client has of a micro-batch, as `Program.given`: the inputs, and copies of its cuts of them."""
+    """Return the tensors of a micro-batch in the order of `Program.given`: the inputs, and copies of the cuts."""
     return [*inputs, *(inputs[index][place].copy() for index, place in program.cut_places)]
 
 
@@ -58,10 +58,10 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is Python's own numbers, by the first of them: what numpy makes has a dtype.
+    """Return whether a value is a Python number, or a list of them, judged by the first; numpy's numbers have a dtype.
 
     Raises:
-        ValueError: lists lie in lists deeper than numpy's arrays can have axes, or in themselves.
+        ValueError: lists are nested deeper than numpy allows, or contain themselves.
     """
     depth = 0
     while isinstance(value, list | tuple) and value:
@@ -72,10 +72,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _of_numbers(value: Any, wanted: np.dtype[Any]) -> Array:
-    """An array of ``wanted``, or as numpy makes it, if numbers of this kind are never of that dtype.
+    """Return an array of dtype ``wanted``, or of numpy's dtype if this kind of number does not convert to ``wanted``.
 
     Raises:
-        ValueError: one of them is beyond what it holds.
+        ValueError: ``wanted`` cannot hold one of the numbers.
     """
     array = np.asarray(value)
     numbers = np.asarray(value, object)
@@ -100,11 +100,11 @@ def _as_array(value: Any) -> Array:
     if not hasattr(value, "detach"):
         return np.asarray(value)
     tensor = value.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":  # which numpy does not know; all its values are float32 as well
+    if str(tensor.dtype) == "torch.bfloat16":  # unknown to numpy; float32 holds all its values
         return cast(Array, tensor.float().numpy().astype(ml_dtypes.bfloat16))
     return cast(Array, tensor.numpy())
 
 
 def flat_bytes(array: Array) -> Bytes:
-    """A row-major array's memory as a flat array of bytes."""
+    """Return a row-major array's memory as a flat array of bytes."""
     return array.reshape(-1).view(np.uint8)

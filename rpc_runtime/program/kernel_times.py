@@ -1,4 +1,4 @@
-"""Kernels that are to be timed one by one, and what was found. Values only."""
+"""Dataclasses for the kernels to be timed one by one, and for the measured times."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from rpc_runtime.program.program import BlobSpec, TensorSpec
 
 MAXIMUM_LIMIT_SECONDS = 600.0
 NETWORK = "main"
-"""A function of this name is a network: it calls kernels of its library, and returns its results."""
+"""The name of a function that is a whole network: it calls kernels of its library, and returns its results."""
 
 
 @dataclass(frozen=True)
 class TimedKernel:
     """A function of a library, which takes tensors and writes the last ``results`` of them.
 
-    ``weights`` are the positions of the arguments that are weights: they are other memory on every call, as they are in
-    a network, where the rest of the weights is read before a kernel meets its own again.
+    ``weights`` are the positions of the arguments that are weights. Each call gets other memory for them, as in a
+    network, which reads all other weights before a kernel reads its own again.
     """
 
     function: str
@@ -31,11 +31,10 @@ class TimedKernel:
 
 @dataclass(frozen=True)
 class KernelSet:
-    """Kernels of one library for ``device`` (``"cpu"`` or ``"cuda"``), timed in turns in this order.
+    """Kernels of one library for ``device`` (``"cpu"`` or ``"cuda"``), timed in turn in this order.
 
-    ``weight_bytes`` is how much weight memory is gone through before the same weights are used again: that of the whole
-    model, so that they are as cold, or as warm, as when it runs. ``target`` says, for messages, what the library was
-    compiled for.
+    ``weight_bytes`` is the weight memory that is read before the same weights are used again. It is that of the whole
+    model, so that caches are as cold or warm as when the model runs. ``target`` is the library's target, for messages.
     """
 
     machine: str
@@ -48,7 +47,7 @@ class KernelSet:
 
 @dataclass(frozen=True)
 class TimingEffort:
-    """At least so many rounds over all kernels and at least so long, but no more than ``limit_seconds``."""
+    """How long kernels are timed: at least the minimum rounds over all kernels and seconds, at most the limit."""
 
     minimum_rounds: int = 7
     minimum_seconds: float = 0.5

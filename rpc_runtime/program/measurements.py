@@ -1,4 +1,4 @@
-"""What a run is measured by: statistics per stage, and a trace of what happened when."""
+"""Measurements of a run: statistics per stage, and a trace of events."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TRACE_EVENTS = 50_000
-"""Events kept per machine; older ones are forgotten."""
+"""Maximum events kept per machine; older ones are dropped."""
 UNCOUNTED_EVENTS = 1000
-"""Events that wait to be added up."""
+"""Maximum events that are not yet added to the statistics."""
 COMPUTE_SAMPLES = 1001
-"""Computing times kept per stage for the median."""
+"""Compute times kept per stage for the median."""
 
 RECEIVE, COMPUTE, WAIT, SEND = "receive", "compute", "wait", "send"
 
 
 def now() -> int:
-    """Nanoseconds of this host's monotonic clock."""
+    """Return the nanoseconds of this host's monotonic clock."""
     return time.monotonic_ns()
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """What a stage did since it was loaded.
+    """Totals of a stage since it was loaded.
 
-    ``wait_seconds``: its machine was idle until this stage's inputs came. ``receive_seconds`` and ``send_seconds``:
-    time on the wire, which overlaps computing, and what codecs take. Tensors handed over inside a machine count as
-    neither. ``bytes_received`` and ``bytes_sent`` are those that codecs made of them.
+    ``wait_seconds`` is the time that its machine was idle until this stage's inputs arrived. ``receive_seconds`` and
+    ``send_seconds`` are the transfer time, which overlaps computing, and the time of codecs. Transfers inside a machine
+    count as neither. ``bytes_received`` and ``bytes_sent`` are encoded sizes.
     """
 
     name: str
@@ -48,7 +48,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """What carries a link, ``"grpc"`` or ``"shm"``; ``reason`` says why no memory is shared."""
+    """The transport of a link, such as ``"grpc"`` or ``"shm"``; ``reason`` says why a faster one is not used."""
 
     source: str
     destination: str
@@ -58,9 +58,9 @@ class LinkStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """Something a stage did for one micro-batch. ``kind`` is receive, compute, wait or send; times in nanoseconds.
+    """An event of a stage for one micro-batch. ``kind`` is receive, compute, wait or send; times in nanoseconds.
 
-    ``size_bytes`` is what was received or sent of a tensor, as its codec wrote it.
+    ``size_bytes`` is the encoded size of the tensor that was received or sent.
     """
 
     machine: str
@@ -73,7 +73,7 @@ class TraceEvent:
 
 
 class Recorder:
-    """Takes down what happens on one machine. Thread-safe; memory is bounded."""
+    """Records the events of one machine. Thread-safe, with bounded memory."""
 
     def __init__(self, machine: str, stages: Sequence[str], trace_events: int = TRACE_EVENTS) -> None:
         self._machine = machine
@@ -82,12 +82,12 @@ class Recorder:
         self._new: deque[tuple[Any, ...]] = deque()
         self._events: deque[tuple[Any, ...]] = deque(maxlen=trace_events)
         self.activity = 0
-        """Grows with every tensor, part of a tensor and micro-batch. Written without a lock: only change matters."""
+        """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
     def record(self, kind: str, stage: str, sequence: int, start: int, end: int, size_bytes: int = 0) -> None:
-        """One event of a stage; ``start`` and ``end`` as ``now()`` gave them."""
+        """Record one event of a stage; ``start`` and ``end`` are times of ``now()``."""
         self.activity += 1
-        # Between two kernels there is time for no more: what it adds up to is found out when somebody asks.
+        # This runs between two kernels, so it only appends; totals are computed when they are read.
         self._new.append((self._machine, stage, sequence, kind, start, end, size_bytes))
         if len(self._new) > UNCOUNTED_EVENTS:
             with self._lock:
@@ -146,7 +146,7 @@ class _Totals:
 
 
 def shift_clock(event: TraceEvent, offset_nanoseconds: int) -> TraceEvent:
-    """The event in another clock, ``offset_nanoseconds`` behind the clock it was taken with."""
+    """Return the event in another clock, which is ``offset_nanoseconds`` behind the clock that it was recorded with."""
     return replace(
         event,
         start_nanoseconds=event.start_nanoseconds - offset_nanoseconds,

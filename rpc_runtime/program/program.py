@@ -1,9 +1,8 @@
-"""What is deployed: tensors, stages and how tensors flow between them, without a word about how it was compiled.
+"""The deployed program: tensors, stages, and the routes of tensors between them, independent of the compiler.
 
-A *program* is a directed acyclic graph of stages. Tensors have names that are unique in the program; a stage lists
-the tensors it takes and the tensors it makes, and every route follows from these lists. A stage may have *replicas* on
-several machines, which take turns (`rpc_runtime.program.turns`): each has a specification of its own, with the name of
-the stage.
+A *program* is a directed acyclic graph of stages. The names of tensors are unique in the program. A stage lists the
+tensors that it takes and makes, and all routes follow from these lists. A stage may have *replicas* on several machines
+with a round-robin schedule (`rpc_runtime.program.turns`). Each replica has its own specification with the stage's name.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape (elements per axis) and dtype (numpy's name) of a dense, row-major tensor."""
+    """The name, shape (elements per axis) and dtype (numpy's name) of a dense, row-major tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,14 +38,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class BlobSpec:
-    """A file of ``size_bytes`` bytes, known by the SHA-256 of its content (lowercase hexadecimal)."""
+    """A file of ``size_bytes`` bytes, identified by the SHA-256 of its content (lowercase hexadecimal)."""
 
     sha256: str
     size_bytes: int
 
 
 NO_BLOB = BlobSpec("0" * 64, 0)
-"""In the place of a library that a machine does not need to know: `Program.for_worker`."""
+"""Placeholder for a library that a machine does not need (`Program.for_worker`)."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +57,20 @@ class WeightSpec:
 
     @property
     def content(self) -> tuple[str, tuple[int, ...], str]:
-        """What is the same for all weights of equal values, shape and dtype."""
+        """A key that is equal for all weights with equal values, shape and dtype."""
         return self.blob.sha256, self.tensor.shape, self.tensor.dtype
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage as it is deployed, or one replica of it.
+    """One deployed stage, or one replica of it.
 
-    ``library`` is a shared library whose function ``main(*inputs, *weights)`` returns a tuple with one tensor per
-    entry of ``outputs``, in order, whatever their number. ``device`` is ``"cpu"`` or ``"cuda"``; ``target`` says, for
-    messages, what the library was compiled for.
+    ``library`` is a shared library whose function ``main(*inputs, *weights)`` always returns a tuple with one tensor
+    per entry of ``outputs``, in order. ``device`` is ``"cpu"`` or ``"cuda"``. ``target`` is the library's target, for
+    messages.
 
     Micro-batch ``s`` is computed by the replica whose ``replica`` is ``turns[s % len(turns)]``. Replicas of a stage
-    agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``turns``; each is on a machine of its own.
+    agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``turns``; each is on another machine.
     """
 
     index: int
@@ -89,23 +88,23 @@ class StageSpec:
 
     @cached_property
     def own_turns(self) -> Recurrence:
-        """The micro-batches that this replica computes: every one if the stage has no others."""
+        """The micro-batches that this replica computes: all if the stage has one replica."""
         return turns_of(self.replica, self.turns)
 
     @property
     def blobs(self) -> tuple[BlobSpec, ...]:
-        """The library and every weight, each digest once."""
+        """The blobs of the library and of all weights, each digest once."""
         return tuple({blob.sha256: blob for blob in (self.library, *(w.blob for w in self.weights))}.values())
 
 
 def weight_bytes(stages: Iterable[StageSpec]) -> int:
-    """What a machine that has these stages holds of weights: each once, whatever its name in a stage."""
+    """Return the bytes of the weights of these stages on one machine; weights with equal content count once."""
     return sum({each.content: each.tensor.size_bytes for stage in stages for each in stage.weights}.values())
 
 
 @dataclass(frozen=True)
 class RouteCodec:
-    """The codec of the tensor of this name on its way from one machine (or the client) to another."""
+    """The codec of a tensor on the route from one machine (or the client) to another."""
 
     tensor: str
     source: str
@@ -118,7 +117,7 @@ class RouteCodec:
 
 @dataclass(frozen=True)
 class InputCut:
-    """What the client sends of a model input under another name: from ``begin`` along ``axis``, as ``tensor`` is."""
+    """A slice of a model input that the client sends as ``tensor``: from ``begin`` along ``axis``."""
 
     tensor: TensorSpec
     input: str
@@ -128,15 +127,16 @@ class InputCut:
 
 @dataclass(frozen=True)
 class Program:
-    """Stages in topological order, replicas beside each other, and the model's own inputs and outputs.
+    """Stages in topological order, replicas next to each other, and the model's inputs and outputs.
 
     ``outputs`` may name a model input (it never leaves the client) or any stage's output, also several times.
-    ``codecs`` are those of routes that have one. ``cuts`` of inputs are sent instead of these where a stage takes them.
+    ``codecs`` has the codecs of the routes that have one. ``cuts`` are slices of inputs, sent to the stages that take
+    these instead of the input.
 
     Raises:
         ValueError: the replicas of a stage do not fit together, the turns of all stages repeat together after more than
-            `turns.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a cut is not of an
-            input.
+            `turns.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a cut does not lie
+            in an input.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -155,12 +155,12 @@ class Program:
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
-        """What the client has: the inputs, and its cuts of them."""
+        """The tensors that the client sends: the inputs and its cuts of them."""
         return (*self.inputs, *(cut.tensor for cut in self.cuts))
 
     @cached_property
     def cut_places(self) -> tuple[tuple[int, tuple[slice, ...]], ...]:
-        """Of each cut, which input it is of, and where it lies there."""
+        """The position of its input, and the index into it, of each cut."""
         names = [tensor.name for tensor in self.inputs]
         return tuple(
             (
@@ -172,7 +172,7 @@ class Program:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """Machines that hold a stage, in the order of their first stage."""
+        """The machines that have a stage, in the order of their first stage."""
         return tuple(dict.fromkeys(stage.machine for stage in self.stages))
 
     def stages_on(self, machine: str) -> tuple[StageSpec, ...]:
@@ -180,7 +180,7 @@ class Program:
 
     @cached_property
     def replicas(self) -> dict[str, tuple[StageSpec, ...]]:
-        """Stage name to its replicas, mostly one, in topological order."""
+        """The replicas (often one) by stage name, in topological order."""
         found: dict[str, tuple[StageSpec, ...]] = {}
         for stage in self.stages:
             found[stage.name] = (*found.get(stage.name, ()), stage)
@@ -188,14 +188,14 @@ class Program:
 
     @cached_property
     def producers(self) -> dict[str, tuple[StageSpec, ...]]:
-        """Tensor name to the replicas of the stage that makes it; none for what the client has."""
+        """The replicas of the producing stage by tensor name; empty for the client's tensors."""
         made: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.given}
         for replicas in self.replicas.values():
             made.update((tensor.name, replicas) for tensor in replicas[0].outputs)
         return made
 
     def _check_tensors(self) -> None:
-        """Raise `ValueError` unless each tensor is made once, before it is used, and with the same shape and dtype."""
+        """Raise `ValueError` unless each tensor is made once and before it is used, with the same shape and dtype."""
         made = {tensor.name: tensor for tensor in self.given}
         for name, (stage, *_) in self.replicas.items():
             for tensor in stage.inputs:
@@ -208,10 +208,10 @@ class Program:
             _check_use(tensor, made, CLIENT)
 
     def on(self, machine: str) -> MachineProgram:
-        """Return the part that touches ``machine``, which may be `CLIENT`; a pure function of this program.
+        """Return the stages and routes of ``machine``, which may be `CLIENT`; a pure function of this program.
 
         Raises:
-            ValueError: it has more than a worker takes, or a codec is of no route that it fits.
+            ValueError: the machine has more of them than a worker accepts, or a codec does not fit its route.
         """
         found = MachineProgram.of(machine, self.stages_on(machine), self._routes_by_machine.get(machine, ()))
         if machine != CLIENT:
@@ -219,9 +219,10 @@ class Program:
         return found
 
     def for_worker(self, machine: str) -> Program:
-        """Return what the worker of ``machine`` is sent, whose `on` is the same for that machine.
+        """Return the program to send to the worker of ``machine``; its `on` is the same for that machine.
 
-        Of other machines' stages it has no libraries and weights, and no layers' names.
+        The stages of other machines have no library and no weights. They have no layer names, except for replicas of
+        this machine's stages.
         """
         names = {stage.name for stage in self.stages_on(machine)}
         stages = [
@@ -244,22 +245,22 @@ class Program:
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
-        """Every transfer: each tensor once per pair of machines, one of which makes it and the other needs it."""
+        """The transfers between machines: each tensor once per pair of a producing and a consuming machine."""
         return tuple(route for route in self.handovers if route.source != route.destination)
 
     @cached_property
     def handovers(self) -> tuple[Route, ...]:
-        """The routes, and what one stage hands to another on the same machine.
+        """The transfers between machines, and the tensors passed between stages of one machine.
 
         Raises:
-            ValueError: a codec is of no route that it fits.
+            ValueError: a codec has no route, or does not fit it.
         """
         ways: dict[tuple[str, str, str], tuple[TensorSpec, Recurrence, int]] = {}
         for tensor, destination, needed, lead in self._uses():
             for source, made, held in self._sources(tensor):
                 when = made & needed
                 if when is None or source == destination == CLIENT:
-                    continue  # the two never meet, or a model input is an output: it never leaves the client
+                    continue  # no common micro-batch, or an output that is a model input: it never leaves the client
                 window = lead - held - 2
                 key = (tensor.name, source, destination)
                 if key in ways:
@@ -275,7 +276,7 @@ class Program:
         return tuple(routes.values())
 
     def _uses(self) -> Iterator[tuple[TensorSpec, str, Recurrence, int]]:
-        """Who needs which tensor: tensor, machine, for which micro-batches, and the lead there."""
+        """Yield the uses of tensors: tensor, consuming machine, micro-batches, and the lead there."""
         for stage in self.stages:
             for tensor in stage.inputs:
                 yield tensor, stage.machine, stage.own_turns, self.leads[stage.name]
@@ -283,7 +284,7 @@ class Program:
             yield tensor, CLIENT, EVERY, self.results_lead
 
     def _sources(self, tensor: TensorSpec) -> Iterator[tuple[str, Recurrence, int]]:
-        """Who makes a tensor: machine, for which micro-batches, and the lead there."""
+        """Yield the sources of a tensor: producing machine, micro-batches, and the lead there."""
         producers = self.producers[tensor.name]
         if not producers:
             yield CLIENT, EVERY, 0
@@ -292,7 +293,7 @@ class Program:
 
     @cached_property
     def depths(self) -> dict[str, int]:
-        """Stage name to its depth: 1 if it needs only model inputs, else one more than its deepest producer."""
+        """The depth of each stage by name: 1 if it takes only model inputs, else 1 more than its deepest producer."""
         depths: dict[str, int] = {}
         for name, (stage, *_) in self.replicas.items():
             before = [self.producers[tensor.name] for tensor in stage.inputs]
@@ -301,11 +302,11 @@ class Program:
 
     @cached_property
     def leads(self) -> dict[str, int]:
-        """Stage name to how many micro-batches a full pipeline holds between the client and this stage's inputs.
+        """The number of micro-batches that a full pipeline holds between the client and each stage's inputs, by name.
 
-        From the client to a first stage that is 2, from one stage to the next w + 1: one in transfer, and w inside the
-        first, where w = 1 if it has no replicas, else the longest gap between two turns of one of its replicas: while
-        that computes a micro-batch, the others may be done with the w - 1 after it.
+        From the client to a first stage it is 2. From one stage to the next it is w + 1: one in transfer and w in the
+        first stage. Without replicas w = 1. Otherwise w is the longest gap between two turns of one replica: while that
+        replica computes a micro-batch, the others may finish the w - 1 after it.
         """
         leads: dict[str, int] = {}
         for name, (stage, *_) in self.replicas.items():
@@ -315,7 +316,7 @@ class Program:
 
     @cached_property
     def results_lead(self) -> int:
-        """The same for where the model's outputs arrive: what the whole pipeline holds when it is full."""
+        """The number of micro-batches that the whole pipeline holds when it is full."""
         return max((self._lead_after(name, self.leads) for name in self.replicas), default=2)
 
     def _lead_after(self, name: str, leads: dict[str, int]) -> int:
@@ -323,7 +324,7 @@ class Program:
 
 
 def _check_use(tensor: TensorSpec, made: Mapping[str, TensorSpec], user: str) -> None:
-    """Raise `ValueError` if a tensor that a machine or the client uses is not made before, or made otherwise."""
+    """Raise `ValueError` if a used tensor is not made before, or is made with another shape or dtype."""
     known = made.get(tensor.name)
     if known is None:
         raise ValueError(f"tensor {tensor.name!r} is used on {user!r}, and no input or earlier stage makes it")
@@ -332,7 +333,7 @@ def _check_use(tensor: TensorSpec, made: Mapping[str, TensorSpec], user: str) ->
 
 
 def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, str], Route]) -> None:
-    """A `ValueError` that names the tensor of a codec that cannot be."""
+    """Raise `ValueError` for a codec that has no route, or does not fit its tensor."""
     for each in codecs:
         route = routes.get((each.tensor, each.source, each.destination))
         where = f"the codec {each.codec} of tensor {each.tensor!r} from {each.source!r} to {each.destination!r}"
@@ -346,7 +347,7 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
 
 
 def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:
-    """A `ValueError` that names a cut which does not lie in its input."""
+    """Raise `ValueError` if a cut does not lie in its input."""
     whole = next((each for each in inputs if each.name == cut.input), None)
     if whole is None or cut.tensor.name in {each.name for each in inputs}:
         raise ValueError(f"{cut.tensor} is to be cut of the input {cut.input!r}, which is no other input")
@@ -364,7 +365,7 @@ def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:
 
 
 def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:
-    """A `ValueError` that names the stage if its replicas do not fit together."""
+    """Raise `ValueError` if the replicas of a stage do not fit together."""
     first = replicas[0]
     where = f"stage {first.name!r} on {', '.join(repr(stage.machine) for stage in replicas)}"
     for stage in replicas[1:]:

@@ -1,4 +1,4 @@
-"""Where the tensors of a program go, and the part of a program that one machine, or the client, has to know."""
+"""Routes of a program's tensors, and the part of a program that one machine, or the client, needs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from rpc_runtime.program.program import StageSpec, TensorSpec
 
 CLIENT = "client"
-"""The name that stands for the client wherever a machine's name could stand; no machine may take it."""
+"""The client's name wherever a machine's name is allowed; no machine may have it."""
 MAXIMUM_STAGES = 256
-"""Of a machine. Each is a library that is loaded, of which a process can hold some thousands."""
+"""Maximum stages of one machine. Each loads a library, and a process can load some thousands."""
 MAXIMUM_NEIGHBOURS = 64
-"""Of a machine. Each is a data stream, or two."""
+"""Maximum neighbours of one machine. Each needs one or two data streams."""
 MAXIMUM_TENSOR_TURNS = 1 << 19
-"""Tables say where each micro-batch goes: they have the turns of one period for every tensor of a machine."""
+"""Maximum entries in a machine's routing tables, which have the turns of one period for each of its tensors."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A tensor that goes from one machine (or the client) to another, once for each micro-batch of ``when``.
+    """The transfer of a tensor from one machine (or the client) to another, once for each micro-batch of ``when``.
 
-    ``source == destination`` is a tensor that one stage hands to another stage of the same machine. ``index`` is the
-    tensor's number on the wire. At most ``depth`` micro-batches are under way. ``codec`` is what the tensor is written
-    in where a network carries it.
+    If ``source == destination``, one stage passes the tensor to another stage of the same machine. ``index`` is the
+    tensor's number on the wire. At most ``depth`` micro-batches are in flight. ``codec`` encodes the tensor if it
+    crosses a network.
     """
 
     index: int
@@ -44,7 +44,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MachineProgram:
-    """The part of a program that touches ``machine`` (or the client)."""
+    """The stages of a program on ``machine`` (or the client), and the routes that begin or end there."""
 
     machine: str
     stages: tuple[StageSpec, ...]
@@ -54,7 +54,7 @@ class MachineProgram:
 
     @classmethod
     def of(cls, machine: str, stages: tuple[StageSpec, ...], routes: Iterable[Route]) -> MachineProgram:
-        """Return the program of a machine with these stages; ``routes`` that do not touch it are left out."""
+        """Return the program of a machine with these stages and those of ``routes`` that begin or end there."""
         known = tuple(routes)
         return cls(
             machine,
@@ -66,28 +66,28 @@ class MachineProgram:
 
     @property
     def by_source(self) -> dict[str, list[Route]]:
-        """The routes that come in, by the machine that they come from."""
+        """The incoming routes by source machine."""
         return _grouped(self.incoming, attrgetter("source"))
 
     @property
     def by_destination(self) -> dict[str, list[Route]]:
-        """The routes that go out, by the machine that they lead to."""
+        """The outgoing routes by destination machine."""
         return _grouped(self.outgoing, attrgetter("destination"))
 
     @property
     def links(self) -> tuple[tuple[str, str], ...]:
-        """(source, destination) of the links between this machine and other ones; the client is none."""
+        """(source, destination) of the links between this machine and other machines, without those of the client."""
         ends = ((route.source, route.destination) for route in (*self.incoming, *self.outgoing))
         return tuple(dict.fromkeys(link for link in ends if CLIENT not in link))
 
     @cached_property
     def period(self) -> int:
-        """After so many micro-batches everything here goes the same ways again; 1 without replicas."""
+        """The number of micro-batches after which all routes here repeat; 1 without replicas."""
         routes = (*self.incoming, *self.outgoing, *self.local)
         return cycle_of({turns.period for turns in _turns(self.stages, routes)})
 
     def require_limits(self) -> None:
-        """Raise `ValueError` for more stages, neighbours or turns than a worker takes."""
+        """Raise `ValueError` if there are more stages, neighbours or turns than a worker accepts."""
         neighbours = {end for route in (*self.incoming, *self.outgoing) for end in (route.source, route.destination)}
         turns = 0
         for stage in self.stages:
@@ -102,11 +102,11 @@ class MachineProgram:
                 raise ValueError(f"machine {self.machine!r} has {count} {what}, at most {limit} are allowed")
 
     def destinations_of(self, tensor: str, sequence: int) -> tuple[str, ...]:
-        """Return the other machines that a micro-batch of a tensor goes to from here."""
+        """Return the machines to which this one sends a micro-batch of a tensor."""
         return tuple(route.destination for route in self._leaving.get(tensor, ()) if sequence in route.when)
 
     def sends(self, tensors: Sequence[TensorSpec]) -> list[list[tuple[str, int, str]]]:
-        """Return which of these go where, by the place of a micro-batch in the period: name, position, machine."""
+        """Return the sends of these tensors for each micro-batch of one period: (name, position, destination)."""
         found: list[list[tuple[str, int, str]]] = [[] for _ in range(self.period)]
         for position, tensor in enumerate(tensors):
             for route in self._leaving.get(tensor.name, ()):
@@ -131,11 +131,11 @@ def _grouped(routes: Iterable[Route], key: Callable[[Route], str]) -> dict[str, 
 
 
 def queue_depth(when: Recurrence, window: int) -> int:
-    """Return how many micro-batches of a route may be under way: three, and the route's among ``window`` in a row.
+    """Return how many micro-batches of a route may be in flight: 3 plus the route's turns among ``window`` in a row.
 
-    Between neighbours three are enough: one received, one waiting, one consumed. Each stage that a skip connection
-    jumps over holds one micro-batch in computing and one in transfer, so the skipping tensor needs two more slots, or
-    the pipeline would stall on it; a stage with replicas holds more, and what a replica has finished ahead of a slower
-    one waits before the next stage: `Program.leads` counts both. Of these a route sees only its own turns.
+    Three are enough between neighbours: one received, one waiting, one consumed. Each stage that a skip connection
+    bypasses holds one micro-batch in computing and one in transfer. So the skipping tensor needs two more slots, or the
+    pipeline would stall on it. A stage with replicas holds more, since micro-batches of a faster replica wait for a
+    slower one. `Program.leads` counts both. A route counts only its own turns of these.
     """
     return 3 + (when.most_in(window) if window else 0)

@@ -1,4 +1,4 @@
-"""What every way of running a program can do."""
+"""The interface of all ways to run a program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Runner(Closing):
-    """A program that is loaded and can be run, by several threads at a time. A context manager.
+    """A loaded program that several threads can run at a time. A context manager.
 
     Inputs, which `rpc_runtime.program.inputs` checks, and outputs are in the program's order.
     """
@@ -33,12 +33,12 @@ class Runner(Closing):
     @property
     @abstractmethod
     def blob_bytes_sent(self) -> int:
-        """Bytes of libraries and weights that had to be sent to open it."""
+        """Bytes of libraries and weights that were sent to load the program."""
 
     @property
     @abstractmethod
     def weight_bytes(self) -> Mapping[str, int]:
-        """By machine, the bytes of the weights that it holds."""
+        """Bytes of the weights on each machine."""
 
     @abstractmethod
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
@@ -46,24 +46,24 @@ class Runner(Closing):
 
     @abstractmethod
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
-        """Queue one micro-batch, whose inputs stay as they are; return what will have its outputs."""
+        """Queue one micro-batch and return a future of its outputs; its inputs must not change until then."""
 
     @abstractmethod
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
-        """Yield the outputs for many micro-batches, in order, while later ones are under way."""
+        """Yield the outputs for many micro-batches, in order, while later ones are computed."""
 
     @abstractmethod
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return what each stage has done, in the program's order."""
+        """Return the statistics of each stage, in the program's order."""
 
     @abstractmethod
     def last_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the same after a failure: of the stages whose machines still answer."""
+        """Return the statistics after a failure, of the stages whose machines still answer."""
 
     @abstractmethod
     def links(self) -> tuple[LinkStatistics, ...]:
-        """Return what carries each link."""
+        """Return the transport of each link."""
 
     @abstractmethod
     def trace(self) -> tuple[TraceEvent, ...]:
-        """Return when each stage did what for its latest micro-batches, by the start."""
+        """Return the events of each stage for its latest micro-batches, ordered by start."""

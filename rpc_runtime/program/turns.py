@@ -1,7 +1,8 @@
-"""Which replica of a stage computes which micro-batch: a pattern that repeats, and that every machine knows beforehand.
+"""Weighted round-robin schedules: which replica of a stage computes which micro-batch.
 
-The *turns* of a stage are a list of replica numbers: micro-batch ``s`` is computed by ``turns[s % len(turns)]``. Two
-thirds for replica 0 and one third for replica 1 are the turns ``0 1 0``::
+A schedule is periodic, and all machines know it before the run. The *turns* of a stage are a list of replica numbers:
+replica ``turns[s % len(turns)]`` computes micro-batch ``s``. Two thirds for replica 0 and one third for replica 1 are
+the turns ``0 1 0``::
 
     micro-batch   0   1   2   3   4   5   6
     replica 0     a0  .   a2  a3  .   a5  a6
@@ -19,28 +20,32 @@ from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 
 LONGEST_CYCLE = 16_384
-"""After so many micro-batches at most all turns of a program repeat: 16 turns for each of a thousand replicas.
+"""Maximum number of micro-batches after which all turns of a program repeat: 16 turns for each of a thousand replicas.
 
-A route between two replicated stages repeats after the least common multiple of both lengths, and what goes where is
+A route between two replicated stages repeats after the least common multiple of both lengths. Its destinations are
 looked up in tables of that length.
 """
 DIVISIBLE = 840
-"""Shares that are no whole turns get a length that divides this (all up to 8 do): so these repeat together after so
-many, whatever the stages."""
+"""Shares that are not exact in whole turns get a length that divides this number (all lengths up to 8 do).
+
+So the turns of all such stages repeat together after at most this many micro-batches.
+"""
 LONGEST = 60
-"""Turns are so long at most, a share of 1/60 is met exactly,"""
+"""Maximum length of turns for few replicas; a share of 1/60 is met exactly."""
 LONGEST_PER_REPLICA = 32
-"""or so long for each replica: of many an even share is small already, and results wait for the slowest one's turn
-about as long anyway."""
+"""Maximum length of turns per replica, if that allows more than `LONGEST`.
+
+With many replicas an even share is already small, and results wait about as long for the slowest replica's turn.
+"""
 WHOLE = 1e-12
-"""What shares are whole turns of a length up to; computing them rounds by less."""
+"""Tolerance for shares that are exact in whole turns; the rounding error of computed shares is smaller."""
 CLOSE = 0.01
-"""A shorter list of turns is preferred if no replica has more work by it than by the best list, up to this share."""
+"""A shorter list of turns is preferred if it gives a replica at most this fraction more work than the best list."""
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Micro-batches that recur: those whose number modulo ``period`` is in ``remainders``, which ascend."""
+    """The micro-batches whose number modulo ``period`` is in ``remainders``, which ascend."""
 
     period: int
     remainders: tuple[int, ...]
@@ -64,43 +69,43 @@ class Recurrence:
 
     @property
     def share(self) -> float:
-        """Of all micro-batches."""
+        """The fraction of all micro-batches that are in this set."""
         return len(self.remainders) / self.period
 
     def nth(self, number: int) -> int:
-        """The micro-batch that has ``number`` of these before it."""
+        """Return the micro-batch that has ``number`` micro-batches of this set before it."""
         rounds, place = divmod(number, len(self.remainders))
         return rounds * self.period + self.remainders[place]
 
     def count_before(self, sequence: int) -> int:
-        """How many of these come before micro-batch ``sequence``."""
+        """Return how many micro-batches of this set come before micro-batch ``sequence``."""
         rounds, rest = divmod(sequence, self.period)
         return rounds * len(self.remainders) + bisect_left(self.remainders, rest)
 
     def within(self, period: int) -> list[int]:
-        """Those below ``period``, a multiple of this one's own, ascending."""
+        """Return the micro-batches below ``period``, ascending; ``period`` is a multiple of this set's period."""
         return [start + place for start in range(0, period, self.period) for place in self.remainders]
 
     def __and__(self, other: Recurrence) -> Recurrence | None:
-        """The micro-batches that are in both, if there are any; a `ValueError` if they repeat after too many."""
+        """Return the micro-batches that are in both, or None; raise `ValueError` if the period is too long."""
         period = cycle_of((self.period, other.period))
         rare, frequent = sorted((self, other), key=lambda each: each.share)
         remainders = tuple(place for place in rare.within(period) if place in frequent)
         return Recurrence(period, remainders) if remainders else None
 
     def __or__(self, other: Recurrence) -> Recurrence:
-        """The micro-batches that are in one of the two, or in both; a `ValueError` if they repeat after too many."""
+        """Return the micro-batches that are in one or both; raise `ValueError` if the period is too long."""
         period = cycle_of((self.period, other.period))
         return Recurrence(period, tuple(sorted({*self.within(period), *other.within(period)})))
 
     @property
     def longest_gap(self) -> int:
-        """The largest distance from one of these to the next."""
+        """The largest distance between successive micro-batches of this set."""
         following = (*self.remainders[1:], self.remainders[0] + self.period)
         return max(later - earlier for earlier, later in zip(self.remainders, following, strict=True))
 
     def most_in(self, window: int) -> int:
-        """The most of these among ``window`` micro-batches in a row."""
+        """Return the maximum number of this set's micro-batches among ``window`` in a row."""
         return max(self.count_before(start + window) - self.count_before(start) for start in self.remainders)
 
 
@@ -109,7 +114,7 @@ EVERY = Recurrence(1, (0,))
 
 
 def cycle_of(periods: Iterable[int]) -> int:
-    """After how many micro-batches all of these repeat; a `ValueError` if that is more than `LONGEST_CYCLE`."""
+    """Return the least common multiple of the periods; raise `ValueError` if it is above `LONGEST_CYCLE`."""
     cycle = 1
     for period in periods:
         cycle = math.lcm(cycle, period)
@@ -122,14 +127,14 @@ def cycle_of(periods: Iterable[int]) -> int:
 
 
 def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
-    """The micro-batches of one replica; a `ValueError` if it has no turn."""
-    known = len(turns) <= LONGEST_CYCLE  # else it is refused, and not kept
+    """Return the micro-batches of one replica; raise `ValueError` if it has no turn, or the turns are too long."""
+    known = len(turns) <= LONGEST_CYCLE  # else Recurrence raises; do not cache it
     return Recurrence(len(turns), _places(tuple(turns)).get(replica, ()) if known else ())
 
 
 @lru_cache(maxsize=8)
 def _places(turns: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
-    """Of each replica: a thousand of them ask for their own."""
+    """Return each replica's positions in the turns; cached, since a thousand replicas may ask for theirs."""
     found: dict[int, list[int]] = {}
     for place, replica in enumerate(turns):
         found.setdefault(replica, []).append(place)
@@ -137,20 +142,19 @@ def _places(turns: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
 
 
 def longest_turns(replicas: int) -> int:
-    """Turns of so many replicas are no longer."""
+    """Return the maximum length of turns for a number of replicas."""
     return min(max(LONGEST, LONGEST_PER_REPLICA * replicas), LONGEST_CYCLE)
 
 
 def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...]:
-    """Turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
+    """Return turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
 
-    ``shares`` are positive and count in proportion. If they are whole turns of a length up to ``maximum_length`` (by
-    default `longest_turns`) they are met exactly, by the shortest one. Otherwise the length is the one, of the divisors
-    of `DIVISIBLE` up to that, by which no replica is given much beyond its share; the shortest of those that are as
-    good up to `CLOSE`. Over its length each replica has its share to within one micro-batch, and at every moment of a
-    stream what it has of the turns so far is within one of what the whole turns give it. (That this can be done:
-    Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996, "Proportionate
-    progress".)
+    ``shares`` are positive weights. If some length up to ``maximum_length`` (by default `longest_turns`) meets them
+    exactly, the shortest such length is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with
+    the least excess of any replica over its share; of those within `CLOSE` of it, the shortest. Over this length each
+    replica has its share to within one micro-batch. At any time in a stream, its number of turns so far is within one
+    of its part of the turns. (That this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest
+    deadline first: Baruah et al. 1996, "Proportionate progress".)
 
     Raises:
         ValueError: no shares, one that is not positive, or one too small for a single turn.
@@ -179,9 +183,9 @@ def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -
 
 
 def whole_turns(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...] | None:
-    """How many turns each replica has, if that is a whole number for all of them by some length; of the shortest.
+    """Return each replica's number of turns for the shortest length that meets all shares exactly, or None.
 
-    By default up to `longest_turns`.
+    The length is at most ``maximum_length``, by default `longest_turns`.
     """
     if maximum_length is None:
         maximum_length = longest_turns(len(shares))
@@ -197,7 +201,7 @@ def whole_turns(shares: Sequence[float], maximum_length: int | None = None) -> t
 
 
 def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
-    """Whole counts that add up to ``length``, by largest remainders."""
+    """Return whole counts that add up to ``length``, by the largest remainder method."""
     whole = math.fsum(shares)
     ideal = [length * share / whole for share in shares]
     counts = [math.floor(each + 1e-9) for each in ideal]
@@ -208,11 +212,14 @@ def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
 
 
 def _interleave(counts: Sequence[int]) -> tuple[int, ...]:
-    """Each replica ``counts`` times: its n-th turn neither before n shares are due nor after n + 1 are."""
+    """Return turns with each replica as often as in ``counts``.
+
+    The n-th of a replica's c turns lies in the n-th of c equal intervals of the length.
+    """
     length = sum(counts)
     given = [0] * len(counts)
     turns: list[int] = []
-    # By when a turn is due, and who may have theirs by when it must be given; of equal ones, who has waited longest.
+    # waiting: (release time, replica). ready: (deadline, release time, replica), so that ties go to the longest wait.
     waiting = [(0, replica) for replica in range(len(counts))]
     ready: list[tuple[int, int, int]] = []
     for place in range(length):

@@ -1,1 +1,1 @@
-"""What goes over the wire and who may send it: protobuf messages, frames, tokens, TLS. Both sides share it; no TVM."""
+"""The wire protocol and its security: protobuf messages, frames, tokens, TLS. Used by both sides; imports no TVM."""

@@ -1,7 +1,7 @@
-"""What is wrong with TLS files, and why a TLS connection fails: gRPC says of either no more than that a socket closed.
+"""Find out what is wrong with TLS files, and why a TLS connection fails; gRPC only reports a closed socket.
 
-All by Python's own ``ssl``. A certificate and its key shake hands with themselves, in memory, and what is wrong with
-either comes out as in use.
+All checks use Python's ``ssl``. A certificate and its key are tested by a TLS handshake with themselves, in memory,
+which fails in the same way as a real connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANOTHER_NAME = (62, 64)
 
 
 def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
-    """Whether a worker can serve with these files; what it should warn of.
+    """Check that a worker can serve with these files; return warnings of those that expire within `WARNING_DAYS`.
 
     Raises:
         InputError: a file is missing or no PEM, key and certificate do not belong together, or a date has passed.
@@ -42,7 +42,10 @@ def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
 
 
 def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
-    """Why nobody gets through to the worker at ``address`` with these files; None if that is not for TLS to say."""
+    """Return the TLS reason why a connection to the worker at ``address`` fails; None if TLS is not the reason.
+
+    Connects to the worker, with a timeout of `PROBE_SECONDS`.
+    """
     host, port = split_address(address)
     host = host.strip("[]")
     try:
@@ -89,7 +92,7 @@ def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: 
 
 
 def _about_own_certificate(tls: TlsFiles) -> str:
-    """Why a worker with a good certificate hangs up after the greetings: gRPC's servers keep that to themselves."""
+    """Return the reason why a worker closes the connection after a good handshake; gRPC's servers do not report it."""
     if tls.certificate is None or tls.key is None:
         return "it asks its callers for a certificate: give one and its key (`tls`, or --tls-certificate and --tls-key)"
     return (
@@ -99,7 +102,7 @@ def _about_own_certificate(tls: TlsFiles) -> str:
 
 
 def _calling(tls: TlsFiles) -> ssl.SSLContext:
-    """As a caller with these files, which are in order; else raises InputError."""
+    """Return the TLS context of a caller with these files; raise `InputError` if one is invalid."""
     context = _trusting(tls.authority)
     if tls.authority is not None:
         _authority_end(tls.authority)
@@ -111,7 +114,7 @@ def _calling(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def _speaking_only() -> ssl.SSLContext:
-    """Finds out whether the other side speaks TLS; nothing is said over it."""
+    """Return a TLS context without verification, to find out whether the other side speaks TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -137,7 +140,11 @@ def _trust(context: ssl.SSLContext, file: Path) -> None:
 
 
 def _authority_end(file: Path) -> float:
-    """When the last authority in a file that is trusted ends, in seconds since 1970; infinite if it has none."""
+    """Return when the last authority in a trusted file expires, in seconds since 1970; infinite if it has none.
+
+    Raises:
+        InputError: the file has no certificate in PEM, or all its authorities have expired.
+    """
     ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in _trusting(file).get_ca_certs()]
     end = max(ends, default=math.inf)
     if end < time.time():
@@ -146,10 +153,10 @@ def _authority_end(file: Path) -> float:
 
 
 def _certificate_end(certificate: Path, key: Path, *, as_server: bool = True) -> float:
-    """When a certificate ends, in seconds since 1970.
+    """Return when a certificate expires, in seconds since 1970.
 
     Raises:
-        InputError: it or its key cannot be used by a server, or by a caller.
+        InputError: the certificate or its key cannot be used by a worker, or by a caller if not ``as_server``.
     """
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
@@ -187,7 +194,7 @@ def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
-    """The certificate that either of them has seen and believed."""
+    """Run a TLS handshake in memory; return the certificate that one end has verified."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
     waiting = list(ends)

@@ -1,4 +1,4 @@
-"""How connections are made: gRPC's options, the same on both sides, and errors in the project's words."""
+"""gRPC connections: channel and server options, and the mapping between gRPC statuses and this project's errors."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.wire.security import TlsFiles, numeric_address
 
 DATA_SERVICE, LINK_METHOD = "tvm_split.Data", "Link"
-"""The service of data streams, whose messages are frames (`framing`) and not in ``worker.proto``."""
+"""The service and method of data streams; their messages are frames (`framing`) and not in ``worker.proto``."""
 LINK_PATH = f"/{DATA_SERVICE}/{LINK_METHOD}"
 HELLO_KEY = "tvm-split-hello-bin"
-"""The metadata of a Link call that holds its ``Hello``: the caller is known before anything of the stream is read."""
+"""The metadata key of a Link call's ``Hello``, so that the caller is known before its stream is read."""
 MAXIMUM_MESSAGE_BYTES = 32 << 20
-"""Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
+"""Maximum gRPC message size: data frames have 1 MiB, a program with some thousand weights or a full trace a few MiB."""
 KEEPALIVE_MILLISECONDS = 4_000
 PING_TIMEOUT_MILLISECONDS = 16_000
-"""An answer waits behind what is in a socket's buffer: 4 MiB, over the slowest link that is meant to work 256 KiB/s."""
+"""Timeout of a ping: its answer may wait behind 4 MiB in a socket's buffer, at 256 KiB/s on the slowest link."""
 HANDSHAKE_MILLISECONDS = 10_000
-"""For TLS and the first frames of HTTP/2; a connection that says nothing is closed then."""
+"""Timeout of TLS and the first frames of HTTP/2; a silent connection is closed then."""
 IDLE_MILLISECONDS = 5_000
-"""A connection without a call; what clients and links keep open are calls."""
+"""A connection without a call is closed after this time; clients and links keep calls open."""
 
 _BOTH_SIDES = [
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
@@ -64,10 +64,10 @@ _CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True)
 class WorkerEndpoint:
-    """Where the worker of ``machine`` listens (HOST:PORT), and what it takes to be let in.
+    """The address (HOST:PORT) and credentials of the worker of ``machine``.
 
-    Without a ``token``, that of this user's own worker on loopback is found by the address. ``transport`` is what
-    carries the link to it that is to be opened.
+    Without a ``token``, the token of this user's own worker on loopback is found by the address. ``transport`` is the
+    transport of the link to this worker.
     """
 
     machine: str
@@ -81,7 +81,7 @@ class WorkerEndpoint:
 
 
 def open_channel(address: str, tls: TlsFiles | None) -> Any:
-    """A connection of its own to a worker. Where no certificate says who answers, ``localhost`` is 127.0.0.1."""
+    """Open a separate connection to a worker. Without TLS, ``localhost`` is 127.0.0.1."""
     if tls is None:
         return grpc.insecure_channel(numeric_address(address), options=_CHANNEL_OPTIONS)
     return grpc.secure_channel(address, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
@@ -98,7 +98,7 @@ _CODES: tuple[tuple[type[TvmSplitError], grpc.StatusCode], ...] = (
 
 
 def status_of(error: TvmSplitError) -> tuple[grpc.StatusCode, str]:
-    """The status that carries an error to the caller."""
+    """Return the gRPC status code and details for an error."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code, str(error)[:MAXIMUM_LETTERS]
@@ -106,12 +106,12 @@ def status_of(error: TvmSplitError) -> tuple[grpc.StatusCode, str]:
 
 
 def details_of(status: Any) -> str:
-    """What an ``RpcError`` says, in words that may be a stranger's."""
+    """Return the cleaned details of an ``RpcError``, which may be untrusted text."""
     return cleaned(str(status.details() or ""))
 
 
 def error_of(status: Any, where: str) -> TvmSplitError:
-    """The error that an ``RpcError`` carries. ``where`` names the worker: "machine 'a' at host:port"."""
+    """Return the error for an ``RpcError``. ``where`` names the worker: "machine 'a' at host:port"."""
     code, details = status.code(), details_of(status)
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return WorkerError(f"{where} refused the call: {details}")
@@ -128,7 +128,7 @@ def error_of(status: Any, where: str) -> TvmSplitError:
 
 
 def explained(error: WorkerUnavailableError, endpoint: WorkerEndpoint) -> WorkerUnavailableError:
-    """The error of a connection that never came about, with what TLS has to say to it; asks the worker once more."""
+    """Return the error of a failed connection, with the TLS reason if there is one; connects once more to find it."""
     from rpc_runtime.wire.certificates import tls_refusal
 
     reason = tls_refusal(endpoint.address, endpoint.tls)

@@ -1,7 +1,8 @@
-"""Text from the other end of a connection, made fit to be shown in a terminal, and of bounded length.
+"""Clean untrusted text from a peer, so that it is safe in a terminal and has a bounded length.
 
-Escape sequences move the cursor, rename the window or answer for the user; a line break begins what looks like another
-message; marks of direction turn text round. What is no printable letter is shown as Python would write it: ``\\x1b``.
+Escape sequences can move the cursor, rename the window or type input for the user. A line break can fake another
+message, and direction marks can reverse text. Characters that are not printable are written as Python escapes:
+``\\x1b``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
 def cleaned(text: str) -> str:
-    """The text in one line of printable letters, cut where it gets too long."""
+    """Return the text as one line of printable characters, truncated to `MAXIMUM_LETTERS` before escaping."""
     if len(text) > MAXIMUM_LETTERS:
         text = text[: MAXIMUM_LETTERS - 1] + "…"
     if text.isprintable():
@@ -28,7 +29,7 @@ def cleaned(text: str) -> str:
 
 
 def clean_message(message: AnyMessage) -> AnyMessage:
-    """The same message, with every text in it cleaned."""
+    """Clean every text in a message in place, and return the message."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:
             if field.is_repeated:
@@ -42,7 +43,7 @@ def clean_message(message: AnyMessage) -> AnyMessage:
 
 
 class CleanFormatter(logging.Formatter):
-    """For logs that may quote a caller: whose words neither begin a line nor move the cursor."""
+    """Log formatter that cleans messages, since they may quote a peer's text."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return cleaned(f"{self.formatTime(record)} {record.levelname.lower()}: {record.message}")

@@ -1,4 +1,4 @@
-"""How tensors look on the wire: one gRPC message of raw bytes is one frame, a fixed little-endian header and a payload.
+"""The frame format of data streams: a gRPC message of raw bytes with a fixed little-endian header and a payload.
 
 =========  =========  ==============================================================================================
 field      bytes      meaning
@@ -6,17 +6,17 @@ field      bytes      meaning
 magic      4          ``b"TVMS"``
 version    1          ``PROTOCOL_VERSION``
 kind       1          :class:`FrameKind`
-flags      2          :class:`FrameFlag`, 0 but in frames of kind ``TENSOR``
+flags      2          :class:`FrameFlag`, 0 except in frames of kind ``TENSOR``
 tensor     4          index of the tensor in the deployment's table of routes
-epoch      4          of the link: 0
+epoch      4          epoch of the link, always 0
 sequence   8          number of the micro-batch, from 0
-offset     8          where the payload begins in what was written of the tensor, in bytes
-total      8          size of the whole tensor as its route's codec has written it, in bytes
+offset     8          position of the payload in the encoded tensor, in bytes
+total      8          size of the whole encoded tensor, in bytes
 =========  =========  ==============================================================================================
 
-A tensor larger than ``CHUNK_BYTES`` travels as several frames of so many bytes and one of the rest, in order and not
-interleaved with other tensors of the same stream. Less is no progress, so that nobody is kept waiting byte by byte.
-Nothing here trusts a peer: what does not fit raises :class:`ProtocolError`.
+A tensor larger than ``CHUNK_BYTES`` is sent as several frames of that size and one with the rest, in order. They are
+not interleaved with other tensors of the same stream. Smaller frames are refused, so that a peer cannot keep a link
+busy byte by byte. All input is untrusted: an invalid frame raises :class:`ProtocolError`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ PROTOCOL_VERSION = 10
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIIQQQ")
 CHUNK_BYTES = 1 << 20
-"""Below 256 KiB the cost of a gRPC message dominates; above some MiB the copies no longer overlap."""
+"""Payload of a full frame: below 256 KiB the cost of a gRPC message dominates, above some MiB copies do not overlap."""
 MAXIMUM_TEXT_BYTES = 4096
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts; its
-    payload is how many may be under way, as `credit_frame` packs it. ``READY``: the receiver's GPU takes the tensor of
-    which it was told last, by NCCL."""
+    """The kinds of frames.
+
+    The ``sequence`` of a ``CREDIT`` is the number of micro-batches consumed so far, so the latest credit replaces
+    earlier ones. Its payload is written by `credit_frame`. ``READY``: the receiver's GPU accepts, by NCCL, the tensor
+    that was announced last.
+    """
 
     CHOICE = 1
     ACCEPT = 2
@@ -55,10 +58,10 @@ class FrameKind(enum.IntEnum):
 
 
 class FrameFlag(enum.IntFlag):
-    """What else a frame with a tensor says.
+    """Flags of a frame of kind ``TENSOR``.
 
-    ``WAITED``: its sender had the tensor before it had the credit for it. ``SHARED``: the tensor, whole, lies in memory
-    that both ends see; the frame has no payload, and its offset is the number of the place.
+    ``WAITED``: the sender had the tensor before it had the credit to send it. ``SHARED``: the whole tensor is in memory
+    that both ends share. The frame has no payload, and its offset is the slot's number.
     """
 
     NONE = 0
@@ -67,7 +70,11 @@ class FrameFlag(enum.IntFlag):
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
-_FLAGS = (FrameFlag.NONE, FrameFlag.WAITED, FrameFlag.SHARED)  # an enumeration's own look-up takes as long as the rest
+_FLAGS = (
+    FrameFlag.NONE,
+    FrameFlag.WAITED,
+    FrameFlag.SHARED,
+)  # faster: an enum look-up takes as long as the rest of decode
 
 
 class Frame(NamedTuple):
@@ -85,22 +92,24 @@ class Frame(NamedTuple):
 
 
 def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, sequence: int = 0) -> bytes:
-    """One frame that carries no tensor."""
+    """Return a frame that carries no tensor."""
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, 0, sequence, 0, len(payload)) + payload
 
 
 def credit_frame(tensor: int, consumed: int, depth: int, places: Sequence[int] = ()) -> bytes:
-    """So many micro-batches of a tensor were consumed; ``depth`` of them may be under way, in shared memory in these
-    places, which are free again."""
+    """Return a credit: ``consumed`` micro-batches of a tensor so far, and ``depth`` may be in flight.
+
+    ``places`` are the slots in shared memory that are free again.
+    """
     payload = struct.pack(f"<{1 + len(places)}I", depth, *places)
     return control_frame(FrameKind.CREDIT, payload, tensor=tensor, sequence=consumed)
 
 
 def credit_of(frame: Frame) -> tuple[int, tuple[int, ...]]:
-    """The depth that a credit grants, and the places that it frees.
+    """Return the depth that a credit grants, and the slots that it frees.
 
     Raises:
-        ProtocolError: it has no depth.
+        ProtocolError: the payload has no depth, or its length is no multiple of 4 bytes.
     """
     numbers, rest = divmod(len(frame.payload), 4)
     if rest or not numbers:
@@ -110,10 +119,10 @@ def credit_of(frame: Frame) -> tuple[int, tuple[int, ...]]:
 
 
 def parsed(kind: Callable[[], AnyMessage], frame: Frame) -> AnyMessage:
-    """The message in a frame's payload.
+    """Return the protobuf message in a frame's payload, with its texts cleaned.
 
     Raises:
-        ProtocolError: there is none of that kind.
+        ProtocolError: the payload cannot be parsed as a message of that kind.
     """
     message = kind()
     try:
@@ -132,7 +141,7 @@ def error_text(frame: Frame) -> str:
 
 
 def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = FrameFlag.NONE) -> Iterator[bytes]:
-    """The frames of one tensor; ``data`` is its content as a flat array of bytes. An empty tensor is one frame."""
+    """Yield the frames of one tensor, at least one; ``data`` is its encoded content as a flat array of bytes."""
     total = data.size
     for offset in range(0, max(total, 1), CHUNK_BYTES):
         header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, flags, tensor, 0, sequence, offset, total)
@@ -140,15 +149,15 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = Fr
 
 
 def shared_tensor_frame(tensor: int, sequence: int, place: int, total: int) -> bytes:
-    """Word of a tensor that lies in memory which both ends see, in the place with this number."""
+    """Return the frame that announces a tensor in shared memory, in the slot with the number ``place``."""
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, 0, sequence, place, total)
 
 
 def decode(message: bytes | memoryview) -> Frame:
-    """The frame in a message.
+    """Return the frame in a message.
 
     Raises:
-        ProtocolError: the message is no frame of this version of the protocol.
+        ProtocolError: the message is no valid frame of this protocol version.
     """
     if len(message) < HEADER.size:
         raise ProtocolError(f"a frame has at least {HEADER.size} bytes, got {len(message)}")

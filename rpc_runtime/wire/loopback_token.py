@@ -1,9 +1,9 @@
-"""The token of a worker on loopback that was given none: a file that its user alone can read, found by the address.
+"""The automatic token of a worker on loopback: a file that only its user can read, found by the worker's address.
 
-Every user of a host reaches its loopback addresses. So a worker there makes a random token each time it starts and
-writes it where only its own user's clients look for it. A token is of one worker and ends with it: whoever takes the
-port afterwards, and is told what the file still says, has learnt nothing that opens any worker. The file of a worker
-that was killed goes when somebody looks at it, or when the next worker starts.
+Every user of a host can connect to its loopback addresses. So a worker without a configured token makes a random one at
+each start, and writes it to a file that only clients of the same user can read. A token is valid for one worker until
+it ends. If another user takes the port later and a client sends the old token, that user cannot open any worker with
+it. The file of a killed worker is removed when a client looks for it, or when the next worker starts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def new_token() -> Token:
 
 
 def find_token(address: str) -> Token | None:
-    """The token of this user's worker at ``address``; None where there is no such file, as for other machines.
+    """Return the token of this user's worker at ``address``; None if there is no file, as for other machines.
 
     Raises:
-        InputError: the file is there and cannot be read, or another user may have written it.
+        InputError: the file exists but cannot be read, or another user may have written it.
     """
     address = numeric_address(address)
     if not is_loopback(split_address(address)[0]):
@@ -56,10 +56,12 @@ def find_token(address: str) -> Token | None:
 
 @contextlib.contextmanager
 def published(token: Token, address: str) -> Iterator[Path]:
-    """Inside, clients of this user find the token of the worker at ``address``, a numeric one; gives its file.
+    """Publish a token for this user's clients while the context is open; yield its file.
+
+    ``address`` is the worker's numeric address.
 
     Raises:
-        InputError: it cannot be kept so that nobody else can read it.
+        InputError: the token cannot be written so that no other user can read it.
     """
     folder = _folder()
     if folder is None:
@@ -85,13 +87,13 @@ def published(token: Token, address: str) -> Iterator[Path]:
 
 
 def _folder() -> Path | None:
-    """Of this host's workers, beside those of others: homes are shared by hosts. None for a user without a home."""
+    """Return the token folder of this host, since hosts may share homes; None for a user without a home."""
     tokens = state_folder("tokens")
     return None if tokens is None else tokens / socket.gethostname()
 
 
 def _remove_if_stale(path: Path) -> None:
-    """Removes the file of a worker that is gone. One that is being written is too young."""
+    """Remove the token file of a worker that has ended, but not a file that is being written."""
     with contextlib.suppress(OSError):
         if path.is_file() and not path.name.startswith(WRITING):
             with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Between the protobuf messages of ``worker.proto`` and the dataclasses that the room works with.
+"""Convert between the protobuf messages of ``worker.proto`` and the dataclasses of this package.
 
-Both have the same names for the same things, so one function writes any of them, and one reads them. Nothing that is
-read is trusted: what does not fit raises :class:`ProtocolError`, and values of some kinds have checks of their own.
+Fields have the same names in both, so one function writes all kinds and one function reads them. All messages are
+untrusted: invalid values raise :class:`ProtocolError`. Some dataclasses have additional checks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Value = TypeVar("Value")
 
 
 def message_of(kind: type[AnyMessage], value: Any, **others: Any) -> AnyMessage:
-    """The message of a dataclass: its fields of the same names, nested ones likewise, and ``others``."""
+    """Return the message of a dataclass, with fields copied by name (also nested ones), and the fields ``others``."""
     given = {
         field.name: _written(field, getattr(value, field.name))
         for field in kind.DESCRIPTOR.fields
@@ -63,10 +63,10 @@ def _written(field: Any, value: Any) -> Any:
 
 
 def value_of(kind: type[Value], message: Message, **others: Any) -> Value:
-    """The dataclass of a message: its fields of the same names, nested ones likewise, and ``others``.
+    """Return the dataclass of a message, with fields copied by name (also nested ones), and the fields ``others``.
 
     Raises:
-        ProtocolError: the values make no such dataclass.
+        ProtocolError: the dataclass or its check refuses the values.
     """
     given = dict(others)
     for name, many, nested in _fields(kind):  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def value_of(kind: type[Value], message: Message, **others: Any) -> Value:
 
 
 def _nested(kind: Any, value: Any) -> Any:
-    """A field's value of a dataclass or an enumeration."""
+    """Return a field's value converted to a dataclass or an enumeration; raise `ProtocolError` if it is invalid."""
     if is_dataclass(kind):
         return value_of(kind, value)  # type: ignore[arg-type]
     try:
@@ -96,7 +96,7 @@ def _nested(kind: Any, value: Any) -> Any:
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, Any], ...]:
-    """Of each field: its name, what holds several values if it has several, and their kind if it is one of ours."""
+    """Return, for each field: its name, its container type or None, and its dataclass or enumeration or None."""
     found = []
     for name, hint in get_type_hints(kind).items():
         one = (*get_args(hint), hint)[0]
@@ -118,7 +118,7 @@ def _check_tensor(tensor: TensorSpec) -> None:
 
 
 def _is_dtype(name: str) -> bool:
-    """Whether it is numpy's name of a dtype of numbers; ``np.dtype`` reads whole grammars, and knows objects, too."""
+    """Return whether a name is numpy's name of a numeric dtype; ``np.dtype`` also accepts structures and objects."""
     if not _DTYPE_NAME.fullmatch(name):
         return False
     try:
@@ -129,7 +129,7 @@ def _is_dtype(name: str) -> bool:
 
 
 def hello_of(deployment: str, source: str, destination: str, secret: bytes = b"") -> pb.Hello:
-    """What the caller of a data stream says first."""
+    """Return the first message of the caller of a data stream."""
     version = PROTOCOL_VERSION
     return pb.Hello(
         protocol_version=version, deployment=deployment, source=source, destination=destination, secret=secret
@@ -139,7 +139,7 @@ def hello_of(deployment: str, source: str, destination: str, secret: bytes = b""
 def load_request(
     deployment: str, program: Program, machine: str, link_secrets: Mapping[tuple[str, str], bytes]
 ) -> pb.LoadStagesRequest:
-    """Return the request to load a program's stages on a machine; ``link_secrets`` by (source, destination)."""
+    """Return the request to load a program's stages on a machine; ``link_secrets`` are by (source, destination)."""
     secrets = [pb.LinkSecret(source=ends[0], destination=ends[1], secret=link_secrets[ends]) for ends in link_secrets]
     return pb.LoadStagesRequest(
         deployment=deployment,
@@ -150,10 +150,10 @@ def load_request(
 
 
 def program_of(message: pb.LoadStagesRequest) -> MachineProgram:
-    """Return the part of the program in a request that is for its machine.
+    """Return the part of the program in a request for the request's machine.
 
     Raises:
-        ProtocolError: the program is none, or has nothing for the machine, or too much.
+        ProtocolError: the program is invalid, has no stage for the machine, or more than a worker accepts.
     """
     program = value_of(Program, message.program)
     try:
@@ -169,7 +169,7 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
     """Return the secret of each link between the program's machine and others, by (source, destination).
 
     Raises:
-        ProtocolError: one is missing, or too short to be one.
+        ProtocolError: a secret is missing, or shorter than `LINK_SECRET_BYTES`.
     """
     found = {(each.source, each.destination): each.secret for each in message.link_secrets}
     for source, destination in program.links:
@@ -181,10 +181,11 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
 
 
 def kernel_set(message: pb.LoadKernelsRequest) -> KernelSet:
-    """The kernels in a request.
+    """Return the kernels in a request.
 
     Raises:
-        ProtocolError: none or too many, two of one name, or arguments that cannot be what is said of them.
+        ProtocolError: there are none or too many, two have the same name, there are too many bytes of weights, or a
+            kernel's arguments are invalid.
     """
     if not 1 <= len(message.kernels) <= MAXIMUM_KERNELS:
         raise ProtocolError(f"1 to {MAXIMUM_KERNELS} kernels can be timed together, got {len(message.kernels)}")

@@ -1,4 +1,4 @@
-"""Who may talk to a worker: shared token, TLS, and the rule that an open address needs one of them on purpose."""
+"""Access to a worker: shared tokens and TLS files, and helpers for addresses."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
 _METADATA_KEY = "authorization"
 
 Metadata = Iterable[tuple[str, str | bytes]]
-"""What comes with a call: keys and values."""
+"""The metadata of a gRPC call: keys and values."""
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files. ``authority`` says whose certificates to trust; ``certificate`` and ``key`` prove who one is oneself.
+    """PEM files for TLS: the trusted ``authority``, and the own ``certificate`` with its ``key``.
 
     A client needs ``authority``, and the other two only if workers ask for them (mutual TLS).
 
     Raises:
-        InputError: there is a certificate without its key, or a key alone; when used: a file is not what it should be.
+        InputError: there is a certificate without its key, or a key alone; or, on use, a file is invalid.
     """
 
     authority: Path | None = None
@@ -45,7 +45,11 @@ class TlsFiles:
         return grpc.ssl_channel_credentials(pem_content(self.authority), key, pem_content(self.certificate))
 
     def server_credentials(self) -> Any:
-        """With ``authority``, callers must prove who they are as well."""
+        """Return the credentials of a worker; with ``authority``, callers need a certificate too (mutual TLS).
+
+        Raises:
+            InputError: the certificate or the key is missing, or a file is invalid.
+        """
         if self.certificate is None or self.key is None:
             raise InputError("TLS of a worker needs both a certificate and its key")
         authority = pem_content(self.authority)
@@ -56,15 +60,17 @@ class TlsFiles:
         )
 
     def as_caller(self) -> TlsFiles:
-        """How a worker with these files calls other workers: without an authority it trusts its own certificate."""
+        """Return the files with which this worker calls others; without an authority it trusts its own certificate."""
         return TlsFiles(self.authority or self.certificate, self.certificate, self.key)
 
 
 def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
-    """What is in a TLS file, which holds a certificate or a private key: gRPC ends the process over one without.
+    """Return the content of a TLS file, checked to have PEM of kind ``what``; None without a file.
+
+    The check is needed because gRPC ends the process if a file has none.
 
     Raises:
-        InputError: it cannot be read, or holds none in PEM.
+        InputError: the file cannot be read, or has no such PEM.
     """
     if path is None:
         return None
@@ -79,7 +85,11 @@ def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
 
 @dataclass(frozen=True)
 class Token:
-    """A shared secret, which its repr does not show, and the file it was read from, if from one."""
+    """A shared secret, hidden in the repr, and the file from which it was read, if any.
+
+    Raises:
+        InputError: the text is empty, or has other characters than printable ASCII without blanks.
+    """
 
     text: str = field(repr=False)
     file: Path | None = None
@@ -90,7 +100,7 @@ class Token:
             raise InputError(f"a token is one or more printable ASCII letters without blanks{found}")
 
     def shown_in(self, metadata: Metadata) -> bool:
-        """Whether a caller with this metadata knows the token; takes as long for a near miss as for a wild guess."""
+        """Return whether a caller's metadata has the token; compares in constant time."""
         expected = self.metadata[0][1].encode()
         given = (value for key, value in metadata if key == _METADATA_KEY)
         return any(hmac.compare_digest(_as_bytes(value), expected) for value in given)
@@ -101,7 +111,11 @@ class Token:
 
 
 def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -> Token | None:
-    """The token in ``file``, else in the environment variable ``TVM_SPLIT_TOKEN``, else None."""
+    """Return the token in ``file``, else in the environment variable ``TVM_SPLIT_TOKEN``, else None.
+
+    Raises:
+        InputError: the file cannot be read, or has no valid token.
+    """
     if file is not None:
         try:
             return Token(file.read_text(encoding="utf-8").strip(), file)
@@ -124,7 +138,7 @@ def is_loopback(host: str) -> bool:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; an IPv6 host stands in brackets."""
+    """Return host and port of ``HOST:PORT``, with an IPv6 host in brackets; raise `InputError` for other text."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InputError(f"an address is HOST:PORT with a port from 0 to 65535, got {address!r}")
@@ -132,7 +146,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def numeric_address(address: str) -> str:
-    """``address`` with 127.0.0.1 for ``localhost``, which means ::1 as well: there, another user may hold the port."""
+    """Return ``address`` with 127.0.0.1 for ``localhost``.
+
+    ``localhost`` also means ::1, where another user may have the port.
+    """
     host, port = split_address(address)
     return f"{'127.0.0.1' if host.lower() == 'localhost' else host}:{port}"
 

@@ -1,7 +1,7 @@
-"""Interceptors of a worker's gRPC server: who may call, how many calls of a kind run, and what malformed requests get.
+"""Interceptors of a worker's gRPC server: access control, quotas of calls, and the handling of malformed requests.
 
-Every method is served as one with a stream of requests, which are read and parsed here. gRPC's own parsing keeps 16 KiB
-for each malformed request for good, and gives no place where the end of a call without a request could be noticed.
+Every method is served as one with a stream of requests, which are read and parsed here. gRPC's own parsing leaks 16 KiB
+for each malformed request, and cannot detect the end of a call without a request.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, Token
 logger = logging.getLogger(__name__)
 
 REFUSING_THREADS = 8
-"""Threads of a server beyond its quotas: refused calls need one for a moment."""
+"""Threads of a server in addition to its quotas, since a refused call needs a thread for a short time."""
 OPEN_REQUEST_BYTES = 1024
-"""Longest request of a method that needs no token; that of a health check is a service's name."""
+"""Maximum size of a request of a method without a token; a health check's request is a service name."""
 OPEN_SECONDS = 10.0
-"""Within this time such a request has to arrive, or silent strangers would hold the quota."""
+"""Timeout for the request of a method without a token, so that silent peers cannot occupy the quota."""
 
 
 class CallQuota:
-    """At most ``limit`` calls of a kind (``name``, in the plural) run at a time.
+    """A quota of ``limit`` concurrent calls of a kind (``name``, in the plural).
 
-    ``is_open``: the methods need no token, so their requests are short and have to arrive soon.
+    ``is_open``: the methods need no token, so their requests must be short and arrive within `OPEN_SECONDS`.
     """
 
     def __init__(self, name: str, limit: int, *, is_open: bool = False) -> None:
@@ -46,7 +46,7 @@ class CallQuota:
         """Count one call while the body runs.
 
         Raises:
-            WorkerError: as many as may be are running.
+            WorkerError: the quota is used up.
         """
         if not self._free.acquire(blocking=False):
             raise WorkerError(f"this worker answers {self.limit} {self._name} at a time, and so many run: try later")
@@ -57,7 +57,7 @@ class CallQuota:
 
 
 class AccessInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the token; a data stream may bring the secret of its link instead.
+    """Refuses calls without the token; a data stream may have the secret of its link instead.
 
     ``open_to_all`` are the paths of methods that need neither.
     """
@@ -80,18 +80,18 @@ class AccessInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 class QuotaInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Runs calls within the quota of their method's path; turns errors of the project into statuses."""
+    """Runs calls within the quota of their method's path, and converts this project's errors to gRPC statuses."""
 
     def __init__(self, quotas: Mapping[str, CallQuota]) -> None:
         self._quotas = quotas
 
     @property
     def threads(self) -> int:
-        """How many threads the server needs, so that no kind of call takes those of another one."""
+        """The number of threads that the server needs so that kinds of calls do not compete for threads."""
         return sum(quota.limit for quota in set(self._quotas.values())) + REFUSING_THREADS
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """Return the method's handler with its quota; a method without one is unknown."""
+        """Return the method's handler with its quota; None, for an unknown method, if there is no quota."""
         quota = self._quotas.get(handler_call_details.method)
         handler = None if quota is None else continuation(handler_call_details)
         return None if quota is None or handler is None else _guarded(handler, quota)
@@ -105,7 +105,7 @@ def _refusal(advice: str) -> Any:
 
 
 def _guarded(handler: Any, quota: CallQuota) -> Any:
-    """The handler of the same method within its quota, which takes a stream of unparsed requests."""
+    """Return a handler that runs the method within its quota and takes a stream of unparsed requests."""
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
     def call(messages: Iterator[bytes], context: Any) -> Any:
@@ -132,7 +132,7 @@ Parse = Callable[[bytes], Any]
 
 
 def _requests(messages: Iterator[bytes], parse: Parse | None) -> Iterator[Any]:
-    """The requests of a call; a method without a parser, that of data streams, gets gRPC's own iterator."""
+    """Return the parsed requests of a call; a method without a parser (data streams) gets gRPC's own iterator."""
     return messages if parse is None else (_parsed(message, parse) for message in messages)
 
 
@@ -154,7 +154,7 @@ def _parsed(message: bytes, parse: Parse) -> Any:
 
 @contextlib.contextmanager
 def _soon(context: Any) -> Iterator[None]:
-    """Cancel the call if the body takes longer than `OPEN_SECONDS`: gRPC's iterator knows no timeout."""
+    """Cancel the call if the body takes longer than `OPEN_SECONDS`, since gRPC's iterator has no timeout."""
     timer = threading.Timer(OPEN_SECONDS, context.cancel)
     timer.daemon = True
     timer.start()

@@ -1,9 +1,9 @@
-"""TVM's RPC tracker, spoken with as TVM 0.27 does it (``tvm/rpc/tracker.py``, ``tvm/rpc/base.py``), and what is
-registered there for a worker.
+"""Client of TVM's RPC tracker, and the registration of workers there.
 
-Each side sends the magic number once, then messages: a length (int32, little endian) and so many bytes of JSON. A
-server is listed as long as the connection over which it gave its information lasts; what it offers to clients (a key, a
-port, and a random ``matchkey`` that lets in the one client who is given it) is withdrawn with that connection too.
+The protocol is that of TVM 0.27 (``tvm/rpc/tracker.py``, ``tvm/rpc/base.py``). Each side sends the magic number once,
+then messages: a length (int32, little endian) and that many bytes of JSON. A server is listed while the connection over
+which it sent its information is open. The same holds for its offers to clients: a key, a port, and a random
+``matchkey`` that admits the one client that gets it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from rpc_runtime.wire.security import split_address
 logger = logging.getLogger(__name__)
 
 RPC_MAGIC = 0xFF271
-"""Begins a connection to one who offers himself."""
+"""Begins a connection to an RPC server."""
 RPC_MISMATCH = RPC_MAGIC + 2
 TRACKER_MAGIC = 0x2F271
 SUCCESS = 0
 MAXIMUM_REPLY_BYTES = 16 << 20
-"""Some ten thousand servers."""
+"""Maximum size of a tracker's answer; enough for some ten thousand servers."""
 MAXIMUM_KEY_LETTERS = 128
 DEFAULT_SECONDS = 5.0
 INFORMATION = "tvm_split"
-"""Where, in what a server says of itself, a worker says what only this project wants to know."""
+"""The key of a worker's `Registration` in the information that a server sends to the tracker."""
 _LENGTH = struct.Struct("<i")
 
 
 class Code(IntEnum):
-    """What a message wants of the tracker."""
+    """Codes of requests to the tracker."""
 
     PING = 1
     PUT = 3
@@ -50,17 +50,17 @@ class Code(IntEnum):
 
 @dataclass(frozen=True)
 class TrackerAddress:
-    """Where a tracker listens."""
+    """The address of a tracker."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> TrackerAddress:
-        """From HOST:PORT; an IPv6 host stands in brackets.
+        """Return the address written as HOST:PORT, with an IPv6 host in brackets.
 
         Raises:
-            InputError: it is none.
+            InputError: the text is no address, or the port is 0.
         """
         host, port = split_address(text)
         if port == 0:
@@ -72,7 +72,7 @@ class TrackerAddress:
 
 
 def joined(host: str, port: int) -> str:
-    """HOST:PORT."""
+    """Return HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -81,10 +81,10 @@ State = Literal["ready", "deployed", "tuning"]
 
 @dataclass(frozen=True)
 class Registration:
-    """What a worker says of itself at a tracker, beside its key and address.
+    """The information that a worker registers at a tracker, besides its key and address.
 
-    ``tunes`` is whether TVM's RPC may tune kernels there; ``since`` is when the worker started, in seconds since 1970,
-    by which one that came back is told from what is left of it in the list.
+    ``tunes`` is whether TVM's RPC may tune kernels there. ``since`` is the worker's start time in seconds since 1970;
+    it distinguishes a restarted worker from its old entry.
     """
 
     name: str
@@ -97,14 +97,14 @@ class Registration:
 
 @dataclass(frozen=True)
 class ListedServer:
-    """An entry of a tracker's list: a worker, or with no ``registration`` a server of TVM's own RPC."""
+    """An entry of a tracker's list: a worker, or a server of TVM's RPC if ``registration`` is None."""
 
     key: str
     host: str
     port: int
     registration: Registration | None = None
     fault: str = ""
-    """What is wrong with what it says of itself."""
+    """What is wrong with its registration; empty if nothing is."""
 
     @property
     def address(self) -> str:
@@ -112,10 +112,10 @@ class ListedServer:
 
     @classmethod
     def read(cls, entry: object) -> ListedServer:
-        """Return the server of an entry of a tracker's list; one that says of itself what no worker says has a fault.
+        """Return the server of an entry of a tracker's list; an invalid registration becomes its ``fault``.
 
         Raises:
-            ProtocolError: it is no entry of a server.
+            ProtocolError: the entry has no valid key and address of a server.
         """
         match entry:
             case {"key": str(key), "addr": [str(host), int(port)], **rest} if (
@@ -138,7 +138,7 @@ class ListedServer:
 
 
 def _registration(said: object) -> Registration | None:
-    """What a worker says of itself; None if no worker says so."""
+    """Return the registration in a tracker's entry; None if it is invalid."""
     match said:
         case {
             "name": str(name),
@@ -153,22 +153,22 @@ def _registration(said: object) -> Registration | None:
 
 
 def _is_text(text: str, letters: int) -> bool:
-    """Whether a text has 1 to so many printable letters."""
+    """Return whether a text has 1 to ``letters`` characters, all printable."""
     return 0 < len(text) <= letters and text.isprintable()
 
 
 def information(key: str, host: str | None, port: int, registration: Registration) -> dict[str, Any]:
-    """What `Code.UPDATE_INFO` takes of a worker; without ``host`` the tracker puts in where it is called from."""
+    """Return a worker's argument of `Code.UPDATE_INFO`; without ``host`` the tracker uses the caller's address."""
     return {"key": f"server:{key}", "addr": [host, port], INFORMATION: asdict(registration)}
 
 
 class TrackerConnection(Closing):
-    """A connection to a tracker; connecting, and each question with its answer, may take ``timeout_seconds``.
+    """A connection to a tracker. Connecting, and each request with its answer, may take ``timeout_seconds``.
 
     Raises:
-        WorkerUnavailableError: nobody listens there, or the connection ended.
+        WorkerUnavailableError: no server listens there, or the connection ended.
         DeadlineError: no answer in time.
-        ProtocolError: it is no tracker, or answers nonsense.
+        ProtocolError: the server is no tracker, or its answer is invalid.
     """
 
     def __init__(self, address: TrackerAddress, timeout_seconds: float = DEFAULT_SECONDS) -> None:
@@ -189,7 +189,7 @@ class TrackerConnection(Closing):
             raise
 
     def ask(self, code: Code, *arguments: object) -> Any:
-        """What the tracker answers; any JSON."""
+        """Send a request and return the tracker's answer, which may be any JSON value."""
         deadline = time.monotonic() + self._seconds
         message = json.dumps([int(code), *arguments]).encode()
         self._send(_LENGTH.pack(len(message)) + message, deadline)
@@ -204,7 +204,7 @@ class TrackerConnection(Closing):
             raise ProtocolError(f"the tracker {self._address} answers what is no JSON") from error
 
     def tell(self, code: Code, *arguments: object) -> None:
-        """Raises `ProtocolError` if the tracker does not say that it is done."""
+        """Send a request; raise `ProtocolError` unless the tracker confirms it."""
         if self.ask(code, *arguments) != SUCCESS:
             raise ProtocolError(f"the tracker {self._address} refuses {code.name}")
 
@@ -249,10 +249,10 @@ class TrackerConnection(Closing):
 
 
 def listed_servers(address: TrackerAddress, timeout_seconds: float = DEFAULT_SECONDS) -> tuple[ListedServer, ...]:
-    """All that a tracker lists now, workers and others, by key and address.
+    """Return all servers that a tracker lists now, workers and others, sorted by key and address.
 
     Raises:
-        WorkerUnavailableError, DeadlineError, ProtocolError: as `TrackerConnection`, or its list is none.
+        WorkerUnavailableError, DeadlineError, ProtocolError: as `TrackerConnection`, or the list is invalid.
     """
     with TrackerConnection(address, timeout_seconds) as tracker:
         answer = tracker.ask(Code.SUMMARY)
@@ -265,16 +265,16 @@ def listed_servers(address: TrackerAddress, timeout_seconds: float = DEFAULT_SEC
     for entry in entries:
         try:
             found.append(ListedServer.read(entry))
-        except ProtocolError as error:  # whoever reaches the tracker can put one there: the others stay
+        except ProtocolError as error:  # anyone can register an invalid entry; keep the others
             logger.warning("left out of what the tracker %s lists: %s", address, error)
     return tuple(sorted(found, key=lambda each: (each.key, each.host, each.port)))
 
 
 def require_key(key: str) -> str:
-    """A key that a tracker, and TVM's own clients, can take apart again: they split it at colons and blanks.
+    """Return the key if a tracker and TVM's clients, which split keys at colons and blanks, can parse it.
 
     Raises:
-        InputError: it is none.
+        InputError: the key is empty, too long, not printable, or contains a colon or blank.
     """
     if not 0 < len(key) <= MAXIMUM_KEY_LETTERS or not key.isprintable() or ":" in key or " " in key:
         raise InputError(f"a key is a text of 1 to {MAXIMUM_KEY_LETTERS} letters without colon or blank, got {key!r}")

@@ -1,1 +1,1 @@
-"""The worker process, its services, and what it holds for its callers: ``python -m rpc_runtime.worker``."""
+"""The worker process, its services and the programs it runs: ``python -m rpc_runtime.worker``."""

@@ -1,4 +1,4 @@
-"""How a worker runs, as its command line says."""
+"""The configuration of a worker and its command line."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_a
 from rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
 
 SILENCE_VARIABLE = "TVM_SPLIT_SILENCE_SECONDS"
-"""Environment variable: so long may a link's other end be silent before it is dead; for tests, which wait for that."""
+"""Environment variable: seconds of silence after which a link's other end counts as dead; for tests."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """How a worker runs.
+    """The configuration of a worker.
 
-    ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
-    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
-    has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
-    and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
-    with ``exit_with_parent`` it ends when its standard input does; ``transports`` are made ready at the start, as
-    ``mpi`` of a rank of ``mpiexec``; at ``health_listen`` (HOST:PORT) it answers for its health alone, without TLS;
-    with ``tracker`` it registers with TVM's RPC tracker; ``timeouts`` are those of its links.
+    Args:
+        listen: HOST:PORT (port 0: any free port).
+        threads: threads per kernel.
+        cores: the CPUs to pin the whole process to.
+        cache: folder for blobs, of at most ``cache_limit_bytes`` (default: four fifths of the disk space that is free
+            at the start, where existing blobs count as free).
+        insecure: allow a missing ``token`` or ``tls``.
+        log_level: one of `LOG_LEVELS`.
+        ready_json: print one line of JSON when the worker listens.
+        exit_with_parent: end when standard input ends.
+        transports: transports to prepare at the start, such as ``mpi`` for a rank of ``mpiexec``.
+        health_listen: HOST:PORT that serves only health checks, without TLS.
+        tracker: how to register with TVM's RPC tracker; None: do not register.
+        timeouts: the timeouts of links.
     """
 
     listen: str = "127.0.0.1:0"
@@ -53,7 +60,7 @@ class WorkerConfig:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """In one line, as all that is wrong with a worker is told, and not below its usage."""
+        """Raise the error as one line, like every other error of a worker, instead of printing the usage."""
         raise InputError(f"{message}; `tvm-split worker --help` has the options")
 
 
@@ -95,17 +102,17 @@ def _parser(program: str, *, with_help: bool = True) -> argparse.ArgumentParser:
 
 
 def require_options(arguments: Sequence[str]) -> None:
-    """Raises an `InputError` for options that no worker has; what they name may be on another machine."""
+    """Raise an `InputError` for options that a worker does not have; files they name may be on another machine."""
     _parser("", with_help=False).parse_args(arguments)
 
 
 def config_from_arguments(
     arguments: Sequence[str] | None = None, program: str = "python -m rpc_runtime.worker"
 ) -> WorkerConfig:
-    """The configuration that a command line asks for.
+    """Return the configuration for a command line (default: ``sys.argv``).
 
     Raises:
-        InputError: options that there are not, or that do not go together.
+        InputError: an option is unknown, or options contradict each other.
     """
     given = _parser(program).parse_args(arguments)
     if bool(given.tls_certificate) != bool(given.tls_key):

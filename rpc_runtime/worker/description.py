@@ -1,4 +1,4 @@
-"""What a worker says of itself and its machine: the reply to Describe."""
+"""The reply to Describe: what a worker reports about itself and its machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
             if not arch:
                 break
             memory = int(device.total_global_memory or 0)
-        except Exception:  # a runtime without CUDA, or a driver that does not answer
+        except Exception:  # the runtime has no CUDA, or the driver does not answer
             break
         found.append(pb.CudaDevice(index=index, arch=arch, memory_bytes=memory))
     if found:
@@ -58,7 +58,7 @@ def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
 
 
 def _add_bus(device: pb.CudaDevice) -> None:
-    """Where the first one is, and how fast tensors get there and back; left out where that cannot be found out."""
+    """Add the PCI bus id of a GPU and the speed of its transfers; leave them unset if they cannot be measured."""
     import tvm
 
     from rpc_runtime.execution.bus_speed import bus_speed
@@ -75,14 +75,14 @@ def _add_bus(device: pb.CudaDevice) -> None:
         calls = CudaCalls(library)
         device.bus_identity = calls.bus_identity()
         speed = bus_speed(calls, memory)
-    except Exception as error:  # a GPU without memory left, or a driver that fails: planning goes on without it
+    except Exception as error:  # no free GPU memory, or a failing driver: planning works without the bus speed
         logger.warning("the GPU's bus cannot be measured: %s", error)
         return
     device.bus_bytes_per_second, device.bus_latency_seconds = speed.bytes_per_second, speed.latency_seconds
 
 
 def _cuda_devices_now() -> list[pb.CudaDevice]:
-    """With what the first one, which is the one that stages run on, has free."""
+    """Return the GPUs, with the free memory of the first one, which stages run on."""
     found = [pb.CudaDevice.FromString(each.SerializeToString()) for each in _cuda_devices()]
     if found:
         found[0].memory_free_bytes = free_device_bytes()
@@ -107,7 +107,7 @@ def _cuda() -> pb.Cuda:
 
 
 def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -> pb.DescribeReply:
-    """The reply to Describe; everything but memory, deployments and the clock is found out once."""
+    """Return the reply to Describe."""
     cores = own_cores()
     return pb.DescribeReply(
         protocol_version=PROTOCOL_VERSION,

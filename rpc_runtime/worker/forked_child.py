@@ -1,4 +1,4 @@
-"""Children that are forked to run what may crash: how they begin, and how they are ended."""
+"""Set-up and termination of forked child processes, which run code that may crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def keep_small(parent: int) -> None:
-    """The child ends with its parent, leaves no core file, and is what the system ends first when memory is short."""
+    """Set up a child: it dies with its parent, writes no core file, and is the first victim of the OOM killer."""
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -27,7 +27,7 @@ def keep_small(parent: int) -> None:
 
 
 def end(child: int) -> None:
-    """Ends the child and what it may have started; the exit status of one that has crashed stays what it is."""
+    """Kill the child and its process group; the exit status of a child that has crashed before is kept."""
     with contextlib.suppress(OSError):
         os.kill(child, signal.SIGKILL)
     with contextlib.suppress(OSError):

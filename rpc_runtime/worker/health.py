@@ -1,7 +1,7 @@
-"""The standard health service of gRPC (``grpc.health.v1``), by which orchestrators and balancers ask for a worker.
+"""The standard health service of gRPC (``grpc.health.v1``), by which orchestrators and load balancers check a worker.
 
-https://github.com/grpc/grpc/blob/master/doc/health-checking.md. It says whether the worker takes calls, and nothing
-else about it. So whoever reaches the port may ask, also without the token.
+https://github.com/grpc/grpc/blob/master/doc/health-checking.md. It reports only whether the worker accepts calls.
+Therefore it needs no token.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PATHS = (f"/{SERVICE_NAME}/Check", f"/{SERVICE_NAME}/Watch")
 MAXIMUM_CALLS = 32
 MAXIMUM_CONNECTIONS = 256
 ANSWER_SECONDS = 10.0
-"""For a worker's own first question, on a host that is busy."""
+"""Timeout of a worker's check of itself; long enough for a busy host."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 (a name for it)
-"""Where to call a worker of this host that listens on all addresses."""
+"""The address to call on this host if a worker listens on all addresses."""
 
 
 def servicer() -> Any:
-    """Return a health servicer that says SERVING of the worker as a whole and of its control service."""
+    """Return a health servicer that reports SERVING for the worker as a whole and for its control service."""
     made = HealthServicer(experimental_non_blocking=False)
     made.set(CONTROL_SERVICE, pb.HealthCheckResponse.SERVING)
     return made
@@ -43,10 +43,10 @@ def quotas() -> dict[str, CallQuota]:
 
 
 def server(health: Any, listen: str) -> Any:
-    """Return a server, not yet started, that answers for nothing but health, without TLS: Kubernetes' probes know none.
+    """Return a server, not yet started, for health checks only, without TLS, which Kubernetes' probes do not support.
 
     Raises:
-        WorkerError: it cannot listen there.
+        WorkerError: the server cannot listen on ``listen``.
     """
     limits = QuotaInterceptor(quotas())
     made = grpc.server(
@@ -65,12 +65,12 @@ def server(health: Any, listen: str) -> Any:
 
 
 def require_answer(address: str, *, has_tls: bool) -> None:
-    """Ask this process's worker at ``address`` for its health; with TLS, only whether it takes connections.
+    """Check the health of this process's worker at ``address``; with TLS, check only that it accepts connections.
 
-    A worker's certificate may be for any name, and its own authority may not have signed it.
+    TLS is not checked because the certificate may be for another name, or signed by another authority.
 
     Raises:
-        WorkerError: it does not answer.
+        WorkerError: the worker does not answer.
     """
     host, port = split_address(address)
     host = LOOPBACK.get(host, host)

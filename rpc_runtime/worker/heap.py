@@ -1,4 +1,4 @@
-"""How much memory a worker's process keeps beyond what it uses: glibc's ``malloc``, told by calls to it."""
+"""Settings of glibc's ``malloc``: how much free memory a worker's process keeps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's ``malloc.h``."""
+"""Constants of glibc's ``malloc.h``."""
 
 
 def keep_heap() -> None:
-    """Has glibc keep what large messages take: given back after each, it comes as page faults again."""
+    """Make glibc keep the memory of large messages: returning it after each message causes page faults."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         allocator = ctypes.CDLL(None)
         allocator.mallopt(M_MMAP_THRESHOLD, 64 << 20)
@@ -18,6 +18,6 @@ def keep_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Gives back what is free of all that was kept, between what is used as well: the weights of what has ended."""
+    """Return all free memory to the system, also between used blocks: for the weights of an ended program."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

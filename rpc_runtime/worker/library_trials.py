@@ -1,4 +1,4 @@
-"""Runs what a worker is sent for the first time in another process, so that a crash there takes nobody with it."""
+"""Runs new libraries first in another process, so that a crash does not end the worker."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ _AGAIN = "Give the machine its right target in the cluster's description, or lea
 class LibraryTrials:
     """Tries out libraries before their worker loads them: each is loaded and, for a CPU, run once on zeros.
 
-    What became of it is remembered by its digest and its arguments: what passed costs nothing again, and what crashed
-    may pass the next time, as memory happens to lie. Libraries for a GPU are only loaded: the device's memory may be
-    full of what runs there. Thread-safe; one trial at a time.
+    The result is remembered by the library's digest and arguments. So a library that passed costs nothing again, and
+    one that crashed stays rejected, although it might pass by chance. Libraries for a GPU are only loaded, because
+    running programs may fill the device's memory. Thread-safe; one trial at a time.
     """
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._lock = threading.Lock()
         self._process: _TrialProcess | None = None
-        self._problems: dict[str, str] = {}  # none: it passed
+        self._problems: dict[str, str] = {}  # empty text: the library passed
         self._closed = False
 
     def prepare(self) -> None:
-        """Starts the process that tries libraries out, so that the first one need not wait for it."""
+        """Start the process that tries out libraries, so that the first trial does not wait for it."""
         if not self._lock.acquire(blocking=False):
-            return  # somebody has it already
+            return  # a trial is running, so the process is started already
         try:
-            with contextlib.suppress(WorkerError):  # who tries a library out is told
+            with contextlib.suppress(WorkerError):  # the first trial reports the error
                 if self._process is None and not self._closed:
                     self._process = _TrialProcess()
         finally:
             self._lock.release()
 
     def stage(self, stage: StageSpec, deadline: float, is_wanted: Callable[[], bool]) -> None:
-        """Tries out a stage's library.
+        """Try out a stage's library.
 
         Args:
-            deadline: when its caller stops waiting, in seconds of `time.monotonic`; half of what is left may be used.
-            is_wanted: whether the caller still is there; others wait for their turn.
+            deadline: when the caller stops waiting, in seconds of `time.monotonic`; half of the remaining time is used.
+            is_wanted: returns whether the caller still waits; the trial is stopped otherwise.
 
         Raises:
-            WorkerError: the library crashed, or did not come to an end; names stage and machine.
+            WorkerError: the library crashed, or did not end in time; the message names stage and machine.
         """
         arguments = [*stage.inputs, *(weight.tensor for weight in stage.weights)]
         calls = [_call("main", arguments)] if stage.device == "cpu" else []
@@ -70,14 +70,14 @@ class LibraryTrials:
         self._try(what, stage.library, True, calls, deadline, is_wanted)
 
     def kernels(self, kernels: KernelSet, deadline: float, is_wanted: Callable[[], bool]) -> None:
-        """The same for kernels that are to be timed."""
+        """Try out the library of kernels to be timed; arguments and errors as for `stage`."""
         on_cpu = kernels.device == "cpu"
         calls = [_call(each.function, each.arguments, each.results) for each in kernels.kernels if on_cpu]
         what = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}{_compiled_for(kernels.target)}"
         self._try(what, kernels.library, False, calls, deadline, is_wanted)
 
     def close(self) -> None:
-        """Ends the process that tries libraries out. May be called again."""
+        """End the process that tries out libraries. Idempotent."""
         self._closed = True
         is_idle = self._lock.acquire(blocking=False)
         try:
@@ -122,14 +122,14 @@ class LibraryTrials:
         finally:
             self._lock.release()
         problem = _words(outcome, seconds)
-        if not outcome.get("late") and outcome.get("signal") != signal.SIGKILL:  # which were not the library's doing
+        if not outcome.get("late") and outcome.get("signal") != signal.SIGKILL:  # these may not be the library's fault
             if len(self._problems) >= MOST_REMEMBERED:
                 self._problems.clear()
             self._problems[digest] = problem
         return problem
 
     def _ask(self, request: dict[str, Any], is_wanted: Callable[[], bool]) -> dict[str, Any]:
-        """What became of a library. A process that had nothing to do has ended, perhaps at this very moment."""
+        """Return the outcome of a trial. Retry once, because an idle trial process may end just when it is asked."""
         line = json.dumps(request).encode() + b"\n"
         for _ in range(2):
             if self._closed:
@@ -152,7 +152,7 @@ class _TrialProcess:
     def __init__(self) -> None:
         with contextlib.ExitStack() as where_it_fails:
             try:
-                # The end of this connection tells the process that this one has gone, however it went.
+                # The process ends when this connection closes, however the worker ends.
                 self._socket, other = socket.socketpair()
                 where_it_fails.enter_context(self._socket)
                 with other:
@@ -160,7 +160,7 @@ class _TrialProcess:
                         module_command("worker.trial_process"),
                         stdin=other.fileno(),
                         stdout=other.fileno(),
-                        # A second thread, as numpy's library starts, could hold a lock that a forked child waits for.
+                        # One thread only: a second one (of numpy's BLAS) could hold a lock that a fork waits for.
                         env=module_environment(OPENBLAS_NUM_THREADS="1"),
                         start_new_session=True,
                     )
@@ -170,7 +170,7 @@ class _TrialProcess:
         self._answers = self._socket.makefile("rb")
 
     def ask(self, line: bytes, is_wanted: Callable[[], bool]) -> bytes:
-        """The answer to a request; nothing if the process has ended, or nobody wants it any more."""
+        """Return the answer to a request; empty if the process has ended, or ``is_wanted()`` is False."""
         try:
             self._socket.sendall(line)
             while not select.select([self._socket], [], [], LOOK_SECONDS)[0]:
@@ -181,7 +181,7 @@ class _TrialProcess:
             return b""
 
     def close(self, *, is_idle: bool = False) -> None:
-        """Ends the process; it first ends what it tries out. An idle one has nothing to end."""
+        """End the process, which first ends its trial; kill it at once if it is idle."""
         if is_idle:
             self._process.kill()
         with contextlib.suppress(OSError):
@@ -204,13 +204,13 @@ def _half(deadline: float) -> float:
 
 
 def _call(function: str, arguments: Sequence[TensorSpec], results: int = 0) -> dict[str, Any]:
-    """A function, what it takes, and how many of the last arguments it writes."""
+    """Describe a call: the function, its arguments, and how many of the last arguments are results."""
     specs = [(list(each.shape), each.dtype, each.size_bytes) for each in arguments]
     return {"function": function, "arguments": specs, "results": results}
 
 
 def _words(outcome: dict[str, Any], seconds: float) -> str:
-    """What became of a library, as the end of a sentence about it; empty if it passed."""
+    """Describe the outcome of a trial as the end of a sentence about the library; empty if it passed."""
     if outcome.get("late"):
         return f"did not come to an end within {seconds:.0f} s {_HOW}. If it only is slow, deploy with a longer timeout"
     if "exit" in outcome:

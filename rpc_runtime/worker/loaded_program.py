@@ -1,4 +1,4 @@
-"""What a worker has of one program: blobs, loaded stages, the links to its neighbours, and what went wrong."""
+"""A worker's part of one program: blobs, loaded stages, links to its neighbours, and its failure."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
 CONNECT_WAIT_SECONDS = 10.0
-"""A neighbour may open a link before this worker is told to connect: clients tell all workers at the same time."""
+"""Time that a neighbour's link waits for this worker's Connect: a client calls all workers at the same time."""
 
 
 class LoadedProgram:
-    """What a worker has of one program. Thread-safe. Life: made, `keep`, `load`, `connect`, run, `close`.
+    """A worker's part of one program. Thread-safe. Call order: `keep`, `load`, `connect`, `close`.
 
-    Between `load` and `connect` it is a standby: its stages are loaded, and nothing comes in or goes out.
+    Between `load` and `connect` it is a warm spare: its stages are loaded, and nothing is sent or received.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LoadedProgram:
         self._store = store
         self._trials = trials
         self._lock = threading.Lock()
-        # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
+        # A separate lock: waiting for events must not be delayed by a thread that holds the other lock for long.
         self._events = threading.Condition()
         self._wanted: set[str] = set()
         self._program: MachineProgram | None = None
@@ -94,11 +94,11 @@ class LoadedProgram:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the program was closed."""
         return self._closed
 
     def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
-        """Keep blobs, present or to come, until the program ends; return the missing ones."""
+        """Pin blobs, stored or not, until the program ends; return the missing ones."""
         blobs = tuple(blobs)
         with self._lock:
             self._check_open_locked()
@@ -109,11 +109,11 @@ class LoadedProgram:
         return missing
 
     def take_in(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
-        """Store a blob that was missing when it was to be kept.
+        """Store a blob that `keep` has reported as missing.
 
         Raises:
-            ProtocolError: it is none that is kept here.
-            BlobError: the content has another size or digest, or there is no room for it.
+            ProtocolError: the blob was not passed to `keep`.
+            BlobError: the content has another size or digest, or does not fit.
         """
         self._check_open()
         if blob.sha256 not in self._wanted:
@@ -134,12 +134,12 @@ class LoadedProgram:
     ) -> int:
         """Load libraries and weights of a machine's stages; return the bytes of the weights.
 
-        ``link_secrets`` by (source, destination) are those of the links to and from other machines. ``seconds`` is how
-        long the caller waits; up to half of that, new libraries are tried out in another process.
+        ``link_secrets`` are the secrets of the links to and from other machines, by (source, destination). ``seconds``
+        is how long the caller waits; up to half of it is used to try out new libraries in another process.
 
         Raises:
-            WorkerError: a stage cannot run on this machine, the deployment is loaded or closed already, or nobody
-                wants the result any more.
+            WorkerError: a stage cannot run on this machine, the deployment is loaded or closed already, or
+                ``is_wanted()`` is False.
             BlobError: a blob is missing or damaged.
         """
         with self._lock:
@@ -188,17 +188,17 @@ class LoadedProgram:
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
     ) -> KernelTimer:
-        """Makes ready to time kernels, in the place of others that were loaded before; ``seconds`` as for `load`.
+        """Load kernels to time, replacing those loaded before; ``seconds`` as for `load`.
 
         Raises:
-            WorkerError: this machine cannot run them, or lacks the memory for their arguments.
+            WorkerError: this machine cannot run them, or does not have the memory for their arguments.
             BlobError: the library is missing or damaged.
         """
         self._check_open()
         self._drop_timer(None)
         library = self._store.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
-        # A call's thread would keep TVM's pool of workers long after the call.
+        # The thread of a gRPC call would keep TVM's thread pool long after the call.
         timer = KernelTimer(kernels, library, threads, on_calling_thread=False)
         self._drop_timer(timer)
         if self._closed:
@@ -220,8 +220,9 @@ class LoadedProgram:
             timer.close()
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
-        """Make the links and start to compute; open the links to machines that this one sends to, and return what
-        carries each. The client fetches its tensors itself.
+        """Start computing, and open the links to the machines that this one sends to; return their transports.
+
+        The client opens the links for its own tensors.
 
         Raises:
             ProtocolError: no stages are loaded, or the address of a machine is missing.
@@ -230,7 +231,7 @@ class LoadedProgram:
         with self._lock:
             program = self._join_locked()
         with self._events:
-            self._events.notify_all()  # for neighbours who wait in `attach`
+            self._events.notify_all()  # for neighbours that wait in `attach`
         wanted = [machine for machine in program.by_destination if machine != CLIENT]
         calls = []
         for machine in wanted:
@@ -254,7 +255,7 @@ class LoadedProgram:
         return tuple(call.statistics for call in calls)
 
     def _join_locked(self) -> MachineProgram:
-        """Join the loaded stages with their links, and start to compute."""
+        """Make the links of the loaded stages and start computing."""
         program, recorder = self._loaded_locked()
         if self._executor is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} is connected already")
@@ -283,14 +284,14 @@ class LoadedProgram:
         return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken)
 
     def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
-        """Whether this is the secret of that link."""
+        """Return whether ``secret`` is the secret of this link."""
         expected = self._link_secrets.get((source, destination))
         return expected is not None and hmac.compare_digest(secret, expected)
 
     def attach(self, source: str, destination: str) -> tuple[str, IncomingLink | OutgoingLink]:
-        """Return the other machine of a link, and this machine's end, for the stream that the other one has opened.
+        """Return the other machine of a link and this machine's end, for a stream that the other machine has opened.
 
-        Wait a moment until this machine is connected, too.
+        Waits up to `CONNECT_WAIT_SECONDS` until this machine is connected.
         """
         machine = self._connected().machine
         if destination == machine:
@@ -319,7 +320,7 @@ class LoadedProgram:
         fail(peer, str(error))
 
     def link_failed(self, peer: str, message: str) -> None:
-        """A connection has gone; whether its other end is the cause, the client finds out."""
+        """Report a broken connection; the client decides whether its other end is the cause."""
         self._fail(pb.Failure.LINK, message, peer=peer)
 
     def protocol_failed(self, peer: str, message: str) -> None:
@@ -327,7 +328,7 @@ class LoadedProgram:
         self._fail(pb.Failure.PROTOCOL, text, peer=peer)
 
     def internal_failed(self, error: Exception) -> None:
-        """Something that should not happen; the worker's own output has the details."""
+        """Report an unexpected error; the worker's log has the details."""
         self._fail(pb.Failure.INTERNAL, f"machine {self._name!r} failed unexpectedly: {error!r}")
 
     def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
@@ -346,7 +347,7 @@ class LoadedProgram:
                 return
             self._failure = failure
             self._halt_locked()
-        # A link that ends is no fault of this machine's, and most often how a client goes; one that stays says why.
+        # An ended link is not this machine's fault; usually its client has ended. Otherwise the client logs the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
         self._notify()
@@ -360,7 +361,7 @@ class LoadedProgram:
             incoming.close_locked()
 
     def wait_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
-        """The next thing to tell the client: at latest a heartbeat after the timeout; None when closed."""
+        """Return the next event for the client, or a heartbeat after the timeout; None when closed."""
         with self._events:
             if self._failure is None and not self._closed and not self._unwatched:
                 self._events.wait(timeout_seconds)
@@ -380,7 +381,7 @@ class LoadedProgram:
             return self._closed or self._unwatched or self._events.wait(timeout_seconds)
 
     def stop_waiting(self) -> None:
-        """Nobody watches any more: those who wait for events go on at once, now and later."""
+        """Make all current and later waits for events return at once, because the client no longer watches."""
         with self._events:
             self._unwatched = True
             self._events.notify_all()
@@ -391,7 +392,7 @@ class LoadedProgram:
 
     @property
     def recorder(self) -> Recorder:
-        """What its stages have done; of a program that has failed, until then."""
+        """The recorder of its stages' measurements; still available after a failure."""
         with self._lock:
             if self._recorder is None or self._closed:
                 self._check_open_locked()
@@ -399,16 +400,16 @@ class LoadedProgram:
             return self._recorder
 
     def close(self) -> None:
-        """Ends and frees everything. May be called again."""
+        """End the program and free everything. Idempotent."""
         with self._lock:
             self._closed = True
         logger.info("deployment %s is closed", self.identifier[:8])
         self.free()
 
     def free(self) -> None:
-        """Lets go of libraries, weights, links and pins; what went wrong is still told. May be called again.
+        """Free libraries, weights, links and pins; the failure is still reported. Idempotent.
 
-        Of all, whatever of it fails, as all does that is asked of a GPU that has failed; the first error is logged.
+        Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
         """
         with self._lock:
             self._halt_locked()
@@ -434,7 +435,7 @@ class LoadedProgram:
         return self._program, self._recorder
 
     def _connected(self) -> MachineProgram:
-        """The program, once it is connected."""
+        """Wait until the program is connected and return it."""
         with self._lock:
             program, _ = self._loaded_locked()
         with self._events:
@@ -460,6 +461,6 @@ class LoadedProgram:
 
 
 def _free_on_device(program: MachineProgram) -> int:
-    """0 where it is not known, or no stage takes any."""
+    """Return the free memory of the GPU in bytes; 0 if it is not known, or no stage uses a GPU."""
     is_taken = any(stage.device != "cpu" for stage in program.stages)
     return free_device_bytes() if is_taken and not load_cuda() else 0

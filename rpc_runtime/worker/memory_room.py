@@ -1,4 +1,4 @@
-"""Whether weights, and what a GPU holds beside them, fit into the memory that is free. Pure."""
+"""Checks that weights and receive buffers fit into the free memory of host and GPU. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rpc_runtime.program.program import StageSpec, weight_bytes
 from rpc_runtime.program.routes import MachineProgram
 
 ON_THE_WAY = 2
-"""Weights of a GPU's stage that the host holds at a time: the one that was brought there, and the next one."""
+"""Weights of a GPU's stage that the host holds at the same time: the one just copied, and the next one."""
 
 
 def require_room(plan: MachineProgram, host_bytes: int, device_bytes: int) -> None:
-    """Compares what stages take of each memory with what is free there; 0 bytes where that is not known.
+    """Raise if stages need more host or GPU memory than is free; 0 free bytes mean "not known" and are not checked.
 
-    A stage on the CPU takes its weights' bytes of the host. One on a GPU takes them there, and of the host what is on
-    its way: `ON_THE_WAY` of its largest. A GPU also has a buffer for every micro-batch that may have come from another
-    machine, unless the machine has stages on its CPU, too. What lies between a stage's kernels is not known here.
+    A stage on the CPU needs host memory for its weights. A stage on a GPU needs them on the GPU, and host memory for
+    its `ON_THE_WAY` largest weights, which are being copied. A GPU also needs a buffer for every micro-batch in flight
+    from other machines, unless the machine has CPU stages as well. Intermediate tensors of a stage are not counted.
 
     Raises:
-        WorkerError: they do not fit; names the machine, the stages and both sides.
+        WorkerError: they do not fit; the message names the machine, the stages, the needed and the free bytes.
     """
     on_host = tuple(stage for stage in plan.stages if stage.device == "cpu")
     on_device = tuple(stage for stage in plan.stages if stage.device != "cpu")

@@ -1,7 +1,7 @@
 """The worker process of one machine: ``python -m rpc_runtime.worker --listen HOST:PORT --threads N``.
 
-It runs the machine code that a client sends, so whoever may call it controls it: callers have to prove who they are, by
-a token (one that the worker makes itself, on loopback) or a certificate, unless ``--insecure`` trusts all who reach it.
+It runs machine code that a client sends, so every authorized caller controls it. Callers authenticate by a token (on
+loopback, the worker makes one itself) or by a certificate, unless ``--insecure`` allows all callers.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ logger = logging.getLogger(__name__)
 
 MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
 OWN_FILES = 512
-"""Blobs, locks, gRPC's own; a worker without a file to open can do nothing."""
+"""File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
 FORCED_EXIT_SECONDS = 8.0
-"""After this long a kernel that does not end is left behind."""
+"""Time after which the process exits even if a kernel still runs."""
 
 
 def serve(config: WorkerConfig, results: IO[str]) -> None:
-    """Runs a worker until SIGTERM, SIGINT, or the end of its parent. Call it from the main thread.
+    """Run a worker until SIGTERM, SIGINT, or the end of its parent. Call it from the main thread.
 
-    Its one line that says where it listens is written to ``results``.
+    The ready line, which says where the worker listens, is written to ``results``.
 
     Raises:
         InputError: the configuration is contradictory or unsafe, or a transport cannot be used.
         WorkerError: the address cannot be used.
-        BlobError: the cache cannot.
+        BlobError: the cache folder cannot be used.
     """
     _start_logging(config.log_level)
     if config.threads < 1:
@@ -78,7 +78,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
         for text in check_worker_files(config.tls):
             logger.warning("%s", text)
     _prepare_process(config)
-    # Handlers run inside whatever the main thread is doing, where taking a lock could deadlock: they write to a pipe.
+    # Signal handlers interrupt the main thread, so taking a lock there could deadlock: they only write to a pipe.
     signalled, signal_end = os.pipe()
     os.set_blocking(signal_end, False)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,7 +87,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
 
 
 def _start_logging(level: str) -> None:
-    """What a worker has to say goes to standard error, without what words of its callers could do there."""
+    """Log to standard error, with control characters in callers' texts made harmless."""
     if level not in LOG_LEVELS:
         raise InputError(f"a log level is one of {', '.join(LOG_LEVELS)}, got {level!r}")
     handler = logging.StreamHandler()
@@ -96,15 +96,15 @@ def _start_logging(level: str) -> None:
 
 
 def _knows_callers(config: WorkerConfig) -> bool:
-    """Whether callers prove who they are. The worker's own certificate proves nothing about them."""
+    """Return whether callers must authenticate. The worker's own certificate does not authenticate callers."""
     return config.token is not None or (config.tls is not None and config.tls.authority is not None)
 
 
 def _check_callers(config: WorkerConfig) -> None:
-    """Refuses to serve strangers, or to do it on an open network, unless that is meant; then it warns.
+    """Reject serving unauthenticated callers or an open network without TLS; with ``insecure``, only warn.
 
     Raises:
-        InputError: says what to give.
+        InputError: the configuration is unsafe; the message says which options to give.
     """
     loopback, known = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
     if not config.insecure and not loopback:
@@ -128,7 +128,7 @@ def _check_callers(config: WorkerConfig) -> None:
 
 
 def _prepare_process(config: WorkerConfig) -> None:
-    """Settings that TVM reads once, when it is imported."""
+    """Pin the process to its cores, and set the environment variables that TVM reads at import."""
     if "tvm" in sys.modules and os.environ.get("TVM_USE_RUNTIME_LIB") != "1":
         logger.warning("TVM is loaded already; threads and cores may not be as asked for")
     if config.cores:
@@ -143,9 +143,9 @@ def _prepare_process(config: WorkerConfig) -> None:
 
 
 def _maximum_connections() -> int:
-    """As many as this process may have files open, but for those it needs itself."""
+    """Return the limit of connections: the limit of open files without those that the process needs itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:  # the soft limit is low for the sake of programs that know no better call than select()
+    if soft != hard:  # the soft limit is low only for programs that use select()
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
@@ -199,7 +199,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
 
 
 def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, token: Token | None) -> Any:
-    """gRPC's server with all services, not yet started."""
+    """Return gRPC's server with all services, not yet started."""
     import grpc
     from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
@@ -228,7 +228,7 @@ def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, 
 def _registered(
     config: WorkerConfig, name: str, address: str, programs: Programs
 ) -> Iterator[TrackerRegistration | None]:
-    """Inside, the worker is in the list of its tracker, if it has one."""
+    """Register the worker with its tracker, if it has one, while the body runs."""
     if config.tracker is None:
         yield None
         return
@@ -245,7 +245,7 @@ def _registered(
 
 def _bind(server: Any, config: WorkerConfig) -> int:
     host, wanted = split_address(config.listen)
-    try:  # gRPC would only say that it failed, and write the reason into its own log
+    try:  # gRPC itself reports only that it failed, and writes the reason to its own log
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host.strip("[]"), wanted), family=family).close()
     except OSError as error:
@@ -288,7 +288,7 @@ def _announcement(
 
 
 def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
-    """Return after a signal, or when standard input ends. It may be a file, which epoll does not take."""
+    """Return after a signal, or when standard input ends. Standard input may be a file, which epoll rejects."""
     with selectors.PollSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ)
         if exit_with_parent:

@@ -1,9 +1,9 @@
-"""TVM's runtime without the rest of its package: what a worker needs starts in less than half the time.
+"""Imports TVM's runtime without the rest of its package, in less than half the time of ``import tvm``.
 
-``import tvm`` loads the Python side of the compiler as well, also where the compiler's library is left out. Every class
-of it that only that library knows is an error inside of TVM, and the first error of a process reads the debugging
-symbols of all that is loaded, for the sake of a backtrace. So the packages that would import the rest are entered
-without being run, and the modules that describe what there is not are left out.
+``import tvm`` also loads the Python side of the compiler, even without the compiler's library. Each class that only
+that library defines then raises an error inside TVM, and the first error of a process reads the debugging symbols of
+all loaded libraries for a backtrace. So the packages that import the rest are registered without running them, and
+modules for missing parts are replaced.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rpc_runtime.execution.cuda_runtime import load_cuda
 NOT_RUN = ("tvm", "tvm.rpc")
 EXTRA_LIBRARY = "tvm_runtime_extra"
 FROM_RUNTIME = ("Object", "cpu", "cuda")
-"""Names of ``tvm.runtime`` that it, and we, know as ``tvm``'s."""
+"""Names of ``tvm.runtime`` that TVM and this project also use as attributes of ``tvm``."""
 
 
 def load_runtime() -> None:
-    """From now on ``tvm`` is TVM's runtime alone, and torch, which TVM imports where it finds it, is not there.
+    """Make ``tvm`` only TVM's runtime, and hide torch, which TVM imports if it is installed.
 
-    With a driver for GPUs, TVM's library for them is loaded too, which otherwise the rest of its package would do.
+    With a GPU driver, also load TVM's CUDA library, which the rest of its package otherwise does.
 
-    For a process of our own that has not imported TVM; in another one nothing is changed.
+    Only for the project's own processes. Does nothing if TVM is imported already.
     """
     if "tvm" in sys.modules:
         return
@@ -51,7 +51,7 @@ def load_runtime() -> None:
 
 
 def _load_extra() -> None:
-    """What kernels call that is in a library of its own: sorting, and the random numbers that tuners ask for."""
+    """Load a separate TVM library with functions that kernels call (sorting) and tuners use (random numbers)."""
     from tvm.libinfo import package_lib_paths
     from tvm_ffi.libinfo import load_lib_ctypes
 
@@ -59,7 +59,7 @@ def _load_extra() -> None:
 
 
 def _without_printer() -> ModuleType:
-    """Scripts are of what the compiler makes; its classes only want something to inherit from."""
+    """Return a replacement for TVM's script printer: it prints only compiler objects, but classes inherit from it."""
     module = ModuleType("tvm.runtime.script_printer")
     module.Scriptable = object  # type: ignore[attr-defined]
     return module

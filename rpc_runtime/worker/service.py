@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
-"""A deployment needs one or two data streams per neighbour."""
+"""Limit of data streams; a deployment needs one or two per neighbour."""
 MAXIMUM_CONNECT_SECONDS = 600.0
 
 
 class Programs:
-    """What a worker holds of each deployment, by their random names. Thread-safe.
+    """The programs of a worker, by the random name of their deployment. Thread-safe.
 
-    ``on_change`` is called when one came or went.
+    ``on_change`` is called when a program was added or removed.
     """
 
     def __init__(self, blobs: BlobStore, timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
@@ -53,7 +53,7 @@ class Programs:
         self._held: dict[str, LoadedProgram] = {}
 
     def prepare(self) -> None:
-        """Makes ready for the first program, while nobody waits for it."""
+        """Prepare for the first program before a client waits for it."""
         self._trials.prepare()
 
     def begin(self, identifier: str) -> LoadedProgram:
@@ -74,7 +74,7 @@ class Programs:
         return found
 
     def know_link(self, hello: pb.Hello) -> bool:
-        """Whether a caller has the secret of a link that it wants to open."""
+        """Return whether a caller has the secret of the link that it wants to open."""
         with self._lock:
             found = self._held.get(hello.deployment)
         return found is not None and found.knows_link(hello.source, hello.destination, hello.secret)
@@ -99,9 +99,9 @@ class Programs:
 
 
 class WorkerService(ControlServicer):  # type: ignore[misc]
-    """The methods of ``worker.proto``; they raise errors of the project, which `wire.server` turns into statuses.
+    """The methods of ``worker.proto``; they raise the project's errors, which `wire.server` converts to statuses.
 
-    Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any part.
+    A worker with a given name (``named``) accepts only its machine's stages; one named after its host accepts any.
     """
 
     def __init__(self, machine: str, named: bool, threads: int, programs: Programs, tls: TlsFiles | None) -> None:
@@ -140,7 +140,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
                 yield event
                 if event.HasField("failure"):
                     break
-            # It can do nothing more, so its memory is freed at once, whether its client lives or not.
+            # A failed program cannot continue, so its memory is freed at once, even if the client stays.
             threading.Thread(target=program.free, name="free", daemon=True).start()
             while context.is_active() and not program.closed:
                 program.wait_closed(self._programs.timeouts.beat_seconds)
@@ -206,7 +206,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def TimeKernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
         timer, effort = self._programs.get(request.deployment).timer, value_of(TimingEffort, request)
-        # Two at a time would slow each other, and neither would know.
+        # Two measurements at a time would slow each other unnoticed.
         if not self._timing.acquire(blocking=False):
             raise WorkerError(f"machine {self._machine!r} is timing other kernels at the moment: try again later")
         try:
@@ -224,7 +224,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
 
 class DataService:
-    """Accepts data streams. Whatever a peer sends, the worker stays; at worst the peer's deployment fails."""
+    """Accepts data streams. Invalid input of a peer fails at worst its deployment, never the worker."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -235,7 +235,7 @@ class DataService:
         return {LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def knows_link(self, metadata: Metadata) -> bool:
-        """Whether a caller shows the secret of the very link it wants to open."""
+        """Return whether a call's metadata has the secret of the link that it opens."""
         try:
             return self._programs.know_link(_hello(metadata))
         except ProtocolError:
@@ -284,7 +284,7 @@ def _hello(metadata: Metadata) -> pb.Hello:
 
 
 def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutBlobRequest]]:
-    """The messages of each blob, of which the first one names it; they are to be taken before the next blob's."""
+    """Yield the messages of each blob; the first one names it. Consume them before taking the next blob."""
     named = 0
 
     def number(request: pb.PutBlobRequest) -> int:
@@ -296,6 +296,6 @@ def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutB
 
 
 def _patience(context: Any) -> float:
-    """How many seconds the caller of a method still waits."""
+    """Return how many seconds the caller of a method still waits."""
     seconds = context.time_remaining()
     return DEFAULT_SECONDS if seconds is None else float(seconds)

@@ -1,4 +1,4 @@
-"""What a worker's command line says of TVM's RPC tracker, and what may not be said together."""
+"""The options of a worker's command line for TVM's RPC tracker, and their validation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ANY_HOST = ("0.0.0.0", "[::]")  # noqa: S104 (a name for it)
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """Where a worker registers, and whether kernels may be tuned there by TVM's RPC, which knows no callers.
+    """Where a worker registers, and whether kernels may be tuned there by TVM's RPC, which has no authentication.
 
-    ``advertise`` is the host by which others reach this one; without it that on which the worker listens, or where it
-    listens on all, the one from which the tracker is called.
+    ``advertise`` is the host by which others reach this machine. The default is the host on which the worker listens,
+    or, if it listens on all addresses, the host from which it calls the tracker.
     """
 
     tracker: TrackerAddress
@@ -28,10 +28,10 @@ class TrackerOptions:
     tuning_port: int = 0
 
     def plan(self, listen: str) -> RegistrationPlan:
-        """Where the worker that listens there (HOST:PORT) registers.
+        """Return how a worker that listens on ``listen`` (HOST:PORT) registers.
 
         Raises:
-            InputError: nobody who asks the tracker could reach it.
+            InputError: clients of the tracker could not reach the worker.
         """
         host = split_address(listen)[0]
         if self.advertise is None and is_loopback(host) and not is_loopback(self.tracker.host):
@@ -61,10 +61,10 @@ def add_tracker_options(parser: argparse.ArgumentParser) -> None:
 
 
 def tracker_options(given: argparse.Namespace) -> TrackerOptions | None:
-    """What was given of it; None without a tracker.
+    """Return the given tracker options; None without a tracker.
 
     Raises:
-        InputError: options that do not go together.
+        InputError: options contradict each other.
     """
     if given.tracker is None:
         for name in ("key", "advertise", "insecure_tuning", "tuning_port"):

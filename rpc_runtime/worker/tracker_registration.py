@@ -1,4 +1,4 @@
-"""A worker at TVM's RPC tracker: listed as long as it lives, and offered for tuning while it holds no deployment."""
+"""Registers a worker with TVM's RPC tracker while it runs, and offers it for tuning while it has no deployment."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 PING_SECONDS = 2.0
 RETRY_SECONDS = 2.0
-"""Between tries to reach a tracker: machines may be switched on before it."""
+"""Pause between attempts to reach a tracker: machines may be started before it."""
 PAUSE_SECONDS = 10.0
-"""Tuning is one session after the other, with kernels built in between: it is over when none has begun for so long."""
+"""Tuning runs many sessions and builds kernels in between; it counts as ended after this time without a session."""
 END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class RegistrationPlan:
-    """Where a worker registers, as what, and at which host it is reached (None: at that from which it calls)."""
+    """The tracker and key of a registration, and the worker's host (None: the host from which it calls)."""
 
     tracker: TrackerAddress
     key: str
@@ -42,10 +42,10 @@ class RegistrationPlan:
 
 
 class TuningServer(Closing):
-    """The process beside a worker that serves TVM's RPC, started again if it crashes. Thread-safe.
+    """Runs the process that serves TVM's RPC next to a worker; restarts it after a crash. Thread-safe.
 
     Raises:
-        WorkerError: it cannot listen on ``host`` and ``port`` (0: any).
+        WorkerError: the process cannot listen on ``host`` and ``port`` (0: any).
     """
 
     def __init__(self, plan: RegistrationPlan, host: str, port: int, on_change: Callable[[], None]) -> None:
@@ -68,18 +68,18 @@ class TuningServer(Closing):
 
     @property
     def is_tuning(self) -> bool:
-        """Whether a session is under way, or the last one ended a moment ago."""
+        """Whether a session runs, or the last one ended less than `PAUSE_SECONDS` ago."""
         return self._busy or time.monotonic() - self._last < PAUSE_SECONDS
 
     def offer(self, wanted: bool) -> None:
-        """From now on the machine is to be had for tuning, or no more; a session under way goes on to its end."""
+        """Offer the machine for tuning, or withdraw the offer; a running session continues."""
         with self._lock:
             if wanted != self._offered:
                 self._offered = wanted
                 self._say()
 
     def close(self) -> None:
-        """Ends the process, and with it its session. May be called again."""
+        """End the process and its session. Idempotent."""
         self._closed.set()
         with self._lock:
             process = self._process
@@ -113,7 +113,7 @@ class TuningServer(Closing):
                 [*module_command("worker.tuning_process"), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # A second thread, which numpy's library starts, could hold a lock that a forked child waits for.
+                # One thread only: a second one (of numpy's BLAS) could hold a lock that a fork waits for.
                 env=module_environment(OPENBLAS_NUM_THREADS="1"),
                 pass_fds=(descriptor,),
                 start_new_session=True,
@@ -123,25 +123,25 @@ class TuningServer(Closing):
 
     def _say(self) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it has ended, and is told when it is started again
+            with contextlib.suppress(OSError, ValueError):  # the process has ended; its restart sends this again
                 self._process.stdin.write(b"offer\n" if self._offered else b"withdraw\n")
                 self._process.stdin.flush()
 
 
 class TrackerRegistration(Closing):
-    """Keeps a worker in a tracker's list, from a thread of its own, and says there what it does.
+    """Keeps a worker and its state registered with a tracker, in a thread of its own.
 
-    Without a tracker it tries again until it is closed, and says so once: the worker itself needs none.
+    If the tracker cannot be reached, it logs a warning once and retries until `close`; the worker runs without it.
 
     Args:
-        plan: where, and as what.
-        port: the worker's own, by which deployments reach it.
-        said: what the worker says of itself; ``state`` is put in.
-        holds: whether it has deployments at the moment.
-        tuning: HOST and port for TVM's RPC, where tuning is to be allowed.
+        plan: the tracker, key and host.
+        port: the worker's port for deployments.
+        said: the worker's registration; ``state`` is filled in.
+        holds: returns whether the worker has deployments.
+        tuning: host and port for TVM's RPC; None: no tuning.
 
     Raises:
-        WorkerError: that port cannot be had.
+        WorkerError: the tuning port cannot be used.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ class TrackerRegistration(Closing):
         return None if self._tuning is None else self._tuning.port
 
     def look_again(self) -> None:
-        """Something about the worker has changed."""
+        """Update the registration soon, because the worker's state may have changed."""
         self._wake.set()
 
     def close(self) -> None:
-        """Takes the worker out of the list. May be called again."""
+        """Remove the worker from the tracker's list. Idempotent."""
         self._closed = True
         self._wake.set()
         if self._tuning is not None:
@@ -219,7 +219,7 @@ class TrackerRegistration(Closing):
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends when its input does, and ends its session first."""
+    """End the process by closing its input; it ends its session first. Kill it after `END_SECONDS`."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()

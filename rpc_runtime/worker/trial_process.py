@@ -1,8 +1,8 @@
-"""Loads and runs libraries where a crash hurts nobody, as a worker's child: ``python -m``.
+"""Child process of a worker that loads and runs libraries, so that a crash does no harm: ``python -m``.
 
-It imports TVM's runtime once and has one thread only, so that it can fork: every trial is a child of its own. Requests
-come as lines of JSON on standard input, one at a time, and each is answered by a line on standard output (see
-`library_trials`). The process ends with its input, and when nothing has been asked of it for a while.
+It imports TVM's runtime once and has only one thread, so that it can fork: each trial runs in a child. Requests are
+lines of JSON on standard input, one at a time; each is answered by a line on standard output (see `library_trials`).
+The process ends when its input ends, or after `IDLE_SECONDS` without a request.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
 
 IDLE_SECONDS = 60.0
-"""After this long its memory is worth more than the second that the next one takes to start."""
+"""Idle time after which the process ends: its memory is then worth more than the second that a restart takes."""
 PASSED = b"."
 
 
 def main() -> None:
-    answers = take_stdout()  # what a library prints is none
-    load_runtime()  # once: every trial's child has it then
+    answers = take_stdout()  # a library's own output must not mix with answers
+    load_runtime()  # once, for all children
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         while (line := _read_line(selector)) is not None:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _read_line(selector: selectors.BaseSelector) -> bytes | None:
-    """The next request; None at the end of the input, or when none comes."""
+    """Return the next request; None at the end of the input, or after `IDLE_SECONDS` without one."""
     parts: list[bytes] = []
     while not parts or not parts[-1].endswith(b"\n"):
         if not selector.select(IDLE_SECONDS):
@@ -53,7 +53,7 @@ def _read_line(selector: selectors.BaseSelector) -> bytes | None:
 
 
 def _trial(request: dict[str, Any], selector: selectors.BaseSelector) -> dict[str, Any]:
-    """What became of a library: nothing if all went well, else a signal, an exit code, or that it did not end."""
+    """Try out a library; return {} if it passed, else its ``signal``, its ``exit`` code, or ``late`` (timeout)."""
     from rpc_runtime.execution.blob_store import read_blob
     from rpc_runtime.execution.library import library_file
 
@@ -61,7 +61,7 @@ def _trial(request: dict[str, Any], selector: selectors.BaseSelector) -> dict[st
     with library_file(content) as library:
         for fill in (0, 1):
             outcome = _in_child(request, library, fill, selector)
-            # Zeros fit every index, but no divisor.
+            # Zero is a valid index everywhere, but not a valid divisor: then try ones.
             if outcome.get("signal") != signal.SIGFPE:
                 break
     return outcome
@@ -88,13 +88,13 @@ def _in_child(request: dict[str, Any], library: int, fill: int, selector: select
 
 
 def _wait(receive: int, seconds: float, selector: selectors.BaseSelector, child: int) -> tuple[bool, bool]:
-    """Whether the child said that it passed, and whether the time was over before that."""
+    """Wait for the child; return (whether it passed, whether the time was over first)."""
     deadline = time.monotonic() + seconds
     selector.register(receive, selectors.EVENT_READ)
     try:
         while True:
             ready = {key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))}
-            if 0 in ready and not os.read(0, 1 << 16):  # the worker has gone
+            if 0 in ready and not os.read(0, 1 << 16):  # the worker has ended
                 end(child)
                 sys.exit()
             if receive in ready:
@@ -106,10 +106,10 @@ def _wait(receive: int, seconds: float, selector: selectors.BaseSelector, child:
 
 
 def _try_out(request: dict[str, Any], library: int, fill: int, send: int, parent: int) -> NoReturn:
-    """The child's whole life."""
+    """Run the trial in the child process, then exit."""
     try:
         keep_small(parent)
-        # What the library raises is no crash: the worker will meet it too, and has the words for it.
+        # A Python exception is not a crash: the worker will get and report the same one.
         with contextlib.suppress(Exception):
             _load_and_run(request, library, fill)
         gc.collect()  # unloads the library, which runs its code as well
@@ -131,7 +131,7 @@ def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
         arguments = []
         for position, (shape, dtype, size_bytes) in enumerate(call["arguments"]):
             is_written = position >= len(call["arguments"]) - call["results"]
-            # All that is only read may be one and the same memory.
+            # Arguments that are only read may share memory.
             memory = _memory(size_bytes, dtype, 0) if is_written else given.get((size_bytes, dtype))
             if memory is None:
                 memory = given[size_bytes, dtype] = _memory(size_bytes, dtype, fill)
@@ -140,7 +140,7 @@ def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
 
 
 def _memory(size_bytes: int, dtype: str, fill: int) -> Any:
-    """Zeros, which take no memory until they are written to; integers may be others, only they cannot be divided by."""
+    """Return a tensor of zeros, which takes no memory until it is written to; integers are set to ``fill``."""
     import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
     import numpy as np
     import tvm

@@ -1,4 +1,4 @@
-"""What a tuner asks of a worker's GPU, besides running kernels: which it is, and that its cache forgets."""
+"""Functions that a tuner calls on a worker's GPU, besides kernels: describe the GPU, and evict its cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_ve
 from rpc_runtime.execution.nvcc import toolkit_text
 
 UNKNOWN_CACHE_BYTES = 128 << 20
-"""Of a GPU that does not say how large its second-level cache is: more than any had when this was written."""
+"""Assumed L2 cache size if a GPU does not report it: more than any GPU had when this was written."""
 
 
 def register_tuning_functions() -> None:
-    """From now on TVM's RPC in this process has what `schedules.tuning.devices` asks for by name."""
+    """Register the functions that `schedules.tuning.devices` calls by name through TVM's RPC."""
     import tvm_ffi
 
     tvm_ffi.register_global_func("tvm_split.tuning.gpu", describe_gpu, override=True)
@@ -23,15 +23,18 @@ def register_tuning_functions() -> None:
 
 
 def describe_gpu() -> str:
-    """The first GPU, which kernels are measured on, as JSON: its ``arch`` (empty: there is none, and ``problem`` says
-    why), the driver's version of CUDA (13000 is 13.0), and nvcc's, if there is one."""
+    """Describe the first GPU, on which kernels are measured, as JSON.
+
+    Keys: ``hostname``; ``arch`` (empty without a GPU; ``problem`` says why); ``driver``, its CUDA version (13000 is
+    13.0); ``compiler``, nvcc's version if there is one.
+    """
     problem, arch = load_cuda(), ""
     if not problem:
         import tvm
 
         try:
             arch = device_arch(tvm.cuda(0))
-        except Exception as error:  # a driver that does not answer
+        except Exception as error:  # the driver does not answer
             problem = str(error)
     said = {
         "hostname": socket.gethostname(),
@@ -44,10 +47,10 @@ def describe_gpu() -> str:
 
 
 def evict(*arguments: Any) -> None:
-    """Fill the second-level cache of the arguments' GPU with something else, and then with the first argument.
+    """Fill the L2 cache of the arguments' GPU with other data, and then with the first argument.
 
-    Copies on the device go through that cache. They are on the stream that kernels are on, so that a run that is timed
-    afterwards begins after them.
+    Copies on the device go through that cache. They use the stream of the kernels, so that a later timed run begins
+    after them.
     """
     first = arguments[0]
     source, destination = _memory(first.device)
@@ -58,7 +61,7 @@ def evict(*arguments: Any) -> None:
 
 @cache
 def _memory(device: Any) -> tuple[Any, Any]:
-    """Two tensors of twice the cache each, that are kept for as long as the session."""
+    """Return two tensors, each of twice the L2 cache's size; they are kept during the session."""
     size = 2 * (device.l2_cache_size_bytes or UNKNOWN_CACHE_BYTES)
     return _empty((size,), "uint8", device), _empty((size,), "uint8", device)
 

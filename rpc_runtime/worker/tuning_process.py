@@ -1,9 +1,9 @@
-"""TVM's own RPC beside a worker, so that kernels can be tuned on its machine through a tracker: ``python -m``.
+"""Serves TVM's own RPC next to a worker, so that kernels can be tuned on its machine through a tracker: ``python -m``.
 
-A session runs whatever its client sends, and TVM's RPC asks nobody who he is. So this is a process of its own, which
-imports TVM's runtime once and has one thread only, so that it can fork: every session is a child of its own, and one at
-a time. The worker holds the other ends of standard input and output. It writes ``offer`` or ``withdraw``, a line each,
-and reads ``session`` and ``idle``; the process ends with its input.
+A session runs any code that its client sends, and TVM's RPC has no authentication. So it has a process of its own. The
+process imports TVM's runtime once and has only one thread, so that it can fork: each session runs in a child, one at a
+time. The worker holds the other ends of standard input and output. It writes ``offer`` or ``withdraw``, a line each,
+and reads ``session`` and ``idle``; the process ends when its input ends.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from rpc_runtime.worker.runtime_alone import load_runtime
 from rpc_runtime.worker.tuning_gpu import register_tuning_functions
 
 LOOK_SECONDS = 2.0
-"""TVM's own servers look at the tracker as often."""
+"""Interval of checks of the tracker, the same as in TVM's own servers."""
 GREETING_SECONDS = 2.0
 UNUSED_LOOKS = 3
-"""An offer that a client was given and has not used after so many looks is made anew."""
+"""Number of checks after which an offer that was given to a client but not used is renewed."""
 MAXIMUM_GREETING_BYTES = 4 * MAXIMUM_KEY_LETTERS
 _TIMEOUT_OPTION = "-timeout="
 _LENGTH = struct.Struct("<i")
@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("<i")
 
 @dataclass(frozen=True)
 class Place:
-    """Where this server is found: at which tracker, under which key, and at which host (None: where it calls from)."""
+    """The tracker, key, host (None: the host from which it calls) and port of this server."""
 
     tracker: TrackerAddress
     key: str
@@ -55,7 +55,7 @@ class Place:
 
 
 class Offer:
-    """This machine, to be had of the tracker by one client.
+    """An offer of this machine to one client of the tracker.
 
     Raises:
         TvmSplitError: the tracker cannot be used now.
@@ -67,7 +67,7 @@ class Offer:
         self._unused = 0
         self._tracker = TrackerConnection(place.tracker)
         try:
-            # The worker itself is what is listed. The tracker only takes back offers of those who gave it a key.
+            # The tracker drops a closed connection's offers only if it had sent a key. The worker itself is listed.
             about = {"key": f"offer:{place.key}", "addr": [place.host, place.port]}
             self._tracker.tell(Code.UPDATE_INFO, about)
             self._tracker.tell(Code.PUT, place.key, [place.port, self._matchkey], place.host)
@@ -76,7 +76,7 @@ class Offer:
             raise
 
     def is_open(self) -> bool:
-        """Whether a client may still come with it; asks the tracker."""
+        """Ask the tracker whether the offer is still valid, or was given to a client only recently."""
         pending = self._tracker.ask(Code.GET_PENDING_MATCHKEYS)
         self._unused = 0 if isinstance(pending, list) and self._matchkey in pending else self._unused + 1
         return self._unused < UNUSED_LOOKS
@@ -86,7 +86,7 @@ class Offer:
 
 
 class Session:
-    """A client that is served by a child of its own, in a folder of its own, for as long as it stays or has asked."""
+    """Serves a client in a child process and a folder of its own, until it disconnects or its time is over."""
 
     def __init__(self, connection: socket.socket, seconds: float | None) -> None:
         self._connection = connection
@@ -119,7 +119,7 @@ class Session:
 
 
 class Server:
-    """What happens here, one thing after the other."""
+    """The event loop of the process: offers, clients and sessions, one event at a time."""
 
     def __init__(self, listening: socket.socket, place: Place) -> None:
         self._listening = listening
@@ -155,14 +155,14 @@ class Server:
         return LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
 
     def _listen_to_worker(self) -> bool:
-        """The last word of the worker counts; False where it has gone."""
+        """Apply the worker's last command; return False if the worker has ended."""
         lines = os.read(0, 4096).split()
         if lines:
             self._wanted = lines[-1] == b"offer"
         return bool(lines)
 
     def _keep_offer(self) -> None:
-        """There is an offer while one is wanted and nobody is served; what the tracker lacks is offered again."""
+        """Keep an offer open while it is wanted and no session runs; renew it if the tracker has lost it."""
         if not self._wanted or self._session is not None:
             self._withdraw()
             return
@@ -170,7 +170,7 @@ class Server:
             if self._offer is None or not self._offer.is_open():
                 self._withdraw()
                 self._offer = Offer(self._place)
-        except TvmSplitError:  # the worker, whose own connection it is as well, says so
+        except TvmSplitError:  # the worker has its own connection to the tracker and logs the problem
             self._withdraw()
 
     def _withdraw(self) -> None:
@@ -205,10 +205,10 @@ class Server:
 
 
 def _greet(connection: socket.socket, expected: str | None, own_key: str) -> list[str] | None:
-    """The options of a client who has the key that was offered; None for another one, who is told.
+    """Return the options of a client that has the offered key; reject another client and return None.
 
     Raises:
-        OSError, ValueError: it is none, or it said nothing in time.
+        OSError, ValueError: the client does not speak TVM's RPC, or sent nothing in time.
     """
     deadline = time.monotonic() + GREETING_SECONDS
 
@@ -232,7 +232,7 @@ def _greet(connection: socket.socket, expected: str | None, own_key: str) -> lis
     key = own_key.encode()
     connection.sendall(_LENGTH.pack(RPC_MAGIC) + _LENGTH.pack(len(key)) + key)
     connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # of a client that was switched off
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a client that was switched off
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
@@ -240,7 +240,7 @@ def _greet(connection: socket.socket, expected: str | None, own_key: str) -> lis
 
 
 def _seconds_in(options: list[str]) -> float | None:
-    """How long a session may last, if its client says."""
+    """Return the time limit of a session in seconds if its client gives one, else None."""
     for option in options:
         if option.startswith(_TIMEOUT_OPTION):
             with contextlib.suppress(ValueError):
@@ -250,7 +250,7 @@ def _seconds_in(options: list[str]) -> float | None:
 
 
 def _serve(connection: socket.socket, folder: Path, parent: int) -> NoReturn:
-    """The child's whole life."""
+    """Serve a session in the child process, then exit."""
     try:
         keep_small(parent)
         os.chdir(folder)
@@ -263,7 +263,7 @@ def _serve(connection: socket.socket, folder: Path, parent: int) -> NoReturn:
 
 
 def _provide_files(folder: Path) -> None:
-    """What TVM's server asks of Python: where files lie that a client uploads, and how to load one."""
+    """Register the functions that TVM's server needs: the path of an uploaded file, and loading it."""
     import tvm
     import tvm_ffi
 
@@ -279,7 +279,7 @@ def _provide_files(folder: Path) -> None:
 
 
 def _say(word: str) -> None:
-    with contextlib.suppress(OSError):  # the worker has gone, which its end of the input says as well
+    with contextlib.suppress(OSError):  # the worker has ended; the input then ends, too
         os.write(1, word.encode() + b"\n")
 
 

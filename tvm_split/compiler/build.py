@@ -71,7 +71,7 @@ def build_module(
     database: schedules.TunedKernels | None = None,
     observe: Observer | None = None,
 ) -> BuiltStage:
-    """Build a module like `build_stage`; its ``main`` may call functions of the module. Errors call it ``name``."""
+    """Build a module like `build_stage`; its ``main`` may call functions of the module. ``name`` is for errors."""
     with _compiling(name, target) as built_for:
         module, phases = _scheduled(module, built_for, database, observe)
         lifted = lift_weights(module)
@@ -128,7 +128,7 @@ def schedule_stage(
 
 
 def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], library: Path, name: str) -> None:
-    """Compile scheduled kernels into a library that exports each under its key; errors call it ``name``.
+    """Compile scheduled kernels into a library that exports each under its key; ``name`` is for errors.
 
     Raises:
         CompileError: TVM cannot compile for the target, or there is no linker for it.
@@ -139,7 +139,7 @@ def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, A
 
 
 def build_scheduled(module: tvm.IRModule, target: Mapping[str, Any], library: Path, name: str) -> None:
-    """Compile a scheduled module, whose ``main`` calls its kernels, into a library; errors call it ``name``."""
+    """Compile a scheduled module, whose ``main`` calls its kernels, into a library; ``name`` is for errors."""
     with _compiling(name, target) as built_for:
         _export(code_of(module, built_for), target, library, name)
 

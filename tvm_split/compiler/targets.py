@@ -32,12 +32,12 @@ def host_target(threads: int) -> dict[str, Any]:
 
 
 def resolve_targets(cluster: Cluster, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the target of every named machine; workers on other hosts are asked for theirs if none is described."""
+    """Return the target of every named machine: the described one, this host's, or the one that its worker reports."""
     return {name: _target_of(cluster, cluster.machine(name)) for name in sorted(names)}
 
 
 def require_known_targets(cluster: Cluster) -> None:
-    """Raise a `ClusterError` for a target in the cluster's description that cannot be compiled for; contacts nobody."""
+    """Raise a `ClusterError` for a described target that cannot be compiled for; contacts no worker."""
     for machine in cluster.machines:
         if machine.target is not None:
             _complete_target(machine, machine.target)

@@ -203,6 +203,7 @@ def _is_null(value: relax.Expr) -> bool:
 
 
 def layers_of_all(bindings: Sequence[relax.Binding], layers: Mapping[str, str]) -> dict[relax.Var, str]:
+    """Return the layer of every bound variable; one without a layer in ``layers`` gets that of the next variable."""
     found: dict[relax.Var, str] = {}
     layer = "output"
     for binding in reversed(bindings):

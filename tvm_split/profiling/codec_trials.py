@@ -59,7 +59,7 @@ class CodecTrials:
         )
 
     def output_error(self, codecs: Mapping[str, str]) -> float:
-        """Return the largest output error of ``codecs`` (by tensor name) together, relative to the largest value."""
+        """Return the largest output error of ``codecs`` (by tensor name) together, relative to the largest output."""
         self._codecs = codecs
         try:
             outputs = self._pipeline.run(self._inputs)

@@ -208,7 +208,7 @@ class HostTiming:
 
 
 def first_and_last(machines: Iterable[MachineTimes]) -> list[MachineTimes]:
-    """Return the first and the last machine of every kind; these differ most among identical machines."""
+    """Return the first and the last machine of every kind: the two most likely to differ."""
     kinds: dict[tuple[int, str], list[MachineTimes]] = {}
     for each in machines:
         kinds.setdefault(each.kind, []).append(each)

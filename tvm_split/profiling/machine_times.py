@@ -70,7 +70,7 @@ class MachineTimes:
 
     @property
     def checked_kernel(self) -> str | None:
-        """Digest of the kernel with the longest known time; a new measurement of it validates the cache."""
+        """Digest of the kernel with the longest cached time, or None; a new measurement of it validates the cache."""
         return max(self.alone.keys() & self.timeable, key=lambda each: self.alone[each].seconds, default=None)
 
     def is_consistent(self, now: KernelTime) -> bool:

@@ -19,7 +19,7 @@ class SpotChecked(Generic[Item, Value]):
 
 
 def first_of(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[Item]:
-    """Return the items to measure first: the first and the last one of every kind."""
+    """Return the items to measure first: the first and the last of every kind, the two most likely to differ."""
     return [item for kind in _by_kind(items, kind_of) for item in dict.fromkeys((kind[0], kind[-1]))]
 
 

@@ -128,6 +128,7 @@ def save_model(model: onnx.ModelProto, source: str | Path, path: str | Path) -> 
 
 
 def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:
+    """Return the stage of each node; a folded node gets the first stage that needs it, or else the last stage."""
     stage_of_layer = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
     nodes = model.graph.node
     stages: list[int | None] = []

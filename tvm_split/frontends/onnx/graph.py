@@ -118,6 +118,7 @@ def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators in a model; 1 if the model does not state it."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 

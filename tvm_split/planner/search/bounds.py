@@ -96,8 +96,8 @@ def _prices(seconds: Floats, prices: Floats) -> Prices:
 def client_bound(instance: Instance) -> float:
     """Return a lower bound on the period, in seconds, from each piece's tensors from and to the client.
 
-    Each piece uses its best client link. A stage receives everything that the client sends to any of its pieces, and
-    each replica is charged for all of it.
+    Each piece uses its best client link. A stage receives everything that the client sends to any of its pieces; each
+    replica is charged for all of it.
     """
     client = instance.client
     received, sent = np.zeros(len(instance.pieces)), np.zeros(len(instance.pieces))
@@ -188,9 +188,9 @@ def division_bound(problem: Problem, time_limit_seconds: float = 1.0) -> float:
     """Return a lower bound, in seconds of the objective, for plans in which machines share a stage by sharding.
 
     Every piece is divided freely, without transfers. A part is assumed to take at least its share of the piece's time;
-    a part that fits into a cache, where the whole piece does not, may be faster. For the latency, the input crosses at
-    least one link between machines (to gather the shards) and the fastest links from and to the client. Like every
-    latency, it includes no contention for cores.
+    a part that fits into a cache, where the whole piece does not, may be faster than that. For the latency, the input
+    crosses at least one link between machines (to gather the shards) and the fastest links from and to the client. Like
+    every latency, it includes no contention for cores.
     """
     if problem.objective == "throughput":
         return period_bound(instance_of(problem), Budget(time_limit_seconds))

@@ -1,4 +1,4 @@
-"""Simple plans that a person would make by hand, computed in a fraction of a second; the result is never worse."""
+"""Simple plans that a person would make by hand, in a fraction of a second; the search must not return a worse one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINE = 1e-10
 PERIODS = 6
 """Number of steps between the least and the longest period, under which machines are filled if latency counts."""
 CLIENT_LIMITS = 9
-"""Number of limits on the client link's speed; slower machines are left out of a plan of whole-network replicas."""
+"""Number of client link speeds below which machines are left out of a plan of whole-network replicas."""
 
 
 def simple_plans(instance: Instance) -> list[Candidate]:

@@ -145,7 +145,7 @@ def _summed(terms: Sequence[_Term], positions: int) -> _Transfers:
 def _sure_transfers(instance: Instance, ideals: Ideals) -> _Transfers:
     """Return (1, P) transfers that certainly pass from the stage that ends at an ideal to the next one.
 
-    All pieces after a dividing piece depend on it. The next stage holds a piece that needs nothing after that one.
+    All pieces after a dividing piece depend on it. The next stage holds a piece that needs no other piece after it.
     """
     before = predecessors(instance)
     counts = ideals.members.sum(axis=1)

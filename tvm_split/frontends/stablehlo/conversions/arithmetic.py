@@ -12,7 +12,7 @@ from tvm_split.frontends.operators import Operators, constant, dtype_of, is_floa
 
 
 def divided(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    """Divide like XLA: integers round towards zero; x / 0 has all bits set, and the least integer / -1 is itself."""
+    """Divide like XLA: integers round towards zero; x / 0 has all bits set, and the minimum / -1 is itself."""
     dtype = dtype_of(left)
     if is_float(dtype) or _divides(right):
         return op.divide(left, right)
@@ -31,13 +31,13 @@ def remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
 
 
 def _divides(right: relax.Expr) -> bool:
-    """Whether ``right`` is constant without 0 and -1, so that no integer division ends the process."""
+    """Whether ``right`` is a constant without 0 and -1; division of integers by these can end the process."""
     numbers = numbers_of(right)
     return numbers is not None and not np.isin(numbers.astype("int64"), (0, -1)).any()
 
 
 def _divisor(op: Operators, right: relax.Expr) -> relax.Expr:
-    """``right`` with 0 replaced by 1, and -1 as well: the least integer divided by it overflows."""
+    """Replace 0 in ``right`` by 1, and -1 as well, since the minimum of a signed dtype / -1 overflows."""
     is_unsafe = op.equal(right, 0)
     if np.iinfo(dtype_of(right)).min < 0:
         is_unsafe = op.logical_or(is_unsafe, op.equal(right, -1))

@@ -1,4 +1,4 @@
-"""Convert sorting by one key, and top-k."""
+"""Convert sorting by one key, and the selection of the k largest elements."""
 
 from __future__ import annotations
 
