@@ -40,18 +40,32 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
         super().__init__()
         self.layers: dict[str, str] = {}
         self.layer = ""
+        self._folded: dict[tuple[object, ...], tuple[relax.Expr, relax.Expr]] = {}
+        """Folded expressions and their constants: a weight that two layers share is stored once."""
 
     def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Expr:
         """Bind ``expr`` to a variable; return a variable unchanged, and an expression of constants as a constant."""
         if isinstance(expr, relax.Var):
             return expr
         expr = self.normalize(expr)
-        value = folded(expr)
+        value = self._constant(expr)
         if value is not None:
-            return constant(value, str(value.dtype))
+            return value
         variable = super().emit(expr, name_hint)
         self.layers[variable.name] = self.layer
         return variable
+
+    def _constant(self, expr: relax.Expr) -> relax.Expr | None:
+        if not isinstance(expr, relax.Call):
+            return None
+        # TVM objects compare by identity; the expression is kept, so that no other object gets its operands' addresses.
+        key = (expr.op, str(expr.attrs), str(expr.ty), *expr.args)
+        if key not in self._folded:
+            value = folded(expr)
+            if value is None:
+                return None
+            self._folded[key] = expr, constant(value, str(value.dtype))
+        return self._folded[key][1]
 
     def emit_te(self, *arguments: Any, **keywords: Any) -> relax.Var:
         """Raise ModelImportError: an operator emitted as a kernel can be neither planned nor split."""
