@@ -182,7 +182,12 @@ class CudaNccl:
 
 def own_nccl(calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> CudaNccl:
     """Return NCCL on this process's GPU; the first call loads NCCL's library. Raises as `nccl_library`."""
-    return CudaNccl(nccl_library(), calls, make_tensor)
+    with _LOADING:
+        return CudaNccl(nccl_library(), calls, make_tensor)
+
+
+# `cache` alone lets two threads that call at once load twice: two links would have two locks for one GPU.
+_LOADING = threading.Lock()
 
 
 @cache
