@@ -1,11 +1,11 @@
 """Exchange layouts: neighbouring stages that compute in the same layout send tensors in that layout.
 
-Schedules choose layouts for each stage, and a stage takes and returns plain tensors. If the sender changes a tensor to
-plain as its last step and no receiver would need an additional change, the tensor is sent unchanged: it has the same
-number of bytes in another order. `layouts_made`, `changed_parameters` and `count_changes` find such tensors in stages
-after the layout phase, where all names are unique. `with_layouts` changes the interface of a stage before that phase.
-It adds the changes to and from plain inside the stage; the layout phase removes those that cancel out. Those that do
-not cancel out remain, so results never depend on the choice.
+Schedules choose layouts for each stage, and a stage takes and returns plain tensors. The sender may change a tensor to
+plain as its last step. If no receiver would need an additional change, the tensor is sent without that step: it has the
+same number of bytes in another order. `layouts_made`, `changed_parameters` and `count_changes` find such tensors in
+stages after the layout phase, where all names are unique. `with_layouts` changes the interface of a stage before that
+phase. It adds the changes to and from plain inside the stage; the layout phase removes those that cancel out. Those
+that do not cancel out remain, so results never depend on the choice.
 """
 
 from __future__ import annotations

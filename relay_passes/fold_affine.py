@@ -3,8 +3,8 @@
     conv(x, W) + b, then batch norm  ──▶  conv(x, W·s) + t
 
 Requires: batch norm decomposed into arithmetic, constants folded.
-Ensures: a convolution or matrix product with constant weights, followed by a chain of add, subtract, multiply and
-divide by constants with one value per output channel, becomes one product with scaled weights and one addition.
+Ensures: a convolution or matrix product with constant weights and the chain behind it become one product with scaled
+weights and one addition. A chain has add, subtract, multiply and divide by constants of one value per output channel.
 
 TVM's own `FoldBatchnormToConv2D` supports only a batch norm directly behind a convolution. Importers write a
 convolution's bias as a separate addition between the two.

@@ -31,6 +31,7 @@ class LiftedWeights:
 
 
 def lift_weights(module: tvm.IRModule) -> LiftedWeights:
+    """Return the module with the large constants of ``main`` as parameters, and their values."""
     function = main_function(module)
     lifter = _Lifter()
     body = lifter.visit_expr(function.body)

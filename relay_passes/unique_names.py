@@ -4,7 +4,7 @@ Requires: a normalised function ``main``.
 Ensures: its variables have distinct names; a function without duplicates is unchanged.
 
 The passes of this package look variables up by name. TVM's mutators number new variables ``lv``, ``lv1``, … without
-checking the existing names, so a layer with such a name could be confused with another value.
+checking the existing names. So a layer with such a name could be confused with another value.
 """
 
 from __future__ import annotations

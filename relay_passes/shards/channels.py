@@ -261,8 +261,8 @@ class _Emitter:
     def _sum_ranges(self, step: Step) -> tuple[int, tuple[tuple[int, int], ...]] | None:
         """Return an axis of a sum and the range that each machine adds up; None if each adds up the whole sum.
 
-        If all n machines need the sum, each sends 2 (n - 1) / n times its size instead of n - 1 times, and waits twice
-        (reduce-scatter and all-gather: Thakur et al., 2005, each part sent directly).
+        If all n machines need the sum, each sends 2 (n - 1) / n times its size instead of n - 1 times, but waits twice.
+        This is a reduce-scatter and an all-gather (Thakur et al., 2005), with each part sent directly.
         """
         shape, machines = shape_of(step.value), self._machines
         size = prod(shape) * np.dtype(str(step.value.ty.dtype.dtype)).itemsize

@@ -6,10 +6,10 @@ stretches of heads, and each machine has the same heads of each.
     query            key              value
     0  1 │ 2  3      0  1 │ 2  3      0  1 │ 2  3       Axis(index, repeats=3, period=4), bounds (0, 2), (2, 4)
 
-So an axis is ``repeats`` stretches of ``period`` indices, each divided at the same bounds. A `Dealing` holds the bounds
-of all values that are operands of one another. It has the number of equal *blocks* between which a stretch may be
-divided. At first, a block is one channel. An operator on groups of channels, or on heads, leaves fewer, larger blocks.
-The bounds are multiples of whole vectors if the shares allow it.
+So an axis is ``repeats`` stretches of ``period`` indices, each divided at the same bounds. A `Dealing` holds the common
+bounds of all values that operators combine. It has the number of equal *blocks* between which a stretch may be divided.
+At first, a block is one channel. An operator on groups of channels, or on heads, leaves fewer, larger blocks. The
+bounds are multiples of whole vectors if the shares allow it.
 """
 
 from __future__ import annotations

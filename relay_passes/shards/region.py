@@ -4,7 +4,7 @@ A rewrite replaces the region by operations. Each of them belongs to a machine, 
 
 - a *cut* slices a value from before the region. It is computed where that value is made, so that only the slice is
   transferred. A cut of a model input is computed by the machine that needs it, since a client computes nothing.
-- a *join* makes a whole value of the region for its readers behind the region, under the original variable's name, so
+- a *join* makes a whole value of the region for its readers behind the region. It has the original variable's name, so
   that nothing behind the region changes. It is computed where it is needed.
 
 Sums and concatenations are in the order of the machines, so the result does not depend on the order of arrival.

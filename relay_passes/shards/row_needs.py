@@ -47,8 +47,8 @@ class Value:
 class Needs:
     """The indices that machines compute and read, by a variable's name and a machine's position in the region.
 
-    ``computed`` has the indices that a machine computes (of a total: that it reduces), ``read`` those that its
-    operations read, and ``whole`` the machines that need all of a value.
+    ``computed`` has the indices that a machine computes; for a total, the operand's indices that it reduces. ``read``
+    has those that its operations read. ``whole`` has the machines that need all of a value, by its name.
     """
 
     computed: dict[tuple[str, int], Range] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     """Return the indices that each machine owns of each split value, and of reduced values from before the region.
 
     Results of the region are divided by the shares. Other values are divided at the same relative positions as the last
-    result, so that the parts of successive values fit when strides make them shorter. These positions are coarse if the
+    result. So the parts of successive values fit when strides make them shorter. These positions are coarse if the
     result has few indices. Where they miss the shares of a longer value by more than `SHARE_TOLERANCE`, that value is
     divided by the shares. A slice keeps the owners of its operand. A machine may own nothing of a value that is no
     result: it receives or computes the indices that it reads.

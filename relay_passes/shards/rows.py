@@ -1,17 +1,17 @@
 """Split a region by rows, columns or batch: each machine computes a range of an axis of every value.
 
-    fused   a machine computes everything that its part of the results needs: several machines compute the halos, and
-            nothing is exchanged within the region (fused tiles: DeepThings, Zhao et al., 2018)
-    each    a machine computes its own part of every value that a window reads, and receives the halo (the further rows
-            that its windows read) from the machines that own it
+    fused   a machine computes everything that its part of the results needs. Several machines compute the halos, and
+            nothing is exchanged within the region (fused tiles: DeepThings, Zhao et al., 2018).
+    each    a machine computes its own part of every value that a window reads. It receives the halo (the further rows
+            that its windows read) from the machines that own it.
     names   halo exchange for the named values, fused between them
 
 Requires: a region in the form that the frontends produce (one function ``main``, each variable bound once to one call,
 static shapes).
 Ensures: the values behind the region are unchanged. Each new operation belongs to a machine, except for cuts and joins
 (`region`). A part at the image's border has the layer's padding; between parts there is none. Constants along the axis
-are sliced. A value without the axis (such as a mean over all rows) is whole: each machine that needs it adds up the
-partial sums of all machines, in their order, and continues with the total.
+are sliced. A value without the axis (such as a mean over all rows) is whole. Each machine that needs it adds up the
+partial sums of all machines, in their order.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ AXES = {0: "batch", 2: "rows", 3: "columns"}
 def split_rows(module: tvm.IRModule, region: Region, *, axis: int, exchange: str | Collection[str]) -> Sharded:
     """Return the graph with a region split along ``axis`` of its images, in the region's shares.
 
-    ``axis`` is 2 for rows, 3 for columns, 0 for a batch (the first axis of the model's first input, and of all values
-    computed from inputs that have that length). ``exchange`` is ``"fused"``, ``"each"``, or the names of the region's
-    variables whose halos the machines exchange. A batch has no halos, so all give the same graph.
+    ``axis`` is 2 for rows, 3 for columns, 0 for a batch. The batch is the first axis of the model's first input, and of
+    all values computed from inputs that have that length. ``exchange`` is ``"fused"``, ``"each"``, or the names of the
+    region's variables whose halos the machines exchange. A batch has no halos, so all give the same graph.
 
     Raises:
         ShardError: an operation cannot be split along that axis, or a machine would have no part of a result.

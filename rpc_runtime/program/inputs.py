@@ -20,7 +20,7 @@ MAXIMUM_AXES = 64
 def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
     """Return the inputs as row-major arrays; they may be numpy or torch arrays, or anything that numpy converts.
 
-    The dtype must be the program's. Python numbers, and lists of them, have no dtype and get the input's dtype if it
+    The dtype must be the program's. Python numbers, and lists of them, have no dtype. They get the input's dtype if it
     can hold them: a float is rounded, a whole number must be exact.
 
     Raises:

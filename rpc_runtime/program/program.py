@@ -305,7 +305,7 @@ class Program:
         """The number of micro-batches that a full pipeline holds between the client and each stage's inputs, by name.
 
         From the client to a first stage it is 2. From one stage to the next it is w + 1: one in transfer and w in the
-        first stage. Without replicas w = 1. Otherwise w is the longest gap between two turns of one replica: while that
+        first stage. Without replicas w = 1. Otherwise w is the longest gap between two turns of one replica. While that
         replica computes a micro-batch, the others may finish the w - 1 after it.
         """
         leads: dict[str, int] = {}

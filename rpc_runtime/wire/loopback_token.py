@@ -1,9 +1,9 @@
 """The automatic token of a worker on loopback: a file that only its user can read, found by the worker's address.
 
 Every user of a host can connect to its loopback addresses. So a worker without a configured token makes a random one at
-each start, and writes it to a file that only clients of the same user can read. A token is valid for one worker until
-it ends. If another user takes the port later and a client sends the old token, that user cannot open any worker with
-it. The file of a killed worker is removed when a client looks for it, or when the next worker starts.
+each start. It writes the token to a file that only clients of the same user can read. A token is valid for one worker
+until it ends. Another user may take the port later and receive the old token from a client, but it opens no worker. The
+file of a killed worker is removed when a client looks for it, or when the next worker starts.
 """
 
 from __future__ import annotations

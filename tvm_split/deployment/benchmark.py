@@ -33,7 +33,7 @@ def bench(
     Args:
         inputs: micro-batches, each a tuple of arrays (or a bare array for a model of one input); used cyclically.
         rounds: at least 1.
-        micro_batches: of each stream, at least 3; up to a tenth of the results, while the pipeline fills, is left out.
+        micro_batches: of each stream, at least 3; the first results, up to a tenth, do not count: the pipeline fills.
 
     Raises:
         InputError: no inputs, too few rounds or micro-batches, or inputs that do not fit the model.

@@ -1,14 +1,14 @@
 """Draw the trace of a run as a timeline: which machine received, computed and sent which micro-batch when.
 
-Pure functions: from trace events to lanes of spans, and from these to text. Time runs from left to right. Every machine
-has three lanes, and a span begins with the number of its micro-batch:
+Pure functions: from trace events to lanes of spans, and from these to text. Time runs from left to right. A span begins
+with the number of its micro-batch:
 
                ms  0.00      0.10
     machine-a  in  0<<1<<2<<
                run    0####1####2####
                out          0>1>   2>
 
-Lanes of one machine stand above each other because receiving, computing and sending overlap.
+A machine has three lanes because receiving, computing and sending overlap.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def draw(drawn: Timeline) -> str:
 
 
 def machines_at_once(events: Iterable[TraceEvent], kinds: Collection[str]) -> dict[int, float]:
-    """Map each number of machines to the share of the time in which so many do one of ``kinds`` at the same time."""
+    """By number of machines, the share of the time in which exactly that many do one of ``kinds`` at once."""
     changes = []
     for event in events:
         if event.kind in kinds and event.end_nanoseconds > event.start_nanoseconds:

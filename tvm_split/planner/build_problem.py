@@ -101,7 +101,7 @@ def _machine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
         # A stage has at least one input and one output: each transfer gets half of the start delay. There is no delay
-        # on a core that no other program uses in between.
+        # if cores are not oversubscribed: nothing else runs on the stage's core in between.
         transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if oversubscription > 1 else 0.0),
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
         # The ratio measured in streams includes contention, but only for a stage that fits into a core's cache.

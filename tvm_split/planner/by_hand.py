@@ -23,7 +23,8 @@ def stages_by_hand(
     machine gets one stage, or more if a single stage would depend on its own results.
 
     Raises:
-        PlanError: an unknown machine or layer, a layer given to two machines, or more stages than ``stages``.
+        PlanError: an unknown machine or layer, a layer given to two machines, a number of stages other than ``stages``,
+            or layers on several machines that need each other's results.
     """
     machine_of = assign_layers(graph, split, machine_names)
     groups = group_stages(graph, machine_of)

@@ -266,7 +266,7 @@ class Flow:
 
     @property
     def limiting(self) -> str:
-        """The text that names the machine, link or cores that set the period, and the activity that does."""
+        """A description of the bottleneck: the machine, link or cores that set the period, and their activity."""
         least = self.period_seconds * (1 - TOLERANCE)
         return next(text for value, text in self._limits() if value >= least)
 

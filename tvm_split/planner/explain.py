@@ -11,7 +11,7 @@ from tvm_split.planner.problem import objective_seconds
 
 
 def one_machine_advice(plan: Plan, machines: int) -> str | None:
-    """A message if one machine of a cluster of ``machines`` is as good as any split; else None."""
+    """A message if no split over a cluster of ``machines`` machines is worth it, compared with one alone; else None."""
     prediction = plan.prediction
     if prediction is None or machines < 2:
         return None

@@ -13,9 +13,9 @@ from tvm_split.units import seconds_text
 MORE_MACHINES = "the plan on more machines"
 """The name of the alternative that was rejected."""
 MARGIN = 0.02
-"""Relative difference between two measurements of the same thing on a quiet machine, about."""
+"""Approximate relative difference between two measurements of the same thing on a quiet machine."""
 MARGIN_PER_DOUBLING = 0.15
-"""Additional gain in throughput that is required for each doubling of the latency."""
+"""Additional gain in throughput that more machines must bring for each doubling of the latency."""
 LARGEST_MARGIN = 0.3
 """Largest gain that is required: a user who asks for throughput accepts any latency for it."""
 
@@ -23,9 +23,9 @@ LARGEST_MARGIN = 0.3
 def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     """The alternative with the fewest machines among those that are almost as good; else the solution itself.
 
-    Almost as good is within `MARGIN`. For throughput the limit grows by `MARGIN_PER_DOUBLING` for each doubling of the
-    latency that the solution costs (as over a link of high latency), up to `LARGEST_MARGIN`. If the user asked for a
-    number of stages, the solution stays.
+    Almost as good is within `MARGIN`. For throughput the limit grows by `MARGIN_PER_DOUBLING` for each factor of two by
+    which the solution's latency exceeds the alternative's (as over a slow link), up to `LARGEST_MARGIN`. If the user
+    asked for a number of stages, the solution stays.
     """
     if problem.stages is not None:
         return solution

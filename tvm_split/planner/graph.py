@@ -137,7 +137,7 @@ def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tupl
     with_kernel = {layer for layers in common for layer in layers}
     common += _adopted(graph, with_kernel)
     for value in graph.values:
-        if not value.is_tensor:  # only tensors can travel
+        if not value.is_tensor:  # only tensors can be transferred
             common.append([value.producer, *value.consumers])
     return grouped(graph.dependent, common)
 

@@ -35,7 +35,7 @@ from tvm_split.planner.timetable import MachineSet
 from tvm_split.units import seconds_text
 
 SLOWEST_STREAM = 1.25
-"""Largest plausible period of a stream by the latency of one input; cores shared with others explain up to this."""
+"""Largest plausible ratio of the period to the latency of one input; sharing cores explains ratios up to this."""
 CODECS_AFTERWARDS = "; codecs for its links were chosen afterwards"
 
 
@@ -307,7 +307,7 @@ def _bubble(evaluation: Evaluation) -> float:
 
 
 def _contradictions(graph: StepGraph, period: float, latency: float) -> Iterator[str]:
-    """A message if a plan without replicas has a period far above its latency: its measurements contradict that."""
+    """A message if a plan without replicas has a period far above its latency, so that measurements contradict."""
     if period > SLOWEST_STREAM * latency and all(len(step.machines) == 1 for step in graph.steps):
         yield (
             f"one result every {seconds_text(period)} in a stream, and {seconds_text(latency)} for one alone: "

@@ -51,7 +51,7 @@ Split = Mapping[str, tuple[str, ...]]
 
 
 class RequestError(PlanError):
-    """Fields of a request do not fit; ``fields`` names them, ``problem`` says why."""
+    """Raised for invalid or contradictory fields of a request; ``fields`` names them, ``problem`` says why."""
 
     def __init__(self, problem: str, *fields: str) -> None:
         super().__init__(f"{', '.join(fields)}: {problem}" if fields else problem)

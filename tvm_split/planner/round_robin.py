@@ -36,14 +36,15 @@ def _with_turns(stage: Stage, counts: Sequence[int]) -> Stage:
 
 
 def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
-    """Number of turns (0 or more) of each replica of each stage that minimises the largest excess over a share.
+    """The number of turns (0 or more) of each replica of each stage that minimises the largest excess.
 
-    If the shares of all stages are whole turns already, they stay: such schedules may be longer than others.
+    The excess of a replica is the ratio of its turns to its share of them. If the shares of all stages are whole turns
+    already, they stay: such schedules may be longer than others.
 
     For a given length it is optimal to give each turn to the replica with the least excess after it (Jefferson's
     method: Balinski, Young 1982, "Fair Representation"). So an additional replica does not make this worse, and equal
     replicas get one turn each. The schedule lengths of several stages have a common multiple of at most
-    `LONGEST_CYCLE`, chosen for the stage with the longest period; among equally good ones the shortest is taken.
+    `LONGEST_CYCLE`, chosen to minimise the longest period of a stage; among equally good ones the shortest is taken.
 
     Args:
         stages: for each stage the shares of its replicas, which count in proportion.
@@ -66,7 +67,7 @@ def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | 
 class _Dealt:
     """The schedules of one stage: the schedule of a length has the turns ``replicas[:length]``.
 
-    ``beyond[length - 1]`` is the largest ratio of a replica's turns to its share of this length.
+    ``beyond[length - 1]`` is the largest excess of a replica in the schedule of this length.
     """
 
     count: int

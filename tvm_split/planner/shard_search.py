@@ -29,7 +29,7 @@ STAGE_SECONDS = 1e-4
 
 
 class Layout(NamedTuple):
-    """The parts of a value along an axis by machine; a single machine has all of it."""
+    """How the parts of a value along an axis lie on machines; a single machine has the whole value."""
 
     axis: Axis | None
     machines: tuple[str, ...]

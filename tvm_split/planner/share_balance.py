@@ -10,7 +10,7 @@ from tvm_split.planner.problem import Evaluation, Stage
 from tvm_split.planner.step_graph import StepGraph
 
 ROOM = 0.97
-"""Share of a memory that is too small to fill: the memory of a part is not exactly in proportion to its share."""
+"""Fraction of a memory that is too small that parts may fill: their size is not exactly proportional to the share."""
 
 
 def in_proportion(seconds: Iterable[float]) -> list[float]:

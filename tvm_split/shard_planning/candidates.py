@@ -73,7 +73,7 @@ class ShardPlan:
 
 
 class ShardCandidates:
-    """Searches plans with sharded stages for the machines of a problem.
+    """Searches for plans with sharded stages on the machines of a problem.
 
     ``make_plan`` makes a plan of stages with the machines' targets, which only measurements need.
     """

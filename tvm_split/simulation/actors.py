@@ -205,7 +205,10 @@ class _Doing:
 
 
 class Worker:
-    """A machine with its stages. ``seconds`` returns the compute time of a stage, alone, at a time in seconds."""
+    """A machine with its stages.
+
+    ``seconds(stage, moment)`` returns the seconds to compute a stage from ``moment`` (seconds) on, without contention.
+    """
 
     def __init__(
         self,

@@ -77,8 +77,8 @@ class Along:
 class Total:
     """The rule of a result that is reduced over the split axis of its only operand.
 
-    ``write`` computes the partial result of a range of the operand, ``combine`` combines two partial results, and
-    ``finish`` computes the result from the combination of all.
+    ``write`` computes the partial result of a range of the operand, and ``combine`` combines two partial results.
+    ``finish`` computes the result from the combination of all; None if that is the result.
     """
 
     write: Callable[[relax.Expr, Emit], relax.Expr]

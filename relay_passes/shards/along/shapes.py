@@ -1,8 +1,8 @@
 """Operators that move indices: the split axis has another position or another unit in their result.
 
 A reshape keeps an axis if its result has an axis of the same length with the same number of elements before it. It may
-also merge the axis with those behind it (a batch of sequences becomes one list of tokens, a fixed number for each), or
-divide it again.
+also merge the axis with those behind it, or divide it again. For example, a batch of sequences becomes one list of
+tokens, with a fixed number for each sequence.
 """
 
 from __future__ import annotations

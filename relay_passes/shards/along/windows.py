@@ -1,8 +1,8 @@
 """Operators that read a window of indices for each index of the result: convolutions, pools, pads.
 
-With a stride s, a padding p before and a dilated kernel of k indices, the results b … e - 1 read the indices
-b·s - p … (e - 1)·s - p + k - 1 of the operand. Indices outside the operand are padding: a part at the image's border
-keeps the layer's padding, clipped, and an inner part has none. (Arithmetic: Dumoulin and Visin, 2016.)
+Let s be the stride, p the padding before the axis, and k the indices of a dilated kernel. The results b … e - 1 read
+the indices b·s - p … (e - 1)·s - p + k - 1 of the operand. Indices outside the operand are padding: a part at the
+image's border keeps the layer's padding, clipped, and an inner part has none. (Arithmetic: Dumoulin and Visin, 2016.)
 """
 
 from __future__ import annotations
