@@ -12,7 +12,7 @@ class TvmSplitError(Exception):
 
 
 class InputError(TvmSplitError, ValueError):
-    """A model input has the wrong number, name, shape or dtype."""
+    """A user's input is invalid: model inputs (number, name, shape, dtype), options, files or environment variables."""
 
 
 class WorkerError(TvmSplitError):
@@ -32,8 +32,8 @@ class DeadlineError(TvmSplitError, TimeoutError):
 
 
 class BlobError(TvmSplitError):
-    """A blob's content is not what its SHA-256 digest says."""
+    """A blob is missing, damaged, too large to store, or its folder cannot be used."""
 
 
 class ProtocolError(TvmSplitError):
-    """A peer sent what the protocol does not allow."""
+    """A peer sent a message that the protocol does not allow."""

@@ -109,7 +109,7 @@ def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
 
 def _require_own(descriptor: int, path: Path) -> None:
-    """Raise if another user owns a lock file, and remove others' access: whoever can open a file can lock it."""
+    """Raise if another user owns a lock file, and remove others' access: a user who can open a file can lock it."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, f"user {status.st_uid} owns it, and this is user {os.geteuid()}", str(path))

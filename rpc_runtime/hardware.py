@@ -34,7 +34,7 @@ Under user-mode emulation the file is the host's, so it lacks the key of the emu
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Linux's names of the instruction sets that this host can execute, without those that are disabled.
+    """Return Linux's names of the instruction sets that this host can execute, without the disabled ones.
 
     See `DISABLED_FEATURES_VARIABLE`. Empty if there is no /proc/cpuinfo, or if it describes another architecture.
 

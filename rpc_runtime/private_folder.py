@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = 0
 ACCESS_LIST = "system.posix_acl_access"
-"""The extended attribute of a folder whose access control list names more users or groups than its mode shows."""
+"""Name of the extended attribute that holds a folder's access control list, which may grant more than its mode."""
 LONGEST_CHAIN = 40
 """The most symbolic links in one path, as in Linux."""
 
@@ -32,7 +32,7 @@ def private_folder(path: Path) -> None:
 
 
 def require_private(path: Path) -> None:
-    """Raise if a user other than this one and root can write to a folder, or replace it or a link on the way to it.
+    """Raise if another user (not root) can write to a folder, or replace it or a symbolic link on its path.
 
     The folder must belong to this user. Its parents and symbolic links may also belong to root. If others may write to
     a parent, it must be sticky, as /tmp is, or lie below a folder that others cannot enter. A private group counts as

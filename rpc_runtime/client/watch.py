@@ -92,7 +92,7 @@ class WorkerWatch:
     """Keeps the Watch streams of a deployment open.
 
     Calls ``on_failure`` once, and ``on_activity(machine, activity)`` when a worker's activity has grown. Workers send
-    an event per heartbeat interval. A worker counts as dead after one interval more of silence than a link, so that
+    an event per heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that
     broken links are reported first.
     """
 

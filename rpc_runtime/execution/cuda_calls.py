@@ -109,11 +109,11 @@ class CudaCalls:
         return self._owned(Mark, "cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
 
     def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
-        """Begin to copy from the host's address to the device's; ``mark`` is reached when that is done."""
+        """Begin to copy from host address ``source`` to device address ``target``; record ``mark`` behind the copy."""
         self._copy(source, target, size_bytes, HOST_TO_DEVICE, self._uploads, mark)
 
     def download(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
-        """Begin to copy from the device's address to the host's; ``mark`` is reached when that is done."""
+        """Begin to copy from device address ``source`` to host address ``target``; record ``mark`` behind the copy."""
         self._copy(source, target, size_bytes, DEVICE_TO_HOST, self._downloads, mark)
 
     def compute_after(self, mark: Mark) -> None:

@@ -80,8 +80,8 @@ class WeightCache:
 class LoadedStage:
     """A stage that is ready to run.
 
-    On a GPU, each run ends by synchronizing the device, or by ``finish`` if given; with ``finish``, the memory of
-    inputs may be reused after the run.
+    On a GPU, each run ends by synchronizing the device, or by ``finish`` if given. On a CPU, or with ``finish``, the
+    memory of inputs may be reused after the run.
 
     Raises:
         WorkerError: this machine cannot run the stage: no such device, another architecture, too little memory.

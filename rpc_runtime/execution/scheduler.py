@@ -30,7 +30,7 @@ class Readiness(enum.Enum):
     LACKS_ROOM = enum.auto()
     """Its inputs have arrived, but there is no room for its outputs."""
     AHEAD = enum.auto()
-    """It has no inputs, and no consumer takes the outputs of its next micro-batch yet."""
+    """It has no inputs, and its next outputs have no room or no consumer."""
 
 
 @dataclass(frozen=True, slots=True)

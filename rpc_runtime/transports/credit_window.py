@@ -6,8 +6,8 @@ that time. The link is not the bottleneck if w is at least that time divided by 
 
 Neither time is known in advance, so the window adapts. The sender marks each micro-batch that had to wait for a credit.
 The window is widened by a half if, when such a micro-batch has arrived, the receiver had none of this tensor left, or
-was idle for lack of another input (which may take a slower path): both ends then waited for a wider window. It so ends
-at most a half above the need. If computing is the bottleneck, the receiver never runs out; if another link is, the
+was idle for lack of another input (which may take a slower path): both ends then waited for a wider window. The window
+ends at most a half above the need. If computing is the bottleneck, the receiver never runs out; if another link is, the
 sender does not wait for credits of this link.
 
 If bandwidth is the bottleneck, a wider window only fills buffers, and credits return ever later. So the sender stops
@@ -53,7 +53,7 @@ class ReceiveWindow:
 
     @property
     def may_arrive(self) -> bool:
-        """Whether the sender had a credit for one more."""
+        """Whether the sender has a credit for one more micro-batch."""
         return self.arrived < self.announced
 
     def arrive(self, waited: bool, starves: bool) -> bool:

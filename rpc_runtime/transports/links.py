@@ -46,7 +46,7 @@ from rpc_runtime.wire.framing import (
 
 @dataclass
 class _Sending:
-    """A tensor that is sent. ``slots`` are the carrier's shared slots, if any; ``free`` the indices of unused ones."""
+    """An outgoing tensor. ``slots`` are the carrier's shared slots, if any; ``free`` the indices of unused ones."""
 
     route: Route
     window: SendWindow
@@ -57,7 +57,7 @@ class _Sending:
 
 @dataclass(slots=True)
 class _Parcel:
-    """One micro-batch of a tensor that is sent; through ``slot``, of index ``slot_index``, if the carrier has slots."""
+    """One micro-batch of an outgoing tensor; ``slot``, of index ``slot_index``, is None if the carrier has no slots."""
 
     link: OutgoingLink
     sending: _Sending
@@ -191,7 +191,7 @@ class OutgoingLink(LinkEnd):
 
 @dataclass
 class _Receiving:
-    """A tensor that is received. ``slots`` are the carrier's shared slots, if any; ``filled`` the indices in use.
+    """An incoming tensor. ``slots`` are the carrier's shared slots, if any; ``filled`` the indices in use.
 
     Slots may be freed in another order than they were filled, if micro-batches go to different stages. ``freed`` are
     the indices that the sender was not told of yet.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Clock = Callable[[], float]
-"""Returns seconds that never go back, such as `time.monotonic`."""
+"""A function that returns monotonic seconds, such as `time.monotonic`."""
 
 
 @dataclass(frozen=True)

@@ -347,7 +347,7 @@ class LoadedProgram:
                 return
             self._failure = failure
             self._halt_locked()
-        # An ended link is not this machine's fault; usually its client has ended. Otherwise the client logs the cause.
+        # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
         self._notify()

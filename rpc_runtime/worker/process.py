@@ -143,7 +143,7 @@ def _prepare_process(config: WorkerConfig) -> None:
 
 
 def _maximum_connections() -> int:
-    """Return the limit of connections: the limit of open files without those that the process needs itself."""
+    """Return the limit of connections: the limit of open files less `OWN_FILES`, within fixed bounds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # the soft limit is low only for programs that use select()
         with contextlib.suppress(OSError, ValueError):

@@ -76,7 +76,7 @@ class Offer:
             raise
 
     def is_open(self) -> bool:
-        """Ask the tracker whether the offer is still valid, or was given to a client only recently."""
+        """Ask the tracker for this offer; return whether a client may still connect with it."""
         pending = self._tracker.ask(Code.GET_PENDING_MATCHKEYS)
         self._unused = 0 if isinstance(pending, list) and self._matchkey in pending else self._unused + 1
         return self._unused < UNUSED_LOOKS
@@ -110,7 +110,7 @@ class Session:
         if self.is_late:
             import tvm_ffi
 
-            with contextlib.suppress(Exception):  # a client that has gone
+            with contextlib.suppress(Exception):  # the client has disconnected
                 self._connection.settimeout(GREETING_SECONDS)
                 text = f"RPCSessionTimeoutError: the {self._seconds:g} s that the client asked for are over"
                 tvm_ffi.get_global_func("rpc.ReturnException")(self._connection.fileno(), text)
