@@ -29,7 +29,8 @@ def test_it_keeps_to_what_every_transport_does(tmp_path: Path) -> None:
 
 
 def joining(before: str) -> str:
-    return f"import sys; {before}; from rpc_runtime.worker.process import main; sys.exit(main(sys.stdout, ['--transport', 'mpi']))"
+    end = "sys.exit(main(sys.stdout, ['--transport', 'mpi']))"
+    return f"import sys; {before}; from rpc_runtime.worker.process import main; {end}"
 
 
 @pytest.mark.parametrize(

@@ -137,12 +137,12 @@ def test_what_is_wrong_is_still_found(model: tvm_split.Model) -> None:
 
 def test_layers_that_are_shared_stay_as_they_are(model: tvm_split.Model) -> None:
     shard = tvm_split.Shard("conv_1", "conv_2", "rows", {"machine-a": 0.5, "machine-b": 0.5})
-    with pytest.raises(PlanError, match="shards, precision.*stay in float32"):
+    with pytest.raises(PlanError, match=r"shards, precision.*stay in float32"):
         tvm_split.plan(model, tvm_split.Cluster.local(2), shards=[shard], precision="float16")
 
 
 def test_other_words_are_refused(model: tvm_split.Model, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="precision is 'int8'.*'float32', 'float16' or 'bfloat16'"):
+    with pytest.raises(PlanError, match=r"precision is 'int8'.*'float32', 'float16' or 'bfloat16'"):
         tvm_split.plan(model, tvm_split.Cluster.in_process(1), precision="int8")
     tvm_split.plan(model, tvm_split.Cluster.in_process(1), precision="float16").save(tmp_path / "plan.json")
     text = (tmp_path / "plan.json").read_text()
