@@ -19,7 +19,7 @@ def templates_of(target: Target) -> tuple[Template[Any], ...]:
 
 
 def machine_of(target: Target) -> Traits | Gpu:
-    """The machine description that the target's templates take besides a function."""
+    """Return the description of a target's machine, which its templates take besides a function."""
     return traits_of(target) if is_cpu(target) else gpu_of(target)
 
 

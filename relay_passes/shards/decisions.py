@@ -1,12 +1,13 @@
 """Decide in one walk over a region how the machines hold each of its values.
 
-    whole      every machine that needs it computes it; also a product with too few channels for a share
+    whole      every machine that needs it computes it         also a product with too few channels to shard
     part       each machine has a part of one axis             after a product whose weights' columns are sharded
     summand    each machine has a partial sum                  after a product whose rows are sharded
 
-A product of a whole value is column-parallel, one of parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019). In
-between, sharded axes are propagated from operator to operator (GSPMD, Xu et al., 2021). A value that an operator cannot
-take in parts is gathered before it. The decisions are `Step` values, which `channels` turns into operations.
+A product of a whole value is column-parallel, one of parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019).
+Between products, sharded axes are propagated from operator to operator (GSPMD, Xu et al., 2021). If an operator cannot
+take a value in parts, the value is gathered before it. The decisions are `Step` values, which `channels` turns into
+operations.
 """
 
 from __future__ import annotations

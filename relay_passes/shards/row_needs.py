@@ -47,7 +47,7 @@ class Value:
 class Needs:
     """The indices that machines compute and read, by a variable's name and a machine's position in the region.
 
-    ``computed`` has the indices that a machine computes; for a total, the operand's indices that it reduces. ``read``
+    ``computed`` has the indices that a machine computes; for a `Total`, the operand's indices that it reduces. ``read``
     has those that its operations read. ``whole`` has the machines that need all of a value, by its name.
     """
 
@@ -237,6 +237,7 @@ def needs_of(
 
 
 def hull(one: Range | None, other: Range) -> Range:
+    """Return the smallest range that contains both; None is an empty range."""
     return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
 
 

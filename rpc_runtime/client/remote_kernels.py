@@ -15,6 +15,7 @@ from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
 from rpc_runtime.wire.channels import WorkerEndpoint
 
 CAUSE_SECONDS = 0.5
+"""Time that a failed call waits for the watch to report its cause."""
 
 Result = TypeVar("Result")
 

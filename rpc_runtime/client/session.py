@@ -270,7 +270,7 @@ class Session(Runner):
         return self._in_order(answers)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return `statistics`; after a failure, only of the stages whose machines still answer, until the failure."""
+        """Return `statistics`; after a failure, those up to the failure, of stages whose machines still answer."""
         self._dispatcher.require_open()
         if not self._dispatcher.has_failed:
             with contextlib.suppress(WorkerUnavailableError):  # a failure that the watch has not noticed yet

@@ -1,4 +1,4 @@
-"""CUDA on this machine: the driver, and TVM's CUDA library, which `runtime_alone` does not load."""
+"""CUDA on this machine: the driver, and TVM's CUDA library, which `load_cuda` loads if there is a driver."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class _Slot(TensorSlot):
 
 
 class OverlappedStage:
-    """A stage that computes while other tensors are transferred; its executable ends with `DeviceTransfers.end`."""
+    """A stage that computes while other tensors are transferred; its executable calls `DeviceTransfers.end` last."""
 
     def __init__(self, executable: RunnableStage, transfers: DeviceTransfers) -> None:
         self._executable, self._transfers = executable, transfers

@@ -27,9 +27,9 @@ class RunnableStage(Protocol):
 
 
 class StageExecutor:
-    """Runs stages as soon as their inputs have arrived and their outputs have room; the station of its machine's links.
+    """Runs stages as soon as their inputs have arrived and their outputs have room. It is the links' `Station`.
 
-    ``on_failure(stage, error)`` is called once, from the computing thread, when a stage raises; then no stage runs.
+    If a stage raises, ``on_failure(stage, error)`` is called once, from the computing thread; no stage runs after that.
     """
 
     def __init__(

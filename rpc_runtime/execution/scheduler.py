@@ -148,7 +148,7 @@ class StageState:
 
     @property
     def inputs(self) -> list[Any]:
-        """The inputs of the next micro-batch; queued until the stage is done, so that credits limit memory."""
+        """The inputs of the next micro-batch. They stay queued until the stage is done: credits limit memory."""
         return [queue.held[self.sequence].value for queue in self.queues]
 
     def next_exits(self) -> Sequence[_Exit]:

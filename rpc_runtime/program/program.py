@@ -155,7 +155,7 @@ class Program:
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
-        """The tensors that the client sends: the inputs and its cuts of them."""
+        """The tensors of the client: the model's inputs, and the slices of inputs that it sends (``cuts``)."""
         return (*self.inputs, *(cut.tensor for cut in self.cuts))
 
     @cached_property

@@ -139,7 +139,7 @@ def hello_of(deployment: str, source: str, destination: str, secret: bytes = b""
 def load_request(
     deployment: str, program: Program, machine: str, link_secrets: Mapping[tuple[str, str], bytes]
 ) -> pb.LoadStagesRequest:
-    """Return the request to load a program's stages on a machine; ``link_secrets`` are by (source, destination)."""
+    """Return the request to load a machine's stages of a program; ``link_secrets`` are by (source, destination)."""
     secrets = [pb.LinkSecret(source=ends[0], destination=ends[1], secret=link_secrets[ends]) for ends in link_secrets]
     return pb.LoadStagesRequest(
         deployment=deployment,

@@ -20,7 +20,10 @@ GOOD_ONES = 4
 RANDOM_ATTEMPTS = 64
 
 ROUNDS = 11
-"""Rounds of a duel; a measurement of at least this many rounds is from a duel and is not repeated."""
+"""Rounds of a duel: in each, the default and its challengers run in turn, on one device.
+
+A kernel that was measured in at least this many rounds has been in a duel, which is not repeated.
+"""
 SMALLEST_GAIN = 0.01
 """A gain below one percent does not count, however steady the measurement is."""
 

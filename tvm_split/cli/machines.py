@@ -1,4 +1,4 @@
-"""Options for the machines of a command: a cluster file, a tracker, Kubernetes, or this host."""
+"""Options for the machines of a command: a location of `Cluster.at`, a tracker, Kubernetes, or this host."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MachineOptions:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the options name a cluster file, tracker or Kubernetes cluster with running workers."""
+        """Whether ``cluster`` (other than in-process), ``tracker`` or ``kubernetes`` chooses the machines."""
         return not self.is_in_process and any((self.cluster, self.tracker, self.kubernetes))
 
     @property

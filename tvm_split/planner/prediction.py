@@ -233,9 +233,9 @@ def predict(
     profile: ClusterProfile | None = None,
     coded: Coded | None = None,
 ) -> Prediction:
-    """The prediction of a plan that consists of these steps; it has baselines only if a profile is given.
+    """Return the prediction of the plan whose steps are ``graph``. Without a ``profile`` it has no baselines.
 
-    With ``coded``, the plan's links have codecs; the bound and the alternatives are still those of plans without.
+    ``coded`` has the plan's links with codecs. The lower bound and the alternatives are those of plans without codecs.
 
     Raises:
         PlanError: a machine or a link is missing, or steps wait for each other in a cycle.

@@ -167,7 +167,7 @@ class ClusterProfile:
 
     @property
     def even_bytes(self) -> float:
-        """Bytes that such an even stage uses: its part of the weights, and the largest activations of a kernel."""
+        """Bytes of a stage if every machine gets an equal part of the weights, with a kernel's largest activations."""
         weights = sum(each.weight_bytes for each in self.pieces) / len(self.machines)
         return weights + max((each.activation_bytes for each in self.pieces), default=0)
 

@@ -21,7 +21,8 @@ def reshape(operation: Operation) -> Along:
     source, target = operation.operands[0].shape, operation.shape
     length, before = source[axis], prod(source[:axis])
     places = [place for place in range(len(target)) if prod(target[:place]) == before]
-    # Several axes can fit if some have length 1; prefer the one with the same length.
+    # Several axes can fit if some have length 1; prefer the one with the same length. Along the axis, each ``few``
+    # indices of the operand become ``many`` of the result.
     same = [place for place in places if target[place] == length]
     joined = [place for place in places if target[place] > length and target[place] % length == 0]
     apart = [place for place in places if 1 < target[place] < length and length % target[place] == 0]

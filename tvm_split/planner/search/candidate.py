@@ -141,7 +141,7 @@ def within_limits(problem: Problem, plan: Timed) -> bool:
 
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the candidate of the least value; ties go to the least other value, then to the fewest machines."""
+    """Return the candidate with the least `value`; ties: the least `other_value`, then the fewest machines."""
     left = list(candidates)
     for value_of in (Candidate.value, Candidate.other_value):
         least = min((value_of(each, problem) for each in left), default=math.inf)

@@ -45,9 +45,9 @@ Counts = npt.NDArray[np.intp]
 
 
 class PricedSearch:
-    """Search of one instance within a budget; `search` finds plans and raises the lower bound ``bound``, in seconds.
+    """Searches plans of one instance within a budget: ``found`` has them, ``bound`` is the lower bound in seconds.
 
-    Plans are compared as they run, with the shares of their replicas' round-robin schedules.
+    The period of a plan with replicas is that of its round-robin schedules (`delivered`).
 
     Args:
         known: plans to start with.
