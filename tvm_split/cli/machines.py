@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import tvm_split
@@ -25,9 +26,9 @@ class MachineOptions:
 
     cluster: str | None = option(
         None,
-        f"A cluster file (YAML) that names machines with running workers, or {IN_PROCESS}: no workers, the stages are "
-        "called in turn in this process.",
-        metavar=f"FILE|{IN_PROCESS}",
+        "A cluster file (YAML) that names machines with running workers, or a location like local:3?threads=2 or "
+        f"tracker:HOST:PORT. {IN_PROCESS}: no workers, the stages are called in turn in this process.",
+        metavar="WHERE",
     )
     tracker: str | None = option(
         None, "Instead of a cluster file: the workers that a TVM RPC tracker lists now.", metavar="HOST:PORT"
@@ -52,13 +53,14 @@ class MachineOptions:
             if getattr(self, name) and way not in ways:
                 raise WrongUseError(f"belongs to {_option(way)}", _option(name))
         for name in ("workers", "threads"):
-            if getattr(self, name) and self.is_elsewhere:
-                raise WrongUseError("every worker was started with its own", _option(name))
+            if getattr(self, name) and ways and self.cluster != IN_PROCESS:
+                place = f"--cluster {self.cluster}" if self.cluster else _option(ways[0])
+                raise WrongUseError(f"{place} chooses the machines; on this host: local:3?threads=2", _option(name))
 
     @property
     def is_in_process(self) -> bool:
         """Whether stages are called in this process, without workers."""
-        return self.cluster == IN_PROCESS
+        return bool(self.cluster) and re.split("[:?]", self.cluster or "")[0] == IN_PROCESS
 
     @property
     def is_elsewhere(self) -> bool:
@@ -84,7 +86,7 @@ class MachineOptions:
         for name in ACCESS:
             if getattr(self, name) and not (self.tracker or self.kubernetes):
                 raise WrongUseError("belongs to --tracker or --kubernetes; a cluster file has its own", _option(name))
-        if self.is_in_process:
+        if self.cluster == IN_PROCESS:
             return tvm_split.Cluster.in_process(self.workers or 1, self.threads)
         if self.tracker:
             address = TrackerAddress.parse(self.tracker)
