@@ -52,6 +52,7 @@ def takes_options(group: type) -> Callable[[Function], Function]:
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(field), annotation=field.type
             )
             for field in options(group)
+            if field.name not in signature.parameters
         ]
         function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
         listed = [f"    {field.name}: {field.metadata['description']}" for field in options(group)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rpc_runtime.option import takes_options
@@ -15,6 +15,7 @@ from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment,
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.planner.explain import one_machine_advice
+from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan
 from tvm_split.progress import step_progress
@@ -26,8 +27,11 @@ def compile_and_deploy(
     source: Any,
     example_inputs: Any = None,
     cluster: Cluster | None = None,
-    request: PlanRequest | None = None,
+    split: Mapping[str, Sequence[str]] | str | None = None,
+    stages: int | None = None,
+    objective: Objective | None = None,
     *,
+    request: PlanRequest | None = None,
     batch: int | None = None,
     verify: bool = True,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
@@ -53,14 +57,14 @@ def compile_and_deploy(
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """
-    request = PlanRequest.of(request, fields)
+    request = PlanRequest.of(request, fields, split=split, stages=stages, objective=objective)
     cluster = cluster if cluster is not None else Cluster.local()
     with cluster.kept(), contextlib.ExitStack() as bars:
         bars.enter_context(_rare_garbage_collection())
         with cluster.starting():  # workers start while the frontend is imported
             model = load_model(source, example_inputs, batch=batch)
         report = on_progress or bars.enter_context(step_progress("planning"))
-        planned = plan(model, cluster, request, on_progress=report)
+        planned = plan(model, cluster, request=request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)

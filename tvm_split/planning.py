@@ -52,8 +52,11 @@ from tvm_split.steps import StepProgress
 def plan(
     model: Model,
     cluster: Cluster,
-    request: PlanRequest | None = None,
+    objective: Objective | None = None,
+    stages: int | None = None,
+    split: Mapping[str, Sequence[str]] | str | None = None,
     *,
+    request: PlanRequest | None = None,
     on_progress: StepProgress | None = None,
     on_problem: Callable[[Problem], None] | None = None,
     **fields: Any,
@@ -75,7 +78,7 @@ def plan(
         ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not match.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
-    request = PlanRequest.of(request, fields)
+    request = PlanRequest.of(request, fields, objective=objective, stages=stages, split=split)
     require_known_pins(model.graph, request, cluster.machine_names)
     if isinstance(request.split, str):
         request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))

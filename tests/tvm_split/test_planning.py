@@ -267,7 +267,7 @@ def test_replicas_are_kept_when_nothing_is_better(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     request = PlanRequest(profile=profile, replicas=True, stages=1)
-    current = tvm_split.plan(wide, cluster, request)
+    current = tvm_split.plan(wide, cluster, request=request)
     assert current.stages[0].machines == (A, B)
     same, found = replan(wide, cluster, current, Measured({A: 1.1, B: 1.1}), request=request)
     assert not found.changed
@@ -397,3 +397,12 @@ def test_a_split_by_hand_is_nobody_elses_business():
             network, (torch.zeros(1, 16),), tvm_split.Cluster.local(workers=2), split={A: ["0"], B: ["1"]}
         ) as deployment:
             assert len(deployment.stages) == 2
+
+
+def test_the_first_wishes_can_be_given_by_position(model):
+    cluster = tvm_split.Cluster.local(workers=2)
+    split = {"machine-a": ["conv_1"], "machine-b": ["conv_2"]}
+    plan = tvm_split.plan(model, cluster, "latency", 2, split)
+    assert (plan.objective, [stage.machine for stage in plan.stages]) == ("latency", ["machine-a", "machine-b"])
+    with pytest.raises(tvm_split.PlanError, match="request is a PlanRequest"):
+        tvm_split.plan(model, cluster, request=split)

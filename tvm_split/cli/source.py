@@ -92,7 +92,7 @@ def is_bundle(source: str) -> bool:
 def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanRequest, **how: Any) -> tvm_split.Plan:
     """Call `tvm_split.plan`; errors in the request name the command-line options."""
     try:
-        return tvm_split.plan(model, cluster, request, **how)
+        return tvm_split.plan(model, cluster, request=request, **how)
     except RequestError as error:
         raise wrong_use(PlanRequest, error) from error
 

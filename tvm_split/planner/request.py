@@ -255,9 +255,18 @@ class PlanRequest:
         return content_of(self)
 
     @classmethod
-    def of(cls, request: PlanRequest | None, fields: Mapping[str, Any]) -> PlanRequest:
-        """The request with these fields changed; a new request if ``request`` is None."""
-        return cls(**fields) if request is None else replace(request, **fields)
+    def of(cls, request: PlanRequest | None, fields: Mapping[str, Any], **positional: Any) -> PlanRequest:
+        """The request with these fields changed; a new request if ``request`` is None.
+
+        ``positional`` are fields that callers may also give by position; None leaves them as they are.
+
+        Raises:
+            PlanError: a field does not fit, or ``request`` is something else.
+        """
+        changes = {**fields, **{name: value for name, value in positional.items() if value is not None}}
+        if not isinstance(request, PlanRequest | None):
+            raise PlanError(f"request is a PlanRequest, got {request!r:.80}; give its fields as keywords instead")
+        return cls(**changes) if request is None else replace(request, **changes)
 
 
 def _raising_plan_errors(init: Any) -> Any:
