@@ -89,7 +89,7 @@ class Registry(Generic[Kind]):
             raise self._unknown(f"there is no {self._noun} {name!r}; there are: {', '.join(self)}")
         try:
             return self._checked(entry.load())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             package = entry.dist.name if entry.dist else entry.module
             raise PluginError(
                 f"the {self._noun} {name!r} of the package {package!r} cannot be loaded from {entry.value}: {error}; "

@@ -406,3 +406,9 @@ def test_the_first_wishes_can_be_given_by_position(model):
     assert (plan.objective, [stage.machine for stage in plan.stages]) == ("latency", ["machine-a", "machine-b"])
     with pytest.raises(tvm_split.PlanError, match="request is a PlanRequest"):
         tvm_split.plan(model, cluster, request=split)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_strategy_that_does_not_exist_is_refused(model, workers):
+    with pytest.raises(tvm_split.PlanError, match="no strategy 'nope'"):
+        tvm_split.plan(model, tvm_split.Cluster.local(workers), strategy="nope", estimate=True)

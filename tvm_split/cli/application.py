@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.registry import Registry
+from rpc_runtime.registry import PluginWarning, Registry
 from rpc_runtime.result_stream import take_stdout
 from tvm_split.cli.interrupts import ended_by_signals
 from tvm_split.cli.options import has_hidden, with_groups
@@ -154,7 +154,7 @@ class Commands(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(registry)
+        return [name for name, _ in registry.items()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return ListedCommand(registry[cmd_name]) if cmd_name in registry else None
@@ -252,7 +252,7 @@ def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # from libraries, about code that a user cannot change
-        for category in (MeasurementsWarning, UntriedVersionWarning):
+        for category in (MeasurementsWarning, PluginWarning, UntriedVersionWarning):
             warnings.simplefilter("always", category)
         # Leave out the position in our code, which does not help a user.
         warnings.showwarning = lambda message, *_, **__: _print_warning(str(message))

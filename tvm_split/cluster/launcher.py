@@ -134,8 +134,10 @@ def launcher_at(location: str) -> Launcher:
             known = _parameters(kind)
             raise ClusterError(f"{location!r}: {name} takes nothing after a colon; its parameters are {known}")
         given[kind.argument] = argument
-    if issubclass(kind, WithAccess):
+    if issubclass(kind, WithAccess) and not {"token", "tls"} & given.keys():  # of secrets, files alone are named
         given |= _access(given)
+    elif issubclass(kind, WithAccess):
+        raise ClusterError(f"{location!r}: token and tls are unknown; its parameters are {_parameters(kind)}")
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:

@@ -124,7 +124,8 @@ def _idle_child(memory_bytes: int | None) -> _Child | None:
 
 def _started(memory_bytes: int | None) -> _Child:
     mine, other = Pipe()
-    command = [sys.executable, "-m", "tvm_split.frontends.reference", str(other.fileno()), str(memory_bytes or 0)]
+    # -P: modules of the current folder do not stand in for installed ones.
+    command = [sys.executable, "-P", "-m", "tvm_split.frontends.reference", str(other.fileno()), str(memory_bytes or 0)]
     process = subprocess.Popen(  # noqa: S603
         command,
         pass_fds=[other.fileno()],

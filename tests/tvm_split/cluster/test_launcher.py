@@ -90,6 +90,7 @@ def test_credentials_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("local?theads=2", "theads: unknown; its parameters are workers, threads"),
         ("local:0", "1 to 702 machines"),
         ("at", "at least one HOST:PORT"),
+        ("at:lab:7001?token=secret", "token and tls are unknown; .*token_file"),
     ],
 )
 def test_wrong_locations(location: str, message: str) -> None:
