@@ -130,8 +130,9 @@ def test_what_may_not_be_said_ends_the_link(frames: list[bytes], on_bus: OnBus) 
         for frame in frames:
             sender.link.say(frame)
         assert answering.ended.wait(PATIENCE_SECONDS)
-        assert isinstance(answering.ends[0], ProtocolError)
         assert calling.ended.wait(PATIENCE_SECONDS)
+        # The sender did not begin these transfers, so it may be the first to complain, about a receiver that is ready.
+        assert any(isinstance(error, ProtocolError) for error in (answering.ends[0], calling.ends[0]))
 
 
 def test_a_sender_is_not_told_that_an_unannounced_tensor_is_awaited(on_bus: OnBus) -> None:

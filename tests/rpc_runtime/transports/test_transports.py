@@ -106,7 +106,7 @@ def test_everything_arrives_whole_and_in_order(transport: str, caller_sends: boo
 
 @every_transport
 @caller_sends
-@pytest.mark.parametrize("codec", str)
+@pytest.mark.parametrize("codec", [NONE, *CODECS])
 def test_streams_are_coded_and_memory_is_not(transport: str, caller_sends: bool, codec: str) -> None:
     """What is lossy changes what arrives by a little, and only where a network carries it; the sizes are told."""
     shapes = [(1, 8, 5, 5), (300, 2000), (0, 4), (), (4, 3)]

@@ -89,6 +89,8 @@ class LocalSearch:
         hot, cold = TEMPERATURES
         changes = ROUND * sum(self._instance.seconds.shape)
         start = budget.used_share
+        if start >= 1.0:  # used up since the caller looked
+            return plan
         for number in range(changes):
             used = max(number / changes, (budget.used_share - start) / (1.0 - start))
             if used >= 1.0:
