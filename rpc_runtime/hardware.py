@@ -15,15 +15,25 @@ from rpc_runtime.errors import InputError
 
 DISABLED_FEATURES_VARIABLE = "TVM_SPLIT_DISABLE_CPU_FEATURES"
 """Environment variable: instruction sets, by Linux's names and separated by spaces, that this host must not use."""
-_KNOWN_FEATURES = (
-    "cmov mmx sse sse2 pni ssse3 sse4_1 sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop tbm bmi1 bmi2 movbe adx cx16 "
-    "gfni vaes vpclmulqdq abm lahf_lm pclmulqdq avx512f avx512cd avx512dq avx512bw avx512vl avx512er avx512pf "
-    "avx512ifma avx512vbmi avx512_vnni avx512_bf16 avx512_fp16 avx512_vbmi2 avx512_bitalg avx512_vpopcntdq "
-    "avx512_vp2intersect avx_vnni avx_vnni_int8 avx_vnni_int16 avx_ifma avx_ne_convert amx_tile amx_int8 amx_bf16 "
-    "amx_fp16 fp asimd asimdhp asimdfhm asimddp asimdrdm fcma jscvt atomics crc32 bf16 i8mm sve sve2 sme sme2 neon "
-    "vfpv3 vfpv4 idiva idivt"
-)
-"""Linux's names of instruction sets that kernels are compiled for, of any architecture."""
+_NAMES = {
+    "x86_64": "cmov mmx sse sse2 sse3=pni ssse3 sse4.1=sse4_1 sse4.2=sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop "
+    "tbm bmi=bmi1 bmi2 movbe adx cx16 gfni vaes vpclmulqdq lzcnt=abm sahf=lahf_lm pclmul=pclmulqdq avx512f avx512cd "
+    "avx512dq avx512bw avx512vl avx512er avx512pf avx512ifma avx512vbmi avx512vnni=avx512_vnni avx512bf16=avx512_bf16 "
+    "avx512fp16=avx512_fp16 avx512vbmi2=avx512_vbmi2 avx512bitalg=avx512_bitalg avx512vpopcntdq=avx512_vpopcntdq "
+    "avx512vp2intersect=avx512_vp2intersect avxvnni=avx_vnni avxvnniint8=avx_vnni_int8 avxvnniint16=avx_vnni_int16 "
+    "avxifma=avx_ifma avxneconvert=avx_ne_convert amx-tile=amx_tile amx-int8=amx_int8 amx-bf16=amx_bf16 "
+    "amx-fp16=amx_fp16",
+    "aarch64": "fp-armv8=fp neon=asimd fullfp16=asimdhp fp16fml=asimdfhm dotprod=asimddp rdm=asimdrdm complxnum=fcma "
+    "jsconv=jscvt lse=atomics crc=crc32 bf16 i8mm sve sve2 sme sme2",
+    "arm": "neon vfp3=vfpv3 vfp4=vfpv4 hwdiv-arm=idiva hwdiv=idivt",
+}
+"""Instruction sets for arithmetic, by architecture: LLVM's name, and after "=" the name in /proc/cpuinfo."""
+LINUX_NAMES = {
+    family: {llvm: linux or llvm for llvm, _, linux in (name.partition("=") for name in names.split())}
+    for family, names in _NAMES.items()
+}
+"""By architecture, LLVM's names of instruction sets that kernels use, with their names in /proc/cpuinfo."""
+_KNOWN_FEATURES = frozenset(linux for names in LINUX_NAMES.values() for linux in names.values())
 
 _FEATURES_KEYS = {"x86_64": "flags", "amd64": "flags", "i686": "flags"}
 """The key of /proc/cpuinfo that lists instruction sets, by architecture; ARM's ``Features`` is the default.
@@ -47,7 +57,7 @@ def cpu_features() -> frozenset[str]:
         return frozenset()
     found = features_in(text, platform.machine())
     disabled = frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
-    if unknown := disabled - found - set(_KNOWN_FEATURES.split()):
+    if unknown := disabled - found - _KNOWN_FEATURES:
         raise InputError(
             f"{DISABLED_FEATURES_VARIABLE} names {', '.join(sorted(unknown))}, which is no instruction set here; give "
             "names of /proc/cpuinfo with spaces between them"

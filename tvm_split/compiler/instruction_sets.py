@@ -10,26 +10,9 @@ from typing import Any
 
 import tvm
 
+from rpc_runtime.hardware import LINUX_NAMES
 from tvm_split.compiler.llvm_names import knows_cpu
 from tvm_split.errors import ClusterError
-
-_NAMES = {
-    "x86_64": "cmov mmx sse sse2 sse3=pni ssse3 sse4.1=sse4_1 sse4.2=sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop "
-    "tbm bmi=bmi1 bmi2 movbe adx cx16 gfni vaes vpclmulqdq lzcnt=abm sahf=lahf_lm pclmul=pclmulqdq avx512f avx512cd "
-    "avx512dq avx512bw avx512vl avx512er avx512pf avx512ifma avx512vbmi avx512vnni=avx512_vnni avx512bf16=avx512_bf16 "
-    "avx512fp16=avx512_fp16 avx512vbmi2=avx512_vbmi2 avx512bitalg=avx512_bitalg avx512vpopcntdq=avx512_vpopcntdq "
-    "avx512vp2intersect=avx512_vp2intersect avxvnni=avx_vnni avxvnniint8=avx_vnni_int8 avxvnniint16=avx_vnni_int16 "
-    "avxifma=avx_ifma avxneconvert=avx_ne_convert amx-tile=amx_tile amx-int8=amx_int8 amx-bf16=amx_bf16 "
-    "amx-fp16=amx_fp16",
-    "aarch64": "fp-armv8=fp neon=asimd fullfp16=asimdhp fp16fml=asimdfhm dotprod=asimddp rdm=asimdrdm complxnum=fcma "
-    "jsconv=jscvt lse=atomics crc=crc32 bf16 i8mm sve sve2 sme sme2",
-    "arm": "neon vfp3=vfpv3 vfp4=vfpv4 hwdiv-arm=idiva hwdiv=idivt",
-}
-"""Instruction sets for arithmetic, by architecture: LLVM's name, and after "=" the name in /proc/cpuinfo."""
-_LINUX_NAMES = {
-    family: {llvm: linux or llvm for llvm, _, linux in (name.partition("=") for name in names.split())}
-    for family, names in _NAMES.items()
-}
 
 _LEVELS = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")}
 """By architecture, LLVM's names of processors that stand for sets of features, the largest set first.
@@ -126,7 +109,7 @@ def require_executable(
 
 def _instruction_sets(cpu: Mapping[str, Any]) -> frozenset[str]:
     """Linux's names of the instruction sets that a target lets LLVM use; sets without a Linux name are left out."""
-    names = _LINUX_NAMES.get(_family(_architecture_of(cpu)), {})
+    names = LINUX_NAMES.get(_family(_architecture_of(cpu)), {})
     relevant = {"kind": "llvm"} | {name: cpu[name] for name in ("mcpu", "mattr", "mtriple") if name in cpu}
     features = map(str, tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(relevant)))
     return frozenset(names[feature] for feature in features if feature in names)
