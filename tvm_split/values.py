@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -128,13 +129,9 @@ def line_of(node: yaml.Node | None, location: Location) -> int:
     return line
 
 
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
-
-
-def _adapter(form: type[Any]) -> TypeAdapter[Any]:
-    if form not in _ADAPTERS:
-        _ADAPTERS[form] = TypeAdapter(form)
-    return _ADAPTERS[form]
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
