@@ -129,22 +129,25 @@ def launcher_at(location: str) -> Launcher:
         name, argument = "file", head
     kind = LAUNCHERS[name]
     given: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+
+    def wrong(text: str) -> ClusterError:
+        return ClusterError(f"{location!r}: {text}; its parameters are {_parameters(kind)}")
+
+    if argument and not kind.argument:
+        raise wrong(f"{name} takes nothing after a colon")
     if argument:
-        if not kind.argument:
-            known = _parameters(kind)
-            raise ClusterError(f"{location!r}: {name} takes nothing after a colon; its parameters are {known}")
         given[kind.argument] = argument
-    if issubclass(kind, WithAccess) and not {"token", "tls"} & given.keys():  # of secrets, files alone are named
+    if issubclass(kind, WithAccess):
+        if {"token", "tls"} & given.keys():  # a location names files of secrets, and holds none
+            raise wrong("token and tls are unknown")
         given |= _access(given)
-    elif issubclass(kind, WithAccess):
-        raise ClusterError(f"{location!r}: token and tls are unknown; its parameters are {_parameters(kind)}")
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or name
         text = "unknown" if first["type"] == "unexpected_keyword_argument" else first["msg"]
-        raise ClusterError(f"{location!r}: {place}: {text}; its parameters are {_parameters(kind)}") from error
+        raise wrong(f"{place}: {text}") from error
 
 
 def _access(given: dict[str, Any]) -> dict[str, Any]:
