@@ -39,13 +39,13 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.codec import NONE
+from rpc_runtime.program.codec import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, split_address, token_from
 from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
-from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SshAccess, faults
+from tvm_split.cluster.machine import AUTO_CODEC, Link, Machine, SshAccess, faults, is_link_codec
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import MOST_AMOUNT, few_lines
@@ -89,7 +89,7 @@ def _known_transport(transport: str) -> str:
 
 
 def _known_codec(codec: str) -> str:
-    if codec not in LINK_CODECS:
+    if not is_link_codec(codec):
         raise ValueError("unknown")
     return codec
 
@@ -150,8 +150,10 @@ class _Link(_Strict):
         description=f"a number of seconds from 0 up, like 0.001; {MOST_AMOUNT:g} at most",
     )
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
-    transport: str = Field(default=AUTO, description="one of auto, grpc, shm, mpi, nccl (nccl: from GPU to GPU)")
-    codec: str = Field(default=NONE, description=f"one of {', '.join(LINK_CODECS)}")
+    transport: str = Field(
+        default=AUTO, description=f"one of {', '.join((AUTO, *TRANSPORTS.built_in))} (nccl: from GPU to GPU)"
+    )
+    codec: str = Field(default=NONE, description=f"one of {', '.join((AUTO_CODEC, NONE, *CODECS.built_in))}")
 
     check_address = field_validator("address")(_host_and_port)
     check_transport = field_validator("transport")(_known_transport)

@@ -87,8 +87,12 @@ class Machine:
 
 
 AUTO_CODEC = "auto"
-LINK_CODECS = (AUTO_CODEC, NONE, *CODECS)
-"""The allowed values of a link's ``codec``."""
+"""The ``codec`` of a link whose plan chooses one."""
+
+
+def is_link_codec(codec: str) -> bool:
+    """Return whether a link may have this codec."""
+    return codec in (AUTO_CODEC, NONE) or codec in CODECS
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,9 @@ class Link:
             raise ClusterError(f"{here} has an address; what the client calls is the address of the machine itself")
         if self.transport != AUTO:
             self._require_transport(here)
-        if self.codec not in LINK_CODECS:
-            raise ClusterError(f"{here} has codec {self.codec!r}; there are {', '.join(LINK_CODECS)}")
+        if not is_link_codec(self.codec):
+            known = ", ".join((AUTO_CODEC, NONE, *CODECS))
+            raise ClusterError(f"{here} has codec {self.codec!r}; there are {known}")
         if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, NONE):
             raise ClusterError(
                 f"{here} has the transport {self.transport}, by which no codec writes: leave out codec {self.codec}"
