@@ -8,7 +8,7 @@ Error messages give the file, the line and what is expected there::
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -129,9 +129,7 @@ def line_of(node: yaml.Node | None, location: Location) -> int:
     return line
 
 
-@cache
-def _adapter(form: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(form)
+_adapter: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
