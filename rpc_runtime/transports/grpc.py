@@ -83,19 +83,7 @@ class Grpc(Transport):
         return b""
 
     def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
-        return b"", StreamPending(opening.stream)
+        return b"", opening.stream
 
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
         return opening.stream
-
-
-class StreamPending:
-    """The pending carrier of gRPC: the stream, which is open already."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def accept(self) -> Carrier:
-        return self._stream
-
-    def close(self) -> None: ...

@@ -68,7 +68,7 @@ class Mpi(Transport):
         world.require(identity, rank)
         number = world.next_number()
         carrier = MpiCarrier(world, rank, number, opening, calls=False)
-        return _ANSWER.pack(world.identity, world.rank, number), _MpiPending(carrier)
+        return _ANSWER.pack(world.identity, world.rank, number), carrier
 
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
         world = self._own_world()
@@ -350,14 +350,3 @@ class MpiCarrier(Carrier):
                 raise WorkerUnavailableError(
                     f"its other end has taken nothing for {timeouts.silence_seconds:g} seconds"
                 )
-
-
-class _MpiPending:
-    def __init__(self, carrier: MpiCarrier) -> None:
-        self._carrier = carrier
-
-    def accept(self) -> Carrier:
-        return self._carrier
-
-    def close(self) -> None:
-        self._carrier.close()

@@ -98,10 +98,10 @@ class Nccl(Transport):
     memory = "device"
     uses_codecs = False
     joins_client = False
-    connect_seconds = NcclTimeouts().join_seconds
 
     def __init__(self, timeouts: NcclTimeouts | None = None) -> None:
         self._timeouts = timeouts or NcclTimeouts()
+        self.connect_seconds = self._timeouts.join_seconds
 
     def offer(self, opening: Opening) -> bytes:
         own = nccl_of(opening.link.nccl)
@@ -109,7 +109,7 @@ class Nccl(Transport):
 
     def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
         carrier = self._carrier(opening, NcclEnd.from_bytes(offer), calls=False)
-        return carrier.own.to_bytes(), _NcclPending(carrier)
+        return carrier.own.to_bytes(), carrier
 
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
         carrier = self._carrier(opening, NcclEnd.from_bytes(answer), calls=True)
@@ -123,18 +123,6 @@ class Nccl(Transport):
     def _carrier(self, opening: Opening, other: NcclEnd, *, calls: bool) -> NcclCarrier:
         own, kind = nccl_of(opening.link.nccl), _Receiving if opening.link.receives else _Sending
         return kind(opening, own, other, self._timeouts, calls=calls)
-
-
-class _NcclPending:
-    def __init__(self, carrier: NcclCarrier) -> None:
-        self._carrier = carrier
-
-    def accept(self) -> Carrier:
-        self._carrier.join()
-        return self._carrier
-
-    def close(self) -> None:
-        self._carrier.close()
 
 
 class NcclCarrier(Carrier):
@@ -161,6 +149,10 @@ class NcclCarrier(Carrier):
         self._has_turn = False
         self._latest = math.inf
         self._closer = threading.Thread(target=self._end, name="nccl-end", daemon=True)
+
+    def accept(self) -> Carrier:
+        self.join()
+        return self
 
     def join(self) -> None:
         """Wait until both ends have joined the communicator.

@@ -10,7 +10,7 @@ import grpc
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.registry import PluginError
-from rpc_runtime.transports.grpc import Stream, StreamPending
+from rpc_runtime.transports.grpc import Stream
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.transport import FALLBACK, Carrier, Opening, Pending, offered, transport_named
 from rpc_runtime.wire import worker_pb2 as pb
@@ -311,7 +311,7 @@ class LinkAnswer:
         if name == FALLBACK and name in self._names:
             if self._pending is not None:
                 self._pending.close()
-            return StreamPending(self._stream)
+            return self._stream
         raise ProtocolError(f"the caller chose the transport {name!r}, which it was not offered")
 
     def _ended(self, error: Exception | None) -> None:

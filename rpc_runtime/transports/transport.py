@@ -67,6 +67,10 @@ class Carrier(ABC):
         """Return ``route.depth`` slots in memory that both ends share, or () if tensors are sent in frames."""
         return ()
 
+    def accept(self) -> Carrier:
+        """Return itself: a carrier that is ready before the caller chooses is its own `Pending`."""
+        return self
+
     @abstractmethod
     def start(self, on_end: OnEnd) -> None:
         """Open the link by `LinkEnd.open` and pass received frames to it. Call once.
@@ -114,7 +118,7 @@ class Transport(ABC):
     """Where the memory is that both ends share; ``device``: both ends have a GPU."""
     uses_codecs: ClassVar[bool] = True
     joins_client: ClassVar[bool] = True
-    connect_seconds: ClassVar[float] = 0.0
+    connect_seconds: float = 0.0
     """Time that `connect` may take, added to the time limit for the caller's choice."""
 
     def start(self) -> None:  # noqa: B027  (most need nothing)
