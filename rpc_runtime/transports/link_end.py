@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.program.routes import Route
+from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
 from rpc_runtime.transports.nccl_device import MakeNccl
@@ -80,8 +80,8 @@ class Frames:
 class LinkEnd:
     """One end of a link.
 
-    If ``patient``, the other end may send nothing as long as the connection is open. ``nccl`` makes the NCCL device
-    of the station's GPU; it is None if the stages run on no GPU.
+    If the other end is the client, it may send nothing as long as the connection is open. ``nccl`` makes the NCCL
+    device of the station's GPU; it is None if the stages run on no GPU.
     """
 
     receives: ClassVar[bool]
@@ -94,8 +94,6 @@ class LinkEnd:
         make_slot: MakeSlot,
         nccl: MakeNccl | None,
         timeouts: LinkTimeouts,
-        *,
-        patient: bool,
     ) -> None:
         self.nccl = nccl
         self.station = station
@@ -106,7 +104,7 @@ class LinkEnd:
         self._wake = threading.Condition(station.lock)
         self._closed = False
         self._end = threading.Event()
-        self._patient = patient
+        self._patient = any((route.source if self.receives else route.destination) == CLIENT for route in self.routes)
         self._liveness = Liveness(timeouts)
         self._carrier: Carrier | None = None
         self._has_slots = False

@@ -24,7 +24,7 @@ import numpy as np
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.measurements import RECEIVE, SEND, now
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
@@ -110,8 +110,7 @@ class OutgoingLink(LinkEnd):
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         require_available(routes)
-        patient = any(route.destination == CLIENT for route in routes)
-        super().__init__(station, routes, make_slot, nccl, timeouts, patient=patient)
+        super().__init__(station, routes, make_slot, nccl, timeouts)
         self._outbox = Outbox(routes)
         self._sending = {
             route.index: _Sending(route, self._outbox.window(route.index), coder_of(route)) for route in routes
@@ -240,8 +239,7 @@ class IncomingLink(LinkEnd):
         reuse: bool,
     ) -> None:
         require_available(routes)
-        patient = any(route.source == CLIENT for route in routes)
-        super().__init__(station, routes, make_slot, nccl, timeouts, patient=patient)
+        super().__init__(station, routes, make_slot, nccl, timeouts)
         self._grants = Grants(routes)
         self._receiving = {
             route.index: _Receiving(route, self._grants.window(route.index), coder_of(route)) for route in routes
