@@ -33,7 +33,7 @@ from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.framing import CHUNK_BYTES
-from rpc_runtime.wire.messages import LINK_SECRET_BYTES, hello_of
+from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ CAUSE_SECONDS = 0.5
 UNLOAD_SECONDS = 5.0
 LAST_WORD_SECONDS = 2.0
 """Timeout of one worker's last statistics, so that a hanging worker does not delay those of the others."""
-LONGEST_CONNECT_SECONDS = 600.0
 
 Answer = TypeVar("Answer")
 
@@ -178,7 +177,7 @@ class Session(Runner):
             for name, peer in self._endpoints.items():
                 setting = self._settings.get((machine, name), DEFAULT)
                 peers[name] = replace(peer, address=setting.address or peer.address, transport=setting.wanted)
-            seconds = min(self._timeout_seconds, LONGEST_CONNECT_SECONDS)
+            seconds = min(self._timeout_seconds, MAXIMUM_CONNECT_SECONDS)
             return self._clients[machine].connect(self.deployment, peers, seconds)
 
         return tuple(chain.from_iterable(self._on_every_machine(connect).values()))

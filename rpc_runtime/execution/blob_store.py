@@ -87,23 +87,20 @@ class BlobStore:
         with self._explained():
             self._make_folders()
             self._require_room(blob, shutil.disk_usage(self.folder).free)
-            self._write(blob, chunks)
-
-    def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
-        digest, size = hashlib.sha256(), 0
-        path = self._path(blob.sha256)
-        with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
-            for chunk in chunks:
-                size += len(chunk)
-                if size > blob.size_bytes:
-                    raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
-                digest.update(chunk)
-                file.write(chunk)
-            # No fsync for each weight: after a power failure, `read` detects an incomplete file by its digest.
-            _check(blob, size, digest.hexdigest())
-            until_it_is_there.enter_context(self._exclusively())
-            self._evict(blob)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            digest, size = hashlib.sha256(), 0
+            path = self._path(blob.sha256)
+            with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
+                for chunk in chunks:
+                    size += len(chunk)
+                    if size > blob.size_bytes:
+                        raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
+                    digest.update(chunk)
+                    file.write(chunk)
+                # No fsync for each weight: after a power failure, `read` detects an incomplete file by its digest.
+                _check(blob, size, digest.hexdigest())
+                until_it_is_there.enter_context(self._exclusively())
+                self._evict(blob)
+                path.parent.mkdir(mode=0o700, exist_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
         """Return a blob's content.

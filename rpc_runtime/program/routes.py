@@ -84,7 +84,8 @@ class MachineProgram:
     def period(self) -> int:
         """The number of micro-batches after which all routes here repeat; 1 without replicas."""
         routes = (*self.incoming, *self.outgoing, *self.local)
-        return cycle_of({turns.period for turns in _turns(self.stages, routes)})
+        turns = (*(stage.own_turns for stage in self.stages), *(route.when for route in routes))
+        return cycle_of({each.period for each in turns})
 
     def require_limits(self) -> None:
         """Raise `ValueError` if there are more stages, neighbours or turns than a worker accepts."""
@@ -117,10 +118,6 @@ class MachineProgram:
     @cached_property
     def _leaving(self) -> dict[str, list[Route]]:
         return _grouped(self.outgoing, attrgetter("tensor.name"))
-
-
-def _turns(stages: Iterable[StageSpec], routes: Iterable[Route]) -> list[Recurrence]:
-    return [stage.own_turns for stage in stages] + [route.when for route in routes]
 
 
 def _grouped(routes: Iterable[Route], key: Callable[[Route], str]) -> dict[str, list[Route]]:

@@ -35,6 +35,8 @@ from rpc_runtime.wire.framing import PROTOCOL_VERSION
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
+MAXIMUM_CONNECT_SECONDS = 600.0
+"""The longest time that a client may give a worker to connect its links."""
 MAXIMUM_KERNELS = 10_000
 MAXIMUM_ARGUMENTS = 1000
 MAXIMUM_ROUNDS = 1000

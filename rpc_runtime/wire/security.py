@@ -127,6 +127,10 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
     return Token(text) if text else None
 
 
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 (a name for it)
+"""The addresses for all of a host's addresses, with the one to call on that host."""
+
+
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

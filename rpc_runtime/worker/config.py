@@ -146,7 +146,7 @@ def config_from_arguments(
 
 def _timeouts(silence: str | None) -> LinkTimeouts:
     try:
-        return LinkTimeouts() if silence is None else LinkTimeouts.of_silence(float(silence))
+        return USUAL_TIMEOUTS if silence is None else LinkTimeouts.of_silence(float(silence))
     except ValueError as error:
         raise InputError(f"${SILENCE_VARIABLE} is a number of seconds, got {silence!r}: {error}") from None
 

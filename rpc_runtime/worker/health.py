@@ -17,7 +17,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_ser
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.wire.channels import SERVER_OPTIONS, open_channel
-from rpc_runtime.wire.security import split_address
+from rpc_runtime.wire.security import LOOPBACK_OF, split_address
 from rpc_runtime.wire.server import CallQuota, QuotaInterceptor
 from rpc_runtime.worker.service import CONTROL_SERVICE
 
@@ -26,8 +26,6 @@ MAXIMUM_CALLS = 32
 MAXIMUM_CONNECTIONS = 256
 ANSWER_SECONDS = 10.0
 """Timeout of a worker's check of itself; long enough for a busy host."""
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 (a name for it)
-"""The address to call on this host if a worker listens on all addresses."""
 
 
 def servicer() -> Any:
@@ -73,7 +71,7 @@ def require_answer(address: str, *, has_tls: bool) -> None:
         WorkerError: the worker does not answer.
     """
     host, port = split_address(address)
-    host = LOOPBACK.get(host, host)
+    host = LOOPBACK_OF.get(host, host)
     try:
         if has_tls:
             socket.create_connection((host.strip("[]"), port), ANSWER_SECONDS).close()

@@ -230,8 +230,7 @@ class LoadedProgram:
         """
         with self._lock:
             program = self._join_locked()
-        with self._events:
-            self._events.notify_all()  # for neighbours that wait in `attach`
+        self._notify()  # neighbours that wait in `attach`
         wanted = [machine for machine in program.by_destination if machine != CLIENT]
         calls = []
         for machine in wanted:

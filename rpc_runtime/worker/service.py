@@ -21,7 +21,14 @@ from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, program_of, value_of
+from rpc_runtime.wire.messages import (
+    MAXIMUM_CONNECT_SECONDS,
+    kernel_set,
+    link_secrets,
+    message_of,
+    program_of,
+    value_of,
+)
 from rpc_runtime.wire.security import Metadata, TlsFiles
 from rpc_runtime.wire.server import CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
@@ -35,7 +42,6 @@ CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
 """Limit of data streams; a deployment needs one or two per neighbour."""
-MAXIMUM_CONNECT_SECONDS = 600.0
 
 
 class Programs:

@@ -6,11 +6,9 @@ import argparse
 from dataclasses import dataclass
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.wire.security import is_loopback, split_address
+from rpc_runtime.wire.security import LOOPBACK_OF, is_loopback, split_address
 from rpc_runtime.wire.tracker import TrackerAddress, require_key
 from rpc_runtime.worker.tracker_registration import RegistrationPlan
-
-ANY_HOST = ("0.0.0.0", "[::]")  # noqa: S104 (a name for it)
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class TrackerOptions:
                 "on an address of the network, or give --advertise with the host by which others reach this worker"
             )
         return RegistrationPlan(
-            self.tracker, self.key, self.advertise or (None if host in ANY_HOST else host.strip("[]"))
+            self.tracker, self.key, self.advertise or (None if host in LOOPBACK_OF else host.strip("[]"))
         )
 
 
