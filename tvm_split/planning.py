@@ -39,7 +39,7 @@ from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import solve
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.planner.step_graph import lower
-from tvm_split.planner.strategy import STRATEGIES, solve_by
+from tvm_split.planner.strategy import require_strategy, solve_by
 from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.candidates import ShardCandidates
@@ -79,7 +79,7 @@ def plan(
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
     request = PlanRequest.of(request, fields, objective=objective, stages=stages, split=split)
-    STRATEGIES[request.strategy]  # an unknown one is refused before anything is measured
+    require_strategy(request.strategy)
     require_known_pins(model.graph, request, cluster.machine_names)
     if isinstance(request.split, str):
         request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
@@ -239,6 +239,7 @@ def replan(
     """
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
     inputs = model.inputs
+    require_strategy(request.strategy)
     require_known_pins(model.graph, request, cluster.machine_names)
     model = in_precision(model, current.precision)
     posed = pose(model, cluster, request, on_progress)

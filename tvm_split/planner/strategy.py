@@ -37,6 +37,11 @@ STRATEGIES: Registry[type[Strategy]] = Registry(
 )
 
 
+def require_strategy(name: str) -> None:
+    """Raise a `PlanError` if there is no strategy of this name, and a `PluginError` if its package is broken."""
+    STRATEGIES[name]
+
+
 def solution_of(
     problem: Problem, stages: Sequence[Stage], lower_bound_seconds: float = 0.0, method: str = ""
 ) -> Solution:
