@@ -13,8 +13,8 @@ from tvm_split.display.console import print_error, print_json
 from tvm_split.display.solution import SolvedProblem
 from tvm_split.display.view import show
 from tvm_split.errors import PlanError
+from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS
 from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
-from tvm_split.planner.request import DEFAULT_TIME_LIMIT_SECONDS
 
 
 def solve(

@@ -29,7 +29,7 @@ def stages_by_hand(
     machine_of = assign_layers(graph, split, machine_names)
     groups = group_stages(graph, machine_of)
     if stages is not None and len(groups) != stages:
-        raise PlanError(_wrong_count(graph, machine_of, groups, stages))
+        raise PlanError(_wrong_count(machine_of, groups, stages))
     return named(Stage((machine_of[group[0]],), tuple(group)) for group in groups)
 
 
@@ -145,7 +145,7 @@ def with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[
     return [sorted(group, key=position.__getitem__) for group in groups]
 
 
-def _wrong_count(graph: LayerGraph, machine_of: Mapping[str, str], groups: Sequence[Sequence[str]], stages: int) -> str:
+def _wrong_count(machine_of: Mapping[str, str], groups: Sequence[Sequence[str]], stages: int) -> str:
     machines = [machine_of[group[0]] for group in groups]
     chain = " → ".join(f"{group[0]} … {group[-1]} ({machine})" for group, machine in zip(groups, machines, strict=True))
     text = f"the split makes {len(groups)} stages, stages={stages} was asked for: {chain}"

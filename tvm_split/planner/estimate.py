@@ -44,6 +44,10 @@ class Roofline:
     bytes_per_second: float
     call_seconds: float = 0.0
 
+    def seconds(self, operations: float, moved_bytes: float) -> float:
+        """The seconds of one operation: the longer of computing and moving its operands, and the overhead."""
+        return max(operations / self.operations_per_second, moved_bytes / self.bytes_per_second) + self.call_seconds
+
 
 CORE = Roofline(OPERATIONS_PER_SECOND, BYTES_PER_SECOND)
 GPU = Roofline(10e12, 500e9, 5e-6)
@@ -53,11 +57,7 @@ GPU = Roofline(10e12, 500e9, 5e-6)
 def estimated_seconds(model: ModelDescription, processor: Roofline = CORE) -> dict[str, float]:
     """Seconds of each layer, by default on one core: the longer of computing and moving the operands once."""
     return {
-        layer: math.fsum(
-            max(call.operations / processor.operations_per_second, call.bytes / processor.bytes_per_second)
-            + processor.call_seconds
-            for call in calls
-        )
+        layer: math.fsum(processor.seconds(call.operations, call.bytes) for call in calls)
         for layer, calls in model.calls.items()
     }
 

@@ -259,7 +259,10 @@ def predict(
         method=certificate.method + (CODECS_AFTERWARDS if coded else ""),
         why_no_more_machines=certificate.why_no_more_machines,
         profiled_at=profile.measured_at if profile else 0.0,
-        machines=tuple(_machine(used, load, graph, flow, links) for load in evaluation.loads),
+        machines=tuple(
+            _machine(used, number, load, graph, flow, links)
+            for number, load in zip(flow.machines, evaluation.loads, strict=True)
+        ),
         links=tuple(_with_coded_bytes(each, coded) for each in links),
         baselines=_baselines(problem, profile.layer_counts, evaluation) if profile else (),
         alternatives=certificate.alternatives,
@@ -360,10 +363,9 @@ def _step(step: Step, place: int, flow: Flow) -> StepPrediction:
 
 
 def _machine(
-    problem: Problem, load: MachineLoad, graph: StepGraph, flow: Flow, links: Sequence[LinkPrediction]
+    problem: Problem, number: int, load: MachineLoad, graph: StepGraph, flow: Flow, links: Sequence[LinkPrediction]
 ) -> MachinePrediction:
     """The prediction for a machine, on average. (An evaluation charges each replica all that its stage receives.)"""
-    number = next(place for place, each in enumerate(problem.machines) if each.name == load.machine)
     machine, computing, alone, estimated, transfer = problem.machines[number], 0.0, 0.0, 0.0, 0.0
     for place, step in enumerate(graph.steps):
         if load.machine in step.machines:

@@ -25,6 +25,8 @@ Precision = Literal["float32", "float16", "bfloat16"]
 """The dtype of the operands of convolutions and products; they accumulate in float32."""
 TOLERANCE = 1e-9
 """Relative difference below which two values count as equal; rounding of sums in another order is smaller."""
+DEFAULT_TIME_LIMIT_SECONDS = 10.0
+"""Of the search for a plan."""
 Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
 """Seconds or bytes."""
 Share = Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]

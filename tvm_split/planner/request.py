@@ -22,13 +22,12 @@ from pydantic.dataclasses import dataclass
 
 from rpc_runtime.option import default_of, option, options
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Objective, Precision
+from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.shard import FORM, Shard
 from tvm_split.units import few_lines
 from tvm_split.values import content_of
 
-DEFAULT_TIME_LIMIT_SECONDS = 10.0
 SOURCE = "source"
 """Selects the split that is annotated in the model's file; ``source:NAME`` selects one of several."""
 SPLITTING = ("split", "shards")

@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_runtime.program.turns import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, whole_turns
-from tvm_split.planner.problem import Stage
+from tvm_split.planner.problem import TOLERANCE, Stage
 
 TURNS_PER_REPLICA = 16
 """Longest schedule in turns per replica. Many unequal replicas lose half a turn on average: 3 % of their time."""
-ROUNDING = 1e-9
-"""Relative difference below which two values count as equal."""
 
 
 def with_turns(stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -106,4 +104,4 @@ def _dealt(shares: Sequence[float]) -> _Dealt:
 
 
 def _first_least(values: npt.NDArray[np.float64]) -> int:
-    return int(np.argmax(values <= values.min() * (1 + ROUNDING)))
+    return int(np.argmax(values <= values.min() * (1 + TOLERANCE)))

@@ -91,7 +91,7 @@ class ShardCandidates:
         self._problem = problem
         self._request = request
         self._make_plan = make_plan
-        self._links = {(link.source, link.destination): link for link in problem.links}
+        self._links = problem.link_of
         self._estimates = PartEstimates(model, profile)
         forbidden = _forbidden(problem)
         self._forbidden = {layer: forbidden[piece.name] for piece in profile.pieces for layer in piece.layers}

@@ -19,7 +19,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.compiler.describe import calls, size_bytes
 from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
 from tvm_split.model import Model
-from tvm_split.planner.estimate import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
+from tvm_split.planner.estimate import CORE
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, PieceTime
@@ -80,7 +80,7 @@ class PartEstimates:
         for name, (operations, moved) in self._calls.items():
             piece = piece_of.get(model.layers.get(name, ""))
             if piece is not None:
-                work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
+                work[piece.name] = work.get(piece.name, 0.0) + CORE.seconds(operations, moved)
                 held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
         self.oversubscription = {each.machine: profile.oversubscription(each.machine) for each in profile.machines}
         """By machine, the factor by which oversubscribed cores slow down the machines of its host."""
@@ -148,7 +148,7 @@ class PartEstimates:
             number, layer = placed.placement.stage_of[name], placed.model.layers[name]
             rate = self._rates.get((placed.plan.stages[number].machine, layer))
             if rate is not None:
-                roofline, weights = _roofline_seconds(operations, moved), constants.get(name, 0)
+                roofline, weights = CORE.seconds(operations, moved), constants.get(name, 0)
                 yield OperationCost(
                     number,
                     layer,
@@ -180,7 +180,7 @@ class PartEstimates:
             rate = self._rates.get((machine, layer))
             if rate is not None and name in self._calls:
                 (operations, moved), weights = self._calls[name], self._constants[name]
-                roofline = _roofline_seconds(operations * share, (moved - weights) * share + weights)
+                roofline = CORE.seconds(operations * share, (moved - weights) * share + weights)
                 seconds = rate.of(roofline, weights, is_contended=company[machine])
                 found[layer, machine] = found.get((layer, machine), 0.0) + seconds
         return found
@@ -229,10 +229,6 @@ def _rate(time: PieceTime, work: float, weights: float, reading_seconds: float, 
         reading / weights if weights else 0.0,
         time.contended_seconds / time.seconds * oversubscription,
     )
-
-
-def _roofline_seconds(operations: float, moved: float) -> float:
-    return max(operations / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
 
 
 def _constant_bytes(model: Model) -> Mapping[str, int]:

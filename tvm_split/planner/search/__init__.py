@@ -1,6 +1,6 @@
 """Search for the best plan of a `tvm_split.planner.problem.Problem`, with a lower bound; uses numbers only, no TVM."""
 
 from tvm_split.planner.search.budget import Budget
-from tvm_split.planner.search.solve import DEFAULT_TIME_LIMIT_SECONDS, solve
+from tvm_split.planner.search.solve import solve
 
-__all__ = ["DEFAULT_TIME_LIMIT_SECONDS", "Budget", "solve"]
+__all__ = ["Budget", "solve"]

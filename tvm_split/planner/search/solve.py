@@ -8,8 +8,14 @@ from collections.abc import Callable
 from functools import partial
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.evaluate import evaluate
-from tvm_split.planner.problem import TOLERANCE, Problem, Solution, gap_of, objective_seconds
+from tvm_split.planner.problem import (
+    DEFAULT_TIME_LIMIT_SECONDS,
+    TOLERANCE,
+    Problem,
+    Solution,
+    gap_of,
+    objective_seconds,
+)
 from tvm_split.planner.search.budget import WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import Candidate, best_delivered, candidate, delivered, within_limits
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
@@ -24,10 +30,9 @@ from tvm_split.planner.search.exact import (
 from tvm_split.planner.search.graph import Found, GraphSearch, nearest_to_memory
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.simple_plans import simple_plans
-from tvm_split.planner.step_graph import lower
+from tvm_split.planner.strategy import solution_of
 from tvm_split.units import seconds_text
 
-DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DIAGNOSIS_WORK = WORK_PER_SECOND
 """Units of work of each attempt with a demand left out; none starts after twice as much in total."""
 TABLES_SHARE = 0.8
@@ -143,18 +148,13 @@ def _on_shared_cores(instance: Instance) -> Found | None:
 def _solution(
     instance: Instance, found: Found, chosen: Candidate, deliver: Callable[[Candidate], Candidate]
 ) -> Solution:
-    stages = chosen.named(instance)
-    evaluation = evaluate(instance.problem, lower(instance.problem, stages))
-    value = objective_seconds(instance.problem.objective, evaluation)
-    # On oversubscribed cores, the shares of a schedule may happen to be better than shares by speed.
-    bound = min(found.lower_bound_seconds, value)
+    # The bound is for shares by speed; on oversubscribed cores those of a schedule may happen to be better.
+    solution = solution_of(instance.problem, chosen.named(instance), found.lower_bound_seconds)
+    value = objective_seconds(instance.problem.objective, solution.evaluation)
     best = value if found.chosen is None else found.chosen.value(instance.problem)
     is_worse = value > best * (1 + TOLERANCE)
-    return Solution(
-        stages=stages,
-        evaluation=evaluation,
-        lower_bound_seconds=bound,
-        gap=gap_of(value, bound),
+    return dataclasses.replace(
+        solution,
         method=found.method + (SCHEDULED_AFTERWARDS if is_worse else ""),
         why_no_more_machines=why_no_more_machines(instance, chosen, found.others, deliver, exact=found.exact),
         alternatives=alternatives(instance, chosen, found.others, deliver),
@@ -170,9 +170,7 @@ def _why_impossible(problem: Problem, *, is_proven: bool) -> str:
 
     def best(asked: Problem) -> Candidate | None:
         budget.require()
-        attempt = budget.rest(0.5)
-        found = _best(asked, attempt)
-        return found
+        return _best(asked, budget.rest(0.5))
 
     try:
         reason = why_impossible(problem, best, _nearest)
