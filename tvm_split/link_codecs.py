@@ -22,7 +22,8 @@ from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.codec_choice import CodecTrial, PlannedCodec, fastest, may_limit
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import CodedLink, Prediction
+from tvm_split.planner.predict import CodedLink
+from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.profiling.codec_trials import CodecTrials

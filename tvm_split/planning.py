@@ -23,7 +23,8 @@ from tvm_split.planner.estimate import estimated_seconds
 from tvm_split.planner.fewest_machines import with_fewest_machines
 from tvm_split.planner.identical import with_host_averaged
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import Certificate, Prediction, predict, predict_solution
+from tvm_split.planner.predict import Certificate, predict, predict_solution
+from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replan import (

@@ -12,7 +12,8 @@ from tvm_split.planner.build_problem import model_problem, stages_of_pieces
 from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.graph import piece_edges
 from tvm_split.planner.identical import with_identical_averaged
-from tvm_split.planner.prediction import Prediction, predict_solution
+from tvm_split.planner.predict import predict_solution
+from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest

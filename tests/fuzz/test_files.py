@@ -28,7 +28,7 @@ from tvm_split.deployment.report_values import Comparison, LinkReport, MachineRe
 from tvm_split.display.plan import plan_parts
 from tvm_split.display.view import print_parts
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import Certificate, predict
+from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem import Problem, Sharding, Stage
 from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.planner.profile import Corrections

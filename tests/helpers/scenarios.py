@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.planner.prediction import Certificate, predict
+from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.step_graph import lower

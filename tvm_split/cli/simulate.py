@@ -16,7 +16,7 @@ from tvm_split.display.console import STDOUT, print_note
 from tvm_split.display.simulate import SimulatedPlan
 from tvm_split.display.view import write
 from tvm_split.pictures.timeline_picture import SUFFIXES, draw_picture, require_matplotlib
-from tvm_split.planner.prediction import Certificate, predict
+from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem_file import read_problem_file, read_solution_file
 from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.step_graph import lower

@@ -7,18 +7,16 @@ file the fields have the same names. Seconds and bytes are those of one micro-ba
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import turns_by_share
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
-from tvm_split.errors import PlanError
-from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST, short_list
+from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST
 
 Objective = Literal["throughput", "latency"]
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -200,112 +198,6 @@ class Problem:
     def link_of(self) -> Mapping[tuple[str, str], ProblemLink]:
         """The links by source and destination."""
         return {(link.source, link.destination): link for link in self.links}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """An error in a problem, and its location: a path in its file, such as ``("links", 2, "from")``."""
-
-    location: tuple[int | str, ...]
-    text: str
-
-
-def require_sense(problem: Problem) -> None:
-    """Raise a `PlanError` for the first error in a problem, if there is one."""
-    fault = next(faults(problem), None)
-    if fault is not None:
-        raise PlanError(fault.text)
-
-
-def faults(problem: Problem) -> Iterator[Fault]:
-    """The errors in a problem: names that are unknown or repeated, and impossible counts. Types check the ranges."""
-    machines = [machine.name for machine in problem.machines]
-    pieces = [piece.name for piece in problem.pieces]
-    for kind, names in (("machine", machines), ("piece", pieces)):
-        if not names:
-            yield Fault((f"{kind}s",), f"there are no {kind}s; name at least one")
-        yield from _doubled(kind, names)
-    yield from _link_faults(problem, {*machines, CLIENT})
-    yield from _piece_faults(problem, set(machines))
-    yield from _edge_faults(problem, {*pieces, CLIENT})
-    for index, pin in enumerate(problem.pins):
-        yield from _unknown("piece", pin.piece, set(pieces), ("pins", index, "piece"))
-        key = "not_on" if pin.forbidden else "on"
-        yield from _unknown("machine", pin.machine, set(machines), ("pins", index, key))
-    for index, shared in enumerate(problem.shared_cores):
-        for place, name in enumerate(shared.machines):
-            where = ("shared_cores", index, "machines", place)
-            yield from _unknown("machine", name, {*machines, CLIENT}, where)
-            if name in shared.machines[:place]:
-                yield Fault(where, f"{name!r} is there twice; give it once")
-    yield from _count_faults(problem)
-
-
-def _link_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
-    ends: set[tuple[str, str]] = set()
-    for index, link in enumerate(problem.links):  # there may be a million: one quick test for the usual case
-        pair = link.source, link.destination
-        if pair in ends or pair[0] == pair[1] or pair[0] not in known or pair[1] not in known:
-            yield from _unknown("machine", link.source, known, ("links", index, "from"))
-            yield from _unknown("machine", link.destination, known, ("links", index, "to"))
-            what = f"link from {link.source!r} to {link.destination!r}"
-            if pair[0] == pair[1]:
-                yield Fault(("links", index, "to"), f"{what} goes to itself")
-            elif pair in ends:
-                yield Fault(("links", index), f"{what} is there twice; give it once")
-        ends.add(pair)
-
-
-def _piece_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
-    for index, piece in enumerate(problem.pieces):
-        if not piece.seconds.keys() <= machines:
-            for name in piece.seconds:
-                yield from _unknown("machine", name, machines, ("pieces", index, "seconds", name))
-
-
-def _edge_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
-    bytes_of: dict[tuple[str, str], float] = {}
-    for index, edge in enumerate(problem.edges):
-        yield from _unknown("piece", edge.source, known, ("edges", index, "from"))
-        yield from _unknown("piece", edge.destination, known, ("edges", index, "to"))
-        what = f"edge from {edge.source!r} to {edge.destination!r}"
-        if edge.source == edge.destination:
-            yield Fault(("edges", index, "to"), f"{what} goes to itself")
-        if edge.tensor is not None and bytes_of.setdefault((edge.source, edge.tensor), edge.bytes) != edge.bytes:
-            before = bytes_of[edge.source, edge.tensor]
-            text = f"{what}: tensor {edge.tensor!r} has {edge.bytes:g} bytes here and {before:g} on an edge before"
-            yield Fault(("edges", index, "bytes"), text)
-
-
-def _count_faults(problem: Problem) -> Iterator[Fault]:
-    stages, most = problem.stages, problem.maximum_machines
-    for key, count in (("maximum_machines", most), ("stages", stages)):
-        if count is not None and count < 1:
-            yield Fault((key,), f"{key} is {count}; it must be 1 or more")
-    for limit, text in (
-        (len(problem.machines), f"there are {len(problem.machines)} machines, and each holds one stage"),
-        (len(problem.pieces), f"there are {len(problem.pieces)} pieces, and a stage holds at least one"),
-        (most, f"at most {most} machines may be used, and each holds one stage"),
-    ):
-        if stages is not None and limit is not None and stages > limit:
-            yield Fault(("stages",), f"{stages} stages were asked for, but {text}; ask for fewer")
-
-
-def _doubled(kind: str, names: Sequence[str]) -> Iterator[Fault]:
-    first: dict[str, int] = {}
-    for index, name in enumerate(names):
-        where = (f"{kind}s", index, "name")
-        if not name:
-            yield Fault(where, f"a {kind} has no name")
-        if name == CLIENT:
-            yield Fault(where, f"a {kind} cannot be named {CLIENT!r}, which stands for the caller")
-        if first.setdefault(name, index) != index:
-            yield Fault(where, f"two {kind}s are named {name!r}; names must be distinct")
-
-
-def _unknown(kind: str, name: str, known: Iterable[str], where: tuple[int | str, ...]) -> Iterator[Fault]:
-    if name not in known:
-        yield Fault(where, f"no {kind} is named {name!r}; there are {short_list(sorted({*known} - {CLIENT}), 8)}")
 
 
 Axis = Literal["rows", "columns", "channels", "heads", "batch"]

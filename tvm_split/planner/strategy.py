@@ -10,7 +10,8 @@ from typing import ClassVar
 from rpc_runtime.registry import Registry
 from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import evaluate, violations
-from tvm_split.planner.problem import Problem, Solution, Stage, gap_of, objective_seconds, require_sense
+from tvm_split.planner.faults import require_sense
+from tvm_split.planner.problem import Problem, Solution, Stage, gap_of, objective_seconds
 from tvm_split.planner.step_graph import lower
 
 

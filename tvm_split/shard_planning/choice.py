@@ -9,7 +9,8 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded
 from tvm_split.planner.fewest_machines import MARGIN
-from tvm_split.planner.prediction import Certificate, ComparedPlan, Prediction, predict
+from tvm_split.planner.predict import Certificate, predict
+from tvm_split.planner.prediction import ComparedPlan, Prediction
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.bounds import division_bound

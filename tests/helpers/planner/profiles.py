@@ -11,7 +11,7 @@ from tests.helpers.planner.layer_graphs import chain_graph
 from tvm_split.planner.build_problem import model_problem, stages_of_layers
 from tvm_split.planner.graph import LayerGraph, piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import predict_solution
+from tvm_split.planner.predict import predict_solution
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.request import PlanRequest

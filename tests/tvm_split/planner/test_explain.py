@@ -9,7 +9,7 @@ from tvm_split.planner.build_problem import stages_of_layers
 from tvm_split.planner.explain import one_machine_advice
 from tvm_split.planner.fewest_machines import with_fewest_machines
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import predict_solution
+from tvm_split.planner.predict import predict_solution
 from tvm_split.planner.search import solve
 
 EQUAL = {A: [0.002] * 4, B: [0.002] * 4}

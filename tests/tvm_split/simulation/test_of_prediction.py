@@ -20,7 +20,7 @@ from tests.helpers.scenarios import busiest
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import Certificate, CodedLink, predict
+from tvm_split.planner.predict import Certificate, CodedLink, predict
 from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.planner.profile import StreamingCost
 from tvm_split.planner.request import PlanRequest

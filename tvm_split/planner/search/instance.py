@@ -14,7 +14,8 @@ import numpy.typing as npt
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import missing_link
-from tvm_split.planner.problem import Problem, require_sense
+from tvm_split.planner.faults import require_sense
+from tvm_split.planner.problem import Problem
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

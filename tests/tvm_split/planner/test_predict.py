@@ -11,7 +11,7 @@ from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.prediction import CodedLink, predict_solution
+from tvm_split.planner.predict import CodedLink, predict_solution
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.search import solve

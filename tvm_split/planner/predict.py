@@ -1,0 +1,258 @@
+"""Predict a plan: evaluate its steps and transfers, and compare it with simpler plans."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
+from tvm_split.errors import PlanError
+from tvm_split.planner.baselines import baseline_stages
+from tvm_split.planner.evaluate import CLIENT_SET, Flow, evaluate, flow_of, memory_shortage, pin_violations
+from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction, StepPrediction
+from tvm_split.planner.problem import (
+    TOLERANCE,
+    Evaluation,
+    MachineLoad,
+    Problem,
+    Solution,
+    Stage,
+    Timed,
+    gap_of,
+    objective_seconds,
+)
+from tvm_split.planner.profile import ClusterProfile, Corrections
+from tvm_split.planner.step_graph import Step, StepGraph, lower
+from tvm_split.planner.timetable import MachineSet
+from tvm_split.units import seconds_text
+
+SLOWEST_STREAM = 1.25
+"""Largest plausible ratio of the period to the latency of one input; sharing cores explains ratios up to this."""
+CODECS_AFTERWARDS = "; codecs for its links were chosen afterwards"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A lower bound in seconds for the best plan, the method that gave it, and the plans that were not chosen."""
+
+    lower_bound_seconds: float = 0.0
+    method: str = ""
+    why_no_more_machines: str = ""
+    alternatives: tuple[ComparedPlan, ...] = ()
+
+
+def certificate_of(best: Solution, profile: ClusterProfile, stages: Sequence[Stage] | None = None) -> Certificate:
+    """The certificate of a solution, or of other ``stages`` compared with the solution's lower bound."""
+    is_best = stages is None or tuple(stages) == best.stages
+    return Certificate(
+        best.lower_bound_seconds,
+        best.method if is_best else f"given; the bound is {best.method}",
+        best.why_no_more_machines if is_best else "",
+        tuple(_compared(each.name, each.stages, profile.layer_counts, each, each.why) for each in best.alternatives),
+    )
+
+
+@dataclass(frozen=True)
+class CodedLink:
+    """Seconds and bytes of a link with codecs, for a micro-batch of a stream, as shares of those without codecs."""
+
+    seconds: float
+    bytes: float
+
+
+Coded = Mapping[tuple[str, str], CodedLink]
+"""The links that have codecs, by source and destination."""
+
+
+def predict(
+    problem: Problem,
+    graph: StepGraph,
+    certificate: Certificate,
+    profile: ClusterProfile | None = None,
+    coded: Coded | None = None,
+) -> Prediction:
+    """Return the prediction of the plan whose steps are ``graph``. Without a ``profile`` it has no baselines.
+
+    ``coded`` has the plan's links with codecs. The lower bound and the alternatives are those of plans without codecs.
+
+    Raises:
+        PlanError: a machine or a link is missing, or steps wait for each other in a cycle.
+    """
+    coded = coded or {}
+    used = _coded_problem(problem, coded) if coded else problem
+    flow = flow_of(used, graph)
+    evaluation = flow.evaluation
+    period, latency = evaluation.period_seconds, evaluation.latency_seconds
+    value = objective_seconds(problem.objective, evaluation)
+    bound = min(certificate.lower_bound_seconds, value)
+    links = tuple(_links(used, flow, profile))
+    return Prediction(
+        period_seconds=period,
+        latency_seconds=latency,
+        bubble=_bubble(evaluation),
+        in_flight=(math.ceil(latency / period) if period > 0 else 1) + len(evaluation.loads),
+        lower_bound_seconds=bound,
+        gap=gap_of(value, bound),
+        limiting=evaluation.limiting,
+        method=certificate.method + (CODECS_AFTERWARDS if coded else ""),
+        why_no_more_machines=certificate.why_no_more_machines,
+        profiled_at=profile.measured_at if profile else 0.0,
+        machines=tuple(
+            _machine(used, number, load, graph, flow, links)
+            for number, load in zip(flow.machines, evaluation.loads, strict=True)
+        ),
+        links=tuple(_with_coded_bytes(each, coded) for each in links),
+        baselines=_baselines(problem, profile.layer_counts, evaluation) if profile else (),
+        alternatives=certificate.alternatives,
+        corrections=profile.corrections if profile else Corrections(),
+        doubts=(*(profile.doubts if profile else ()), *_contradictions(graph, period, latency)),
+        shared_cores=evaluation.shared_cores,
+        steps=tuple(_step(step, place, flow) for place, step in enumerate(graph.steps)),
+        transfers=graph.transfers,
+    )
+
+
+def predict_solution(
+    problem: Problem,
+    profile: ClusterProfile,
+    best: Solution,
+    stages: Sequence[Stage] | None = None,
+    coded: Coded | None = None,
+) -> Prediction:
+    """The prediction of a solution, or of other ``stages`` with its bound; errors as of `lower` and `predict`."""
+    graph = lower(problem, best.stages if stages is None else stages, profile.estimated)
+    return predict(problem, graph, certificate_of(best, profile, stages), profile, coded)
+
+
+def _coded_problem(problem: Problem, coded: Coded) -> Problem:
+    """The problem with the effective bandwidths of links that have codecs."""
+    links = tuple(
+        replace(link, bytes_per_second=link.bytes_per_second / coded[link.source, link.destination].seconds)
+        if (link.source, link.destination) in coded
+        else link
+        for link in problem.links
+    )
+    return replace(problem, links=links)
+
+
+def _with_coded_bytes(link: LinkPrediction, coded: Coded) -> LinkPrediction:
+    codec = coded.get((link.source, link.destination))
+    return link if codec is None else replace(link, bytes=link.bytes * codec.bytes)
+
+
+def _bubble(evaluation: Evaluation) -> float:
+    """The share of the machines' time in which they wait, once the pipeline is full."""
+    period, used = evaluation.period_seconds, len(evaluation.loads)
+    busy = sum(load.compute_seconds for load in evaluation.loads) / (used * period) if period > 0 else 1.0
+    return max(0.0, 1.0 - busy)
+
+
+def _contradictions(graph: StepGraph, period: float, latency: float) -> Iterator[str]:
+    """A message if a plan without replicas has a period far above its latency, so that measurements contradict."""
+    if period > SLOWEST_STREAM * latency and all(len(step.machines) == 1 for step in graph.steps):
+        yield (
+            f"one result every {seconds_text(period)} in a stream, and {seconds_text(latency)} for one alone: "
+            "something else ran while machines were measured under contention; measure again on quiet machines"
+        )
+
+
+def _baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
+    """The baselines that pins, memory and links allow, best first. They may break other demands of the problem."""
+    found = []
+    for name, stages in baseline_stages(problem, layers_of).items():
+        try:
+            value = evaluate(problem, lower(problem, stages))
+        except PlanError:
+            continue  # there is no link, or a machine cannot run a piece
+        if memory_shortage(problem, value) == 0 and not any(pin_violations(problem, stages)):
+            found.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
+    return tuple(sorted(found, key=lambda each: objective_seconds(problem.objective, each)))
+
+
+def _compared(name: str, stages: Sequence[Stage], layers_of: Mapping[str, int], plan: Timed, why: str) -> ComparedPlan:
+    counted = tuple(("+".join(stage.machines), sum(layers_of[piece] for piece in stage.layers)) for stage in stages)
+    return ComparedPlan(name, counted, plan.period_seconds, plan.latency_seconds, why)
+
+
+def _why_not(problem: Problem, plan: Evaluation, other: Evaluation) -> str:
+    kind = "period" if problem.objective == "throughput" else "latency"
+    ours, theirs = (objective_seconds(problem.objective, each) for each in (plan, other))
+    if abs(theirs - ours) <= TOLERANCE * ours:
+        return "as good as the plan"
+    # The plan's value may be 0, a latency for instance if only sending and receiving take time.
+    compared = f"{theirs / ours:.2f} times the plan's" if ours > 0 else f"{seconds_text(theirs)}, the plan's none"
+    if theirs < ours:
+        return f"its {kind} is {compared}, which keeps to what was demanded"
+    limit = f": {other.limiting} limits it" if kind == "period" else ""
+    return f"its {kind} is {compared}{limit}"
+
+
+def _step(step: Step, place: int, flow: Flow) -> StepPrediction:
+    numbers = flow.steps[place].machines
+    return StepPrediction(
+        step.name,
+        step.stage,
+        step.machines,
+        tuple(flow.shares[place]),
+        tuple(flow.full_seconds[place]),
+        step.contended_seconds,
+        tuple(flow.transfer_seconds(place, machine) for machine in numbers),
+    )
+
+
+def _machine(
+    problem: Problem, number: int, load: MachineLoad, graph: StepGraph, flow: Flow, links: Sequence[LinkPrediction]
+) -> MachinePrediction:
+    """The prediction for a machine, on average. (An evaluation charges each replica all that its stage receives.)"""
+    machine, computing, alone, estimated, transfer = problem.machines[number], 0.0, 0.0, 0.0, 0.0
+    for place, step in enumerate(graph.steps):
+        if load.machine in step.machines:
+            at = step.machines.index(load.machine)
+            share = flow.shares[place][at]
+            computing += share * step.seconds[at]
+            alone += share * step.contended_seconds[at]
+            estimated += share * step.seconds[at] * step.estimated_shares[at]
+            transfer += share * flow.transfer_seconds(place, number)
+    return MachinePrediction(
+        machine=load.machine,
+        compute_seconds=load.compute_seconds,
+        alone_seconds=alone,
+        receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
+        send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
+        weight_bytes=load.weight_bytes,
+        activation_bytes=load.activation_bytes,
+        buffer_bytes=load.buffer_bytes,
+        memory_limit_bytes=machine.memory_bytes if math.isfinite(machine.memory_bytes) else None,
+        estimated_share=estimated / computing if computing > 0 else 0.0,
+        transfer_seconds=transfer,
+        cores=machine.cores,
+    )
+
+
+def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iterator[LinkPrediction]:
+    """One prediction for each pair of machines that transfer; for replicas it follows their round-robin schedules."""
+    carried = {(link.source, link.destination): link.transport for link in profile.links} if profile else {}
+    shares = {step.machines: shares for step, shares in zip(flow.steps, flow.shares, strict=True)}
+    for (sources, targets), size in flow.crossing.items():
+        senders, receivers = (
+            _turns(problem, machines, shares.get(machines, (1.0,))) for machines in (sources, targets)
+        )
+        for (source, made), (target, needed) in itertools.product(senders, receivers):
+            when = made & needed
+            if when is not None and source != target:
+                link = problem.link_of[source, target]
+                seconds = size / link.bytes_per_second
+                single = link.latency_seconds + seconds
+                transport = carried.get((source, target), "")
+                yield LinkPrediction(source, target, size * when.share, single, seconds * when.share, transport)
+
+
+def _turns(problem: Problem, machines: MachineSet, shares: Sequence[float]) -> list[tuple[str, Recurrence]]:
+    """Each machine of a set (or the client) with the micro-batches that it computes."""
+    if machines == CLIENT_SET:
+        return [(CLIENT, EVERY)]
+    turns = turns_by_share(shares)
+    return [(problem.machines[machine].name, turns_of(place, turns)) for place, machine in enumerate(machines)]
