@@ -5,9 +5,9 @@ import pytest
 from tvm.script import ir as I, relax as R, tirx as T
 
 from tests.helpers.schedules.emulated_gpu import SM_90, kernels, run_emulated
-from tests.helpers.schedules.gpu_kernels import nvcc
+from tests.helpers.schedules.gpu_kernels import needs_headers
 
-pytestmark = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
+pytestmark = needs_headers
 
 TURNED = """
 extern "C" __global__ void __launch_bounds__(64) turned(float* __restrict__ values) {

@@ -12,27 +12,18 @@ from schedules.gpu import attention_tile
 from schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
 from tests.helpers.schedules.emulated_gpu import SM_90, evaluate, run_emulated
 from tests.helpers.schedules.gpu_kernels import (
+    HALVES,
     MOST_STATIC_SHARED_BYTES,
     compile_with_nvcc,
     cuda,
     cuda_source,
+    halves,
     kernels_of,
     module_of_kernels,
-    nvcc,
+    needs_headers,
+    slow,
 )
 from tests.helpers.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules
-
-HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
-"""Tolerances where operands and weights are rounded, and sums are not."""
-halves = st.sampled_from(sorted(HALVES))
-
-
-def slow(*cases):
-    """Parameters that only `make test-more` runs."""
-    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
-
-
-needs_headers = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
 
 
 def attention_of(scale=0.5, masks=(), half=None, weights_too=False):

@@ -19,7 +19,7 @@ from tests.helpers.schedules.gpu_kernels import (
     cuda_source,
     kernels_of,
     module_of_kernels,
-    nvcc,
+    needs_headers,
 )
 from tests.helpers.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, unscheduled
 
@@ -77,7 +77,7 @@ def some_choices(name, count):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
+@needs_headers
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_choices_change_the_kernel_and_not_its_result(name):
     graph, inputs, exact, tolerance = CASES[name]

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tvm
 import tvm_ffi
+from hypothesis import strategies as st
 from tvm import s_tir, tirx
 from tvm.target import Target
 
@@ -179,3 +181,14 @@ def cuda(arch: str) -> Target:
         },
         host={"kind": "llvm"},
     )
+
+
+HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
+"""Tolerances where operands are rounded, and sums are not."""
+halves = st.sampled_from(sorted(HALVES))
+needs_headers = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
+
+
+def slow(*cases):
+    """Parameters that only `make test-more` runs."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
