@@ -56,6 +56,11 @@ class Checkout:
     def is_this(self) -> bool:
         return not self.label
 
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a process that imports this checkout's packages."""
+        own = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        return _environment(own if self.is_this else "")
+
 
 def checkouts(also: Sequence[str]) -> tuple[Checkout, ...]:
     """Return this checkout, then those of the given interpreters, labelled by the folders of their packages."""
@@ -93,7 +98,6 @@ class SideProcess:
         self._name = f"{make.__module__}.{make.__name__}"
         self._seconds = seconds
         self._folder = tempfile.TemporaryDirectory()
-        own_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [checkout.python, "-P", __file__, make.__module__, make.__name__, json.dumps(arguments)]
         self._process = subprocess.Popen(
             command,
@@ -101,15 +105,15 @@ class SideProcess:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT if checkout.is_this else self._folder.name,
-            env={**_environment(own_path if checkout.is_this else ""), **environment},
+            env={**checkout.environment(), **environment},
         )
 
     def ready(self) -> Facts:
-        return self._answer()
+        return self.answer()
 
     def measure(self, **request: Any) -> Figures:
         self.ask(**request)
-        return self._answer()
+        return self.answer()
 
     def ask(self, **request: Any) -> None:
         assert self._process.stdin is not None
@@ -117,10 +121,7 @@ class SideProcess:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
-    def answer(self) -> Figures:
-        return self._answer()
-
-    def _answer(self) -> Any:
+    def answer(self) -> Any:
         assert self._process.stdout is not None
         seconds = self._seconds()
         timer = threading.Timer(max(0.0, seconds or 0.0), self._process.kill)

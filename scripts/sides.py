@@ -23,10 +23,18 @@ RUNS = 5
 """The number of single runs for one figure, which is their median."""
 
 
-def network(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """Return a published network, and example inputs."""
-    build, inputs = torch_models.published_models()[name]
+def network(name: str, **sizes: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Return a published network, and example inputs; ``sizes`` may give other ``tokens`` and ``pixels``."""
+    build, inputs = torch_models.published_models(**sizes)[name]
     return build(), inputs
+
+
+def stages_text(plan: tvm_split.Plan) -> str:
+    return " | ".join(f"{', '.join(stage.machines)}: {stage.layers[0]} to {stage.layers[-1]}" for stage in plan.stages)
+
+
+def predicted_latency(plan: tvm_split.Plan) -> float | None:
+    return None if plan.prediction is None else plan.prediction.latency_seconds
 
 
 def timed(run: Callable[[], object], runs: int = RUNS) -> Callable[..., Figures]:

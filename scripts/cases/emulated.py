@@ -56,11 +56,3 @@ def latency_side(
 
 def _latency(deployment: tvm_split.Deployment, inputs: Sequence[np.ndarray]) -> Figures:
     return {"seconds": median_seconds(lambda: deployment.run(*inputs), RUNS)}
-
-
-def stages_text(plan: tvm_split.Plan) -> str:
-    return " | ".join(f"{', '.join(stage.machines)}: {stage.layers[0]} to {stage.layers[-1]}" for stage in plan.stages)
-
-
-def predicted_latency(plan: tvm_split.Plan) -> float | None:
-    return None if plan.prediction is None else plan.prediction.latency_seconds

@@ -21,9 +21,8 @@ from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
-from scripts.sides import RUNS, difference, torch_outputs
+from scripts.sides import RUNS, difference, network, timed, torch_outputs
 from tests.helpers.relay import Relay
-from tests.models import torch_models
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.profiling.kernels import target_code
 
@@ -43,9 +42,10 @@ SIDE, COPIED_BYTES = 8192, 1 << 30
 SHOWN_KERNELS = 12
 
 
-def network(name: str, pixels: int, tokens: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    build, inputs = torch_models.published_models(tokens, pixels)[name]
-    return build(), inputs
+def batched(inputs: Sequence[torch.Tensor], batch: int, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Return so many times the inputs, with floating-point numbers of this kind."""
+    repeated = (torch.cat([each] * batch) for each in inputs)
+    return tuple(each.to(kind) if each.is_floating_point() else each for each in repeated)
 
 
 def target_of(target: str, workers: LocalWorkers, machine: str) -> dict[str, Any] | None:
@@ -78,10 +78,9 @@ def workers_of(names: Sequence[str], target: str, threads: int) -> Iterator[tupl
 def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **sizes: int) -> Iterator[Prepared]:
     """Run a network as one stage on the device; the difference is relative to torch in float32 on the CPU."""
     module, inputs = network(name, **sizes)
-    inputs = tuple(torch.cat([each] * batch) for each in inputs)
-    expected = torch_outputs(module, inputs)
+    expected = torch_outputs(module, batched(inputs, batch, torch.float32))
     kind = getattr(torch, dtype)
-    inputs = tuple(each.to(kind) if each.is_floating_point() else each for each in inputs)
+    inputs = batched(inputs, batch, kind)
     model = tvm_split.load_model(module.to(kind), inputs, name=name)
     arrays = [each.numpy() for each in inputs]
     with workers_of([DEVICE], target, threads) as machines:
@@ -113,8 +112,7 @@ def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: 
     module, inputs = network(name, **sizes)
     kind = getattr(torch, dtype)
     module = module.to(device, kind)
-    inputs = tuple(torch.cat([each] * batch).to(device) for each in inputs)
-    inputs = tuple(each.to(kind) if each.is_floating_point() else each for each in inputs)
+    inputs = tuple(each.to(device) for each in batched(inputs, batch, kind))
     if way == "channels_last":
         module = module.to(memory_format=torch.channels_last)
         inputs = tuple(each.to(memory_format=torch.channels_last) for each in inputs)
@@ -127,7 +125,7 @@ def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: 
         if device == "cuda":
             torch.cuda.synchronize()
 
-    yield Prepared(lambda: {"seconds": median_seconds(recorded(run, module, inputs) if way == "graphs" else run, RUNS)})
+    yield Prepared(timed(recorded(run, module, inputs) if way == "graphs" else run))
 
 
 def recorded(run: Callable[[], None], module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], None]:

@@ -25,13 +25,12 @@ import numpy as np
 
 from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
+from scripts.streaming import arrivals, rate
 
 SIZES = {1_000: 8, 100_000: 8, 800_000: 8, 16_000_000: 64}
 """Bytes of a tensor to the sender's matrix products per tensor, which take longer than the transfer."""
 TRANSPORTS = ("shm", "grpc")
 ROWS, FEATURES = 64, 512
-FILL = 6
-"""The number of first results of a stream that do not count."""
 IDLE_SECONDS = 10.0
 
 
@@ -79,31 +78,17 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
         def measure(what: str, seconds: float) -> Figures:
             if what == "idle":
                 return {"cores_used": processor_seconds(lambda: time.sleep(seconds)) / seconds}
-            stream(computing, x, seconds)
+            arrivals(computing, (x,), seconds)
             latency = latency_seconds(computing)
-            arrivals: list[float] = []
-            used = processor_seconds(lambda: arrivals.extend(stream(quick, x, seconds)))
-            per_second = (len(arrivals) - FILL) / (arrivals[-1] - arrivals[FILL - 1])
+            times: list[float] = []
+            used = processor_seconds(lambda: times.extend(arrivals(quick, (x,), seconds)))
             return {
                 "latency_seconds": latency,
-                "bytes_per_second": size_bytes * per_second,
-                "processor_seconds": used / len(arrivals),
+                "bytes_per_second": size_bytes * rate(times),
+                "processor_seconds": used / len(times),
             }
 
         yield Prepared(measure)
-
-
-def stream(deployment: Any, x: np.ndarray, seconds: float) -> list[float]:
-    """Feed a stream for ``seconds`` and return the times at which its results arrived."""
-    end = time.perf_counter() + seconds
-
-    def fed() -> Iterator[tuple[np.ndarray]]:
-        count = 0
-        while count < 3 * FILL or time.perf_counter() < end:
-            yield (x,)
-            count += 1
-
-    return [time.perf_counter() for _ in deployment.stream(fed())]
 
 
 def latency_seconds(deployment: Any) -> float:

@@ -47,11 +47,9 @@ ALLOWED_SECONDS = 5.0
 def solved(checkout: Checkout, problem: Path, seconds: float) -> Figures:
     """Run ``tvm-split solve``; the seconds and the peak memory are those of the whole process."""
     command = [checkout.python, "-P", "-m", "tvm_split", "solve", str(problem), "--time-limit", str(seconds), "--json"]
-    root = "" if checkout.label else str(Path(__file__).parents[2])
     start = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": root}
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdout=output, cwd=problem.parent, env=environment)
+        process = subprocess.Popen(command, stdout=output, cwd=problem.parent, env=checkout.environment())
         _, status, usage = os.wait4(process.pid, 0)
         passed = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)

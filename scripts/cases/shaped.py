@@ -17,11 +17,11 @@ import tvm_split
 from rpc_runtime.program.codec import CODECS, NONE, is_lossy, unfit
 from rpc_runtime.program.program import RouteCodec
 from rpc_runtime.scratch import ScratchFolder
-from scripts.cases.emulated import cluster_of, deployed, latency_side, predicted_latency, stages_text
+from scripts.cases.emulated import cluster_of, deployed, latency_side
 from scripts.cases.shards import HALVES
 from scripts.harness import BEST, Case, Limit, MakeSides, Options, Setup, Side
 from scripts.processes import Figures
-from scripts.sides import network
+from scripts.sides import network, predicted_latency, stages_text
 from tests.helpers.shaped_network import shaped_workers
 from tests.helpers.smooth_network import CUT, smooth_network
 from tvm_split import Shard
@@ -67,11 +67,7 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
             program = replace(bundle.program, codecs=(RouteCodec(route.tensor.name, *NAMES, codec),))
             deployment = setup.until_end.enter_context(tvm_split.deploy(replace(bundle, program=program), cluster))
             is_chosen = codec == (between[0] if between else NONE)
-            made.append(
-                Side(
-                    CHOSEN if is_chosen else codec.value, partial(_period, deployment, (image,)), {"codec": codec.value}
-                )
-            )
+            made.append(Side(CHOSEN if is_chosen else codec, partial(_period, deployment, (image,)), {"codec": codec}))
     return made
 
 

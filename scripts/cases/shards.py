@@ -13,7 +13,7 @@ from functools import partial
 import tvm_split
 from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
-from scripts.sides import difference, network
+from scripts.sides import difference, network, predicted_latency, stages_text
 from tvm_split import Shard
 
 ONE_CORE, TWO_THREADS = "one worker of one core", "one worker of two threads"
@@ -59,10 +59,8 @@ def all_ways(name: str, ways: Sequence[str]) -> Iterator[Prepared]:
             deployments[way] = until_end.enter_context(tvm_split.deploy(bundle, cluster))
             off = difference(deployments[way].run(*arrays), deployments[ONE_CORE].run(*arrays))
             facts[way] = {
-                "stages": [
-                    f"{each.layers[0]} to {each.layers[-1]}: {', '.join(each.machines)}" for each in plan.stages
-                ],
-                "predicted_seconds": plan.prediction.latency_seconds if plan.prediction else None,
+                "stages": stages_text(plan),
+                "predicted_seconds": predicted_latency(plan),
                 "difference": f"{off:.1e}",
             }
 

@@ -23,6 +23,7 @@ import tvm_split
 from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared, measure_together
 from scripts.sides import RUNS, by_onnxruntime, in_process, network
+from scripts.streaming import arrivals, rate
 
 PIPELINE, ALONE, EACH_WHOLE = "pipeline of two workers", "one worker", "two workers, each the whole"
 ONE_RUN, IN_PROCESS = "one input, one worker", "one input, in process"
@@ -31,25 +32,15 @@ TORCH_WHOLE = "torch, two processes, each the whole"
 TORCH_STEPS = (4, 8, 16, 32)
 NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
 WITH_TORCH = "resnet50"
-FILL = 6
-"""The number of first results of a stream that do not count."""
 
 
 def streamed(deployment: tvm_split.Deployment, inputs: Sequence[Any], seconds: float) -> Figures:
     """Return the throughput of a stream fed for ``seconds``, and its share of the slowest stage's rate."""
     before = {stage.name: stage.compute_seconds for stage in deployment.stats().stages}
-    end = time.perf_counter() + seconds
-
-    def fed() -> Iterator[Sequence[Any]]:
-        number = 0
-        while number < 3 * FILL or time.perf_counter() < end:
-            yield inputs
-            number += 1
-
-    arrivals = [time.perf_counter() for _ in deployment.stream(fed())]
+    times = arrivals(deployment, inputs, seconds)
     stages = deployment.stats().stages
-    slowest = max(stage.compute_seconds - before[stage.name] for stage in stages) / len(arrivals)
-    per_second = (len(arrivals) - FILL) / (arrivals[-1] - arrivals[FILL - 1])
+    slowest = max(stage.compute_seconds - before[stage.name] for stage in stages) / len(times)
+    per_second = rate(times)
     return {"per_second": per_second, "share_of_slowest_stage": per_second * slowest}
 
 

@@ -17,13 +17,11 @@ from scripts.cases.emulated import (
     latency_side,
     links_with_relays,
     local_workers,
-    predicted_latency,
-    stages_text,
 )
 from scripts.cases.shards import SHARDS
 from scripts.harness import BEST, Case, Limit, MakeSides, Options, Ratio, Setup, Side
 from scripts.processes import Figures
-from scripts.sides import network
+from scripts.sides import network, predicted_latency, stages_text
 from tests.helpers.slow_machine import half_speed
 
 NAMES = ("machine-a", "machine-b")
