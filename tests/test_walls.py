@@ -36,7 +36,6 @@ FRAMEWORKS = (
 )
 
 
-PACKAGE = "tvm_split"
 NO_TVM = ("program", "wire", "transports", "client")
 """Of the runtime: a client needs no TVM at all."""
 

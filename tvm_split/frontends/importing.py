@@ -10,8 +10,8 @@ from typing import Any
 from tvm import relax
 
 from relay_passes.fold_constants import folded
+from relay_passes.rewrite import constant
 from tvm_split.errors import ModelImportError, last_line
-from tvm_split.frontends.operators import constant
 from tvm_split.units import short_list
 
 RANDOM = "its result is random; a split network gives the same answer to the same input"
@@ -64,7 +64,7 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
             value = folded(expr)
             if value is None:
                 return None
-            self._folded[key] = expr, constant(value, str(value.dtype))
+            self._folded[key] = expr, constant(value)
         return self._folded[key][1]
 
     def emit_te(self, *arguments: Any, **keywords: Any) -> relax.Var:

@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relay_passes import rewrite
+
 _ELEMENTWISE = (
     "add", "subtract", "multiply", "divide", "floor_divide", "mod", "floor_mod", "power", "maximum", "minimum",
     "left_shift", "right_shift", "where", "full_like", "less", "less_equal", "greater", "greater_equal", "equal",
@@ -84,7 +86,7 @@ def wide(dtype: str) -> str:
 
 def constant(value: Any, dtype: str) -> relax.Expr:
     """A constant of a scalar or an array."""
-    return relax.const(np.asarray(value).astype(np.dtype(dtype)), dtype)
+    return rewrite.constant(np.asarray(value).astype(np.dtype(dtype), copy=False))
 
 
 def numbers_of(value: Any) -> np.ndarray[Any, Any] | None:

@@ -8,6 +8,7 @@ import onnx
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from relay_passes.rewrite import constant
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.importing import BRANCH, Imported, RecordingBuilder, check_type, named, refuse
 from tvm_split.frontends.onnx.conversions import REFUSED, REPAIRS
@@ -52,7 +53,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                     raise ModelImportError(
                         f"constant {name!r} ({users or 'an output'}) is of strings, which cannot be computed with here"
                     )
-                self._nodes[name] = relax.const(value, str(value.dtype))
+                self._nodes[name] = constant(value)
         for name in self.graph.inputs:
             kind = self.graph.kinds[name]
             self._nodes[name] = relax.Var(name, relax.TensorType(kind.shape, kind.dtype))

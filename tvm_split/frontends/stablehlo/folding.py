@@ -197,9 +197,7 @@ _MOVING: dict[str, Callable[[ir.Operation, Sequence[Array], tuple[int, ...]], Ar
     "stablehlo.reshape": _reshape,
     "stablehlo.transpose": lambda operation, operands, shape: operands[0].transpose(integers(operation, "permutation")),
     "stablehlo.slice": _slice,
-    "stablehlo.reverse": lambda operation, operands, shape: np.flip(
-        operands[0], tuple(integers(operation, "dimensions"))
-    ),
+    "stablehlo.reverse": _reverse,
     "stablehlo.concatenate": lambda operation, operands, shape: np.concatenate(
         operands, ir.IntegerAttr(operation.attributes["dimension"]).value
     ),

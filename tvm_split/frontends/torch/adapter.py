@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from relay_passes.rewrite import constant
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.importing import (
     BRANCH,
@@ -86,7 +87,7 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
                 for node in program.graph.nodes:
                     if node in known:
                         value = to_numpy(known[node])
-                        self.env[node] = relax.const(value, str(value.dtype))
+                        self.env[node] = constant(value)
                     elif node.op == "call_function":
                         builder.layer = self.names.layer_of(node)
                         self.env[node] = self._converted(node)
