@@ -86,6 +86,8 @@ class RpcLab(Closing):
     def restart_tracker(self) -> None:
         """As if its machine was switched off and on again."""
         kill_group(self._tracker)
+        # Its child has the socket, and may answer a moment longer.
+        eventually(lambda: not self._tracker_answers(), "the tracker that was killed has gone")
         self._tracker = self._start("rpc_tracker", self.port)
         self._wait_for(self._tracker_answers)
 
