@@ -161,8 +161,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
                 probed.start()
             health.require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, programs))
-            print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             programs.prepare()
+            print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rpc_runtime.errors import TvmSplitError, WorkerError
-from rpc_runtime.processes import Closing, module_command, module_environment
+from rpc_runtime.processes import Closing, end_child, start_child
 from rpc_runtime.wire.tracker import (
     Code,
     Registration,
@@ -75,7 +75,7 @@ class TuningServer(Closing):
         with self._lock:
             process = self._process
         if process is not None:
-            _end(process)
+            end_child(process, END_SECONDS)
         self._thread.join(END_SECONDS)
         self._listening.close()
 
@@ -88,7 +88,7 @@ class TuningServer(Closing):
                 self._busy = line.strip() == b"session"
                 self._last = time.monotonic()
                 self._on_change()
-            _end(process)
+            end_child(process, END_SECONDS)
             self._busy = False
             if not self._closed.wait(RETRY_SECONDS):
                 logger.warning("the process that serves TVM's RPC ended (%d); it is started again", process.returncode)
@@ -100,15 +100,7 @@ class TuningServer(Closing):
         with self._lock:
             if self._closed.is_set():
                 return None
-            self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*module_command("worker.tuning_process"), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # One thread only: a second one (of numpy's BLAS) could hold a lock that a fork waits for.
-                env=module_environment(OPENBLAS_NUM_THREADS="1"),
-                pass_fds=(descriptor,),
-                start_new_session=True,
-            )
+            self._process = start_child("worker.tuning_process", *arguments, pass_fds=(descriptor,))
             self._say()
             return self._process
 
@@ -207,15 +199,3 @@ class TrackerRegistration(Closing):
         if not self._closed:
             self._wake.wait(seconds)
             self._wake.clear()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process by closing its input; it ends its session first. Kill it after `END_SECONDS`."""
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
