@@ -186,18 +186,17 @@ def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, 
     from rpc_runtime.wire.server import AccessInterceptor, QuotaInterceptor
     from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
     from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import DataService, WorkerService
+    from rpc_runtime.worker.service import WorkerService
 
-    data = DataService(programs)
-    quotas = QuotaInterceptor({**WorkerService.quotas(), **DataService.quotas(), **health.quotas()})
-    access = [] if token is None else [AccessInterceptor(token, data.knows_link, health.PATHS)]
+    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
+    quotas = QuotaInterceptor({**WorkerService.quotas(), **health.quotas()})
+    access = [] if token is None else [AccessInterceptor(token, service.knows_link, health.PATHS)]
     server = grpc.server(
         ThreadPoolExecutor(quotas.threads, thread_name_prefix="call"),
-        handlers=(data.handlers(),),
+        handlers=(service.link_handlers(),),
         interceptors=(*access, quotas),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
     )
-    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
     return server
