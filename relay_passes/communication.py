@@ -23,9 +23,8 @@ from tvm import relax
 from tvm.ir import StringImm
 from tvm.relax.global_info import VDevice
 
-from relay_passes.contract import operations_of, returned_fields
+from relay_passes.ir import emit_operations, operations_of, returned_fields, substitute
 from relay_passes.partition import Computation, PlacedStage, Placement
-from relay_passes.rewrite import emit_operations, substitute
 
 RECEIVE = "tvm_split.receive"
 SEND = "tvm_split.send"

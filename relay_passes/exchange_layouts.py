@@ -18,10 +18,17 @@ import tvm_ffi
 from tvm import relax
 from tvm.tirx import IndexMap
 
-from relay_passes.contract import bindings_of, names_of, operations_of, returned_fields
-from relay_passes.operands import shape_of
+from relay_passes.ir import (
+    bindings_of,
+    emit_operations,
+    names_of,
+    operations_of,
+    operator_name,
+    returned_fields,
+    shape_of,
+    substitute,
+)
 from relay_passes.partition import Computation
-from relay_passes.rewrite import emit_operations, operator_name, substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
 

@@ -1,6 +1,6 @@
 """Partition: cut a whole graph into one pure function per stage.
 
-Requires: a whole graph (see `relay_passes.contract.require_whole_graph`) and a placement of all its variables.
+Requires: a whole graph (see `relay_passes.ir.require_whole_graph`) and a placement of all its variables.
 Ensures: one `Computation` per stage, in the order of the stages. It takes the tensors that the stage needs from
 elsewhere, each once, and returns those that are needed elsewhere. All keep their names in the graph. No stage needs a
 tensor of a later one.
@@ -16,17 +16,18 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
-from relay_passes.contract import (
+from relay_passes.ir import (
     ContractError,
     SelfWaitError,
     dependent_names,
+    emit_operations,
     main_function,
     operations_of,
     require_whole_graph,
     returned_fields,
+    substitute,
     used_variables,
 )
-from relay_passes.rewrite import emit_operations, substitute
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relay_passes.contract import bindings_of, operations_of, returned_fields, used_variables
+from relay_passes.ir import bindings_of, operations_of, operator_name, returned_fields, used_variables
 from relay_passes.partition import Computation, computation_of
-from relay_passes.rewrite import operator_name
 
 CONV2D = "relax.nn.conv2d"
 IMAGE_DIMENSIONS = 4

@@ -15,9 +15,8 @@ import tvm
 from tvm import relax
 from tvm_ffi.structural import StructuralKey, structural_equal
 
-from relay_passes.contract import ContractError, main_function, operations_of, returned_fields
+from relay_passes.ir import ContractError, main_function, operations_of, returned_fields, substitute
 from relay_passes.partition import Computation, output_names
-from relay_passes.rewrite import substitute
 
 
 def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None:

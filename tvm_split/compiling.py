@@ -14,8 +14,8 @@ import tvm
 from tvm import relax
 
 from relay_passes.communication import annotated_module, machine_modules
-from relay_passes.contract import main_function
 from relay_passes.input_cuts import range_of
+from relay_passes.ir import main_function
 from relay_passes.partition import Computation, output_names
 from relay_passes.pipeline import Observer, cut
 from rpc_runtime.program.program import InputCut, Program, RouteCodec, StageSpec, TensorSpec

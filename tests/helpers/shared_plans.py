@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tvm import relax
 
-from relay_passes.contract import main_function, operations_of
+from relay_passes.ir import main_function, operations_of
 from tvm_split.compiler.sharding import PlacedModel
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage

@@ -9,7 +9,6 @@ from tvm.ir import assert_structural_equal
 from tvm.script import ir as I, relax as R, tirx as T
 from tvm.tirx import IndexMap
 
-from relay_passes.contract import bindings_of
 from relay_passes.exchange_layouts import (
     Layout,
     changed_parameters,
@@ -17,6 +16,7 @@ from relay_passes.exchange_layouts import (
     layouts_made,
     with_layouts,
 )
+from relay_passes.ir import bindings_of
 from relay_passes.partition import Computation
 from tests.helpers.placements import run
 

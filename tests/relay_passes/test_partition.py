@@ -5,7 +5,7 @@ import pytest
 import tvm
 from tvm.script import ir as I, relax as R
 
-from relay_passes.contract import ContractError, SelfWaitError
+from relay_passes.ir import ContractError, SelfWaitError
 from relay_passes.partition import partition
 from tests.helpers.placements import STAGE_OF, placement, run
 

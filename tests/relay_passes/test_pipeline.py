@@ -11,9 +11,8 @@ from tvm import relax
 import schedules
 import tvm_split
 from relay_passes import bound_indices, fold_affine, fold_constants, fold_padding, lift_weights, remove_identities
-from relay_passes.contract import bindings_of, main_function, require_whole_graph
+from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, require_whole_graph
 from relay_passes.pipeline import Schedules, stage_phases
-from relay_passes.rewrite import is_tensor_constant, operator_name
 from tests.models import torch_models
 from tvm_split.compiler.targets import host_target
 

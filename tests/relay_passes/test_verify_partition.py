@@ -6,7 +6,7 @@ import pytest
 import tvm
 from hypothesis import given, settings, strategies as st
 
-from relay_passes.contract import ContractError, SelfWaitError
+from relay_passes.ir import ContractError, SelfWaitError
 from relay_passes.partition import Computation, partition
 from relay_passes.pipeline import cut
 from relay_passes.verify_partition import verify_partition

@@ -11,8 +11,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.ir import (
+    bindings_of,
+    is_tensor_constant,
+    main_function,
+    operator_name,
+    returned_fields,
+    used_variables,
+)
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.graph import Call, LayerGraph, ModelDescription, Value
 

@@ -20,14 +20,8 @@ from typing import NamedTuple
 
 from tvm import relax
 
-from relay_passes.contract import (
-    dependent_names,
-    main_function,
-    operations_of,
-    returned_fields,
-    used_variables,
-)
 from relay_passes.input_cuts import cut_inputs, range_of
+from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
 from relay_passes.partition import Placement
 from relay_passes.shards.channels import require_channels, split_channels
 from relay_passes.shards.direct_joins import Place, with_direct_joins

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import relax
 
-from relay_passes.contract import main_function
 from relay_passes.exchange_layouts import (
     Layout,
     changed_parameters,
@@ -14,6 +13,7 @@ from relay_passes.exchange_layouts import (
     layouts_made,
     with_layouts,
 )
+from relay_passes.ir import main_function
 from relay_passes.partition import Computation
 from relay_passes.stage_ends import IMAGE_DIMENSIONS, has_convolution, receiving_end, sending_end
 from tvm_split.compiler.build import laid_out_stage

@@ -11,9 +11,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, returned_fields
+from relay_passes.ir import bindings_of, emit_operations, main_function, operator_name, returned_fields
 from relay_passes.partition import Computation
-from relay_passes.rewrite import emit_operations, operator_name
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.program import Program
 from rpc_runtime.scratch import ScratchFolder

@@ -13,9 +13,8 @@ import tvm_ffi
 from tvm import relax, tirx
 
 import schedules
-from relay_passes.contract import bindings_of, main_function, used_variables
+from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, used_variables
 from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
-from relay_passes.rewrite import is_tensor_constant, operator_name
 from rpc_runtime.program.kernel_times import TimedKernel
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder

@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import main_function, operations_of, operator_name
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.describe import shape_of, tensors_in
 from tvm_split.compiler.sharding import PlacedModel, placed_model

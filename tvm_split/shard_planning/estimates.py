@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relay_passes.contract import (
+from relay_passes.ir import (
     dependent_names,
+    is_tensor_constant,
     main_function,
     operations_of,
     returned_fields,
     used_variables,
 )
-from relay_passes.rewrite import is_tensor_constant
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.compiler.describe import calls, size_bytes
 from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from tvm import tirx
 
 import schedules
-from relay_passes.contract import main_function
+from relay_passes.ir import main_function
 from relay_passes.partition import Computation, output_names
 from relay_passes.pipeline import cut
 from tvm_split.cluster.cluster import Cluster

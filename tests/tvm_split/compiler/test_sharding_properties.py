@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.operands import shape_of
+from relay_passes.ir import main_function, operations_of, shape_of
 from tests.helpers.relax_graphs import with_cuts_made
 from tests.helpers.relax_values import values_of
 from tests.helpers.shard_networks import Network
