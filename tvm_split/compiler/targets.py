@@ -13,7 +13,7 @@ from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.execution.nvcc import toolkit_version
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.discovery import ASKED_AT_ONCE
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
@@ -31,7 +31,7 @@ def host_target(threads: int) -> dict[str, Any]:
     return cpu_target(platform.machine(), cpu_features(), threads)
 
 
-def resolve_targets(cluster: Cluster, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def resolve_targets(cluster: Workers, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the target of every named machine: the described one, this host's, or the one that its worker reports."""
     return {name: _target_of(cluster, cluster.machine(name)) for name in sorted(names)}
 
@@ -80,7 +80,7 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
         raise ClusterError(problem)
 
 
-def reached_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
+def reached_workers(cluster: Workers) -> dict[str, WorkerDescription]:
     """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
     if cluster.launcher.on_this_host:
         return {}
@@ -96,7 +96,7 @@ def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:
         return None
 
 
-def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
+def fitting_workers(cluster: Workers) -> dict[str, WorkerDescription]:
     """Return `reached_workers`; raise a `ClusterError` if one does not match its machine's description."""
     workers = reached_workers(cluster)
     for name, worker in workers.items():
@@ -104,7 +104,7 @@ def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
     return workers
 
 
-def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
+def _target_of(cluster: Workers, machine: Machine) -> dict[str, Any]:
     if machine.target is not None:
         return _complete_target(machine, machine.target)
     if cluster.launcher.on_this_host:

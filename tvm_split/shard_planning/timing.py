@@ -12,7 +12,7 @@ import schedules
 from relay_passes.contract import main_function
 from relay_passes.partition import Computation, output_names
 from relay_passes.pipeline import cut
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.compiler.transfer_layouts import in_common_layouts
 from tvm_split.compiler.tuning_folder import open_database
@@ -29,7 +29,7 @@ from tvm_split.steps import StepProgress
 def profile_parts(
     model: Model,
     plans: Sequence[Plan],
-    cluster: Cluster,
+    cluster: Workers,
     estimates: PartEstimates,
     *,
     database: str | Path | None = None,
