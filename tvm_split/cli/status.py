@@ -57,7 +57,7 @@ def status(
     settings = NO_SETTINGS
     if found.is_elsewhere:
         read = found.machines()
-        from tvm_split.compiler.targets import require_known_targets
+        from tvm_split.compiler.machine_targets import require_known_targets
 
         require_known_targets(read)
         settings = read.link_settings
@@ -134,7 +134,7 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
         return {**asked, "reachable": False, "error": str(error)}
     problem = ""
     if machine is not None:
-        from tvm_split.compiler.targets import misfit
+        from tvm_split.compiler.machine_targets import misfit
 
         problem = misfit(machine, worker)
     found = {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
@@ -171,7 +171,7 @@ def _print(answers: list[dict[str, Any]]) -> None:
 
 
 def _processor_text(worker: dict[str, Any]) -> str:
-    from tvm_split.compiler.instruction_sets import cpu_target, target_text
+    from tvm_split.compiler.targets import cpu_target, target_text
 
     target = cpu_target(worker["architecture"], worker["cpu_features"], worker["threads"])
     cores = HostCores("", worker["core_numbers"], worker["core_quota"], worker["quota_group"])

@@ -26,7 +26,7 @@ def up(
 ) -> None:
     """Copy, install and start a worker on each machine that has ssh:, and show their logs until Ctrl-C ends all."""
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.compiler.targets import require_fit, require_known_targets
+    from tvm_split.compiler.machine_targets import require_fit, require_known_targets
     from tvm_split.ssh.ssh_cluster import SshCluster
 
     cluster = Cluster.from_yaml(file)
