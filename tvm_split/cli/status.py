@@ -44,6 +44,8 @@ def status(
     """Ask workers for their description and deployments, and show the transports of the links between them.
 
     Exit code 1 if a worker does not answer, or is not the expected one.
+
+    Example: tvm-split status --cluster lab.yaml
     """
     if found.is_elsewhere == bool(address):
         raise WrongUseError("give one of them", "--cluster, --tracker, --kubernetes, --address")
