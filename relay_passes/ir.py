@@ -146,6 +146,18 @@ def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
     return updated
 
 
+def new_function(
+    name: str, parameters: Iterable[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
+) -> relax.Function:
+    """Return a function of one dataflow block with the bindings that ``emit`` makes; it returns a tuple of results."""
+    builder = relax.BlockBuilder()
+    with builder.function(name, list(parameters)):
+        with builder.dataflow():
+            outputs = builder.emit_output(relax.Tuple(list(emit(builder))), name_hint="outputs")
+        builder.emit_func_output(outputs)
+    return builder.get()[name]
+
+
 def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -> relax.Expr:
     """Return the expression with each variable whose name is in ``replacements`` replaced.
 
