@@ -19,7 +19,7 @@ from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Array
-from rpc_runtime.transports.credit_window import MOST_MORE
+from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts

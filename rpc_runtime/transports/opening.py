@@ -167,7 +167,7 @@ class LinkCall:
             raise ProtocolError(f"a data stream begins with ACCEPT, not with {frame.kind.name}")
 
     def _choose(self, accept: pb.Accept) -> None:
-        self._reasons += [each.reason for each in accept.refused]
+        self._reasons += [refused.reason for refused in accept.refused]
         name = accept.answer.transport
         carrier: Carrier | None = None
         if name:
@@ -180,12 +180,12 @@ class LinkCall:
                     return  # the stream reports the reason, which is read next
                 self._reasons.append(str(error))
                 name, carrier = (FALLBACK, self._stream) if FALLBACK in self._offered else ("", None)
-        self._choice = pb.Choice(transport=name, reason="" if name else "; ".join(self._reasons))
+        self._choice.transport = name
         if name == self._endpoint.transport == FALLBACK:
             self._reasons.append(f"the link's transport is {name}")
         if carrier is None:  # the choice tells the other end, which ends the stream without reporting a failure
             self._error = WorkerError(
-                f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {self._choice.reason}"
+                f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {'; '.join(self._reasons)}"
             )
             self._chosen.set()
             return
@@ -249,9 +249,9 @@ class LinkAnswer:
                 self._on_end(WorkerUnavailableError("the data stream was closed"))
             with self._ending:
                 self._over = True
-            for each in (self._carrier, self._pending, self._stream):
-                if each is not None:
-                    each.close()
+            for part in (self._carrier, self._pending, self._stream):
+                if part is not None:
+                    part.close()
         if self._error is not None:
             yield error_frame(str(self._error))
             raise self._error

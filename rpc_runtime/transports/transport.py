@@ -40,14 +40,6 @@ class Unusable(WorkerError):
 
 
 @dataclass(frozen=True)
-class Host:
-    """What is known before deployment about the process at one end of a link. ``memory_domain`` is equal for processes
-    that can share memory, and empty if they cannot."""
-
-    memory_domain: str = ""
-
-
-@dataclass(frozen=True)
 class Opening:
     """A link that is being opened, at one of its ends. ``peer`` is the other machine."""
 
@@ -131,8 +123,11 @@ class Transport(ABC):
     def stop(self) -> None:  # noqa: B027
         """Free what `start` has made."""
 
-    def joins(self, source: Host, destination: Host) -> bool:
-        """Return whether it will connect two processes, as far as this is known before deployment."""
+    def joins(self, source: str, destination: str) -> bool:
+        """Return whether it will connect two processes, as far as this is known before deployment.
+
+        Both are memory domains: equal for processes that can share memory, and empty if they cannot.
+        """
         return True
 
     @abstractmethod
@@ -226,8 +221,8 @@ class LinkSetting:
     def wanted(self) -> str:
         return FALLBACK if self.transport == AUTO and self.address else self.transport
 
-    def expected(self, source: Host, destination: Host) -> str:
-        """Return the name of the transport that will carry the link, as far as this is known before deployment."""
+    def expected(self, source: str, destination: str) -> str:
+        """Return the name of the transport that will connect two memory domains, as far as this is known."""
         return next(
             (name for name in offered(self.wanted) if transport_named(name).joins(source, destination)), FALLBACK
         )

@@ -143,7 +143,8 @@ registry = Registry[Command](
     "tvm_split.commands",
     "command",
     {row.name: row._replace(module=f"tvm_split.cli.{row.module}") for row in COMMANDS},
-    base=Command,
+    Command,
+    instances=True,
 )
 
 

@@ -18,7 +18,7 @@ from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.codec import NONE, fitting
+from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes

@@ -17,7 +17,7 @@ from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.transports.credit_window import MOST_MORE
+from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.slots import Slot
 from rpc_runtime.transports.transport import Carrier, OnEnd
@@ -222,7 +222,7 @@ def carried(slot: Slot) -> tuple[Idle, OutgoingLink]:
 def test_a_computing_thread_does_not_wait_for_what_a_gpu_copies() -> None:
     ends, sent = threading.Event(), SimpleQueue[int]()
     station, link = carried(Copying(ends))
-    thread = threading.Thread(target=link.serve, args=(lambda frame: sent.put(decode(frame).sequence),))
+    thread = threading.Thread(target=lambda: [sent.put(decode(frame).sequence) for frame in link.frames()])
     thread.start()
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
@@ -235,13 +235,13 @@ def test_a_computing_thread_does_not_wait_for_what_a_gpu_copies() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("say", [OutgoingLink.drain, OutgoingLink.serve])
-def test_a_copy_that_fails_is_told_to_the_carrier_and_nothing_is_sent(say: Any) -> None:
+@pytest.mark.parametrize("by_frames", [True, False])
+def test_a_copy_that_fails_is_told_to_the_carrier_and_nothing_is_sent(by_frames: bool) -> None:
     ends, sent = threading.Event(), list[bytes]()
     ends.set()
     station, link = carried(Copying(ends, fails=True))
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
     with pytest.raises(WorkerError, match="an illegal memory access"):
-        say(link, sent.append)
+        sent += link.frames() if by_frames else link.drain(sent.append) or ()
     assert sent == []

@@ -25,8 +25,7 @@ from rpc_runtime.execution.nvcc import installed_folders
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.grpc import Stream
-from rpc_runtime.transports.nccl import Nccl, NcclEnd, NcclTimeouts
-from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES
+from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, Nccl, NcclEnd, NcclTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import Opening, Pending
 from rpc_runtime.wire.channels import WorkerEndpoint
