@@ -22,7 +22,7 @@ import numpy as np
 
 from rpc_runtime.errors import BlobError
 from rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
-from rpc_runtime.private_folder import private_folder, tighten
+from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.program.runner import Bytes
 
@@ -149,7 +149,6 @@ class BlobStore:
         if self._checked is None or not _is_still(self.folder, self._checked):
             private_folder(self.folder)
             for path in inner:
-                tighten(path)
                 private_folder(path)
             self._checked = self.folder.stat()
         for path in inner:
