@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpc_runtime.client import worker_client
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
@@ -35,7 +33,7 @@ from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.methods import METHODS
-from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, send_blobs
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
@@ -125,15 +123,6 @@ def test_a_slow_link_is_not_taken_for_dead(quick_workers: LocalWorkers, maker: P
         batch = batches_for(program, 1)[0]
         (result,) = pipe.run(batch)
         np.testing.assert_array_equal(result, 4 * batch[0])
-
-
-def test_a_link_is_not_silent_where_a_stage_is_slow(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """Nobody has anything to say for longer than a link may be silent."""
-    program = chain(maker)
-    with open_on(quick_workers, program, maker, timeouts=SHORT) as pipe:
-        pipe.run(batches_for(program, 1)[0])
-        time.sleep(SHORT.silence_seconds + 2 * SHORT.beat_seconds)
-        pipe.run(batches_for(program, 1)[0])
 
 
 _CLIENT = """
@@ -308,11 +297,8 @@ def test_nobody_listens(maker: ProgramMaker) -> None:
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
     """Machine B's address, as it is told to A, leads nowhere."""
     program = chain(maker)
-    opened = Session(program, workers.endpoints, 10.0)
-    opened._endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
     with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
-        opened._open(maker.blob_path, lambda machine, sent, total: None)
-    opened.close()
+        open_on(workers, program, maker, links={(A, B): LinkSetting("127.0.0.1:9")}, timeout_seconds=10.0)
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -325,13 +311,6 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
     for endpoint in workers.endpoints.values():
         assert deployments_left(endpoint) == ()
     pipe.close()
-
-
-def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    connection = worker_client.WorkerClient(workers.endpoints[A])
-    with pytest.raises(ProtocolError, match="watch it first"):
-        send_blobs(connection, "0" * 32, [], maker)
-    connection.close()
 
 
 def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
