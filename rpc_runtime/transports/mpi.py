@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 JOIN_SECONDS = 60.0
@@ -291,10 +291,8 @@ class MpiCarrier(Carrier):
         """Handle a message of the other end."""
         try:
             self._link.receive(decode(memoryview(message)))
-        except TvmSplitError as error:
-            self.end(error)
-        except Exception as unexpected:
-            self.end(WorkerError(f"{unexpected!r}"))
+        except Exception as error:
+            self.end(failure_of(error))
 
     def end(self, error: TvmSplitError) -> None:
         with self._telling:
@@ -323,12 +321,10 @@ class MpiCarrier(Carrier):
                     self._wait(under_way[0])
                 if self._over.is_set():
                     return
-        except TvmSplitError as error:
-            self.end(error)
         except self._world.failure as error:
             self.end(WorkerUnavailableError(f"MPI could not send: {error}"))
-        except Exception as unexpected:
-            self.end(WorkerError(f"sending over MPI failed: {unexpected!r}"))
+        except Exception as error:
+            self.end(failure_of(error))
         finally:
             self._world.leave(under_way)
 

@@ -32,12 +32,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_end import HEARTBEAT
 from rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
 from rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_frame
 
 logger = logging.getLogger(__name__)
@@ -402,10 +402,8 @@ class _Receiving(NcclCarrier):
             with _as_unavailable():
                 while (frame := self._announced.get()) is not None:
                     self._link.receive(frame)
-        except TvmSplitError as error:
-            self._on_end(error)
-        except Exception as unexpected:
-            self._on_end(WorkerError(f"{unexpected!r}"))
+        except Exception as error:
+            self._on_end(failure_of(error))
 
 
 @dataclass(frozen=True, slots=True)

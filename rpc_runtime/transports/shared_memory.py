@@ -26,13 +26,13 @@ from typing import IO
 
 import numpy as np
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.hardware import boot_id, memory_domain
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
 from rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
@@ -240,7 +240,7 @@ class SharedMemoryCarrier(Carrier):
         try:
             what(self._send)
         except Exception as error:
-            self._fail(error if isinstance(error, TvmSplitError) else WorkerError(f"{error!r}"))
+            self._fail(failure_of(error))
 
     def _send_all(self, send: Callable[[bytes], None]) -> None:
         for frame in self._link.frames():
@@ -262,12 +262,8 @@ class SharedMemoryCarrier(Carrier):
         error: TvmSplitError | None = None
         try:
             self._receive_all()
-        except TvmSplitError as wrong:
-            error = wrong
-        except OSError as broken:
-            error = WorkerUnavailableError(f"the connection broke: {broken}")
-        except Exception as unexpected:
-            error = WorkerError(f"{unexpected!r}")
+        except Exception as raised:
+            error = failure_of(raised)
         finally:
             self._connection.close()
         if not self._closing:

@@ -18,7 +18,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.routes import Route
 from rpc_runtime.registry import Registry
 from rpc_runtime.transports.slots import Slot
@@ -169,6 +169,13 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
     Transport,
     WorkerError,
 )
+
+
+def failure_of(error: Exception) -> TvmSplitError:
+    """Return the failure of a link for any error in one of its threads."""
+    if isinstance(error, TvmSplitError):
+        return error
+    return WorkerUnavailableError(str(error)) if isinstance(error, OSError) else WorkerError(f"{error!r}")
 
 
 @cache
