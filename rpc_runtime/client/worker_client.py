@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,17 +182,17 @@ class WorkerClient:
         on_progress(0, total)
         if not missing:
             return 0
-        problems: list[BlobError] = []
-        requests = _uploads(deployment, missing, blob_path, lambda sent: on_progress(sent, total), problems)
+        files = [(blob, blob_path(blob.sha256)) for blob in missing]
+        upload = _Upload(deployment, files, lambda sent: on_progress(sent, total))
         timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND + len(missing) * BLOB_SECONDS
         try:
-            self._stub.PutBlob(requests, timeout=timeout, metadata=self._metadata)
+            self._stub.PutBlob(upload.requests(), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
-            raise (*problems, error_of(status, str(self.endpoint)))[0] from None
+            raise upload.problem or error_of(status, str(self.endpoint)) from None
         except ValueError as error:
             raise self._closed() from error
-        if problems:
-            raise problems[0]
+        if upload.problem:
+            raise upload.problem
         return total
 
     def load(
@@ -276,31 +276,31 @@ class WorkerClient:
         return clean_message(reply)
 
 
-def _uploads(
-    deployment: str,
-    blobs: Iterable[BlobSpec],
-    blob_path: Callable[[str], Path],
-    on_sent: Callable[[int], None],
-    problems: list[BlobError],
-) -> Iterator[pb.PutBlobRequest]:
-    """Yield the messages of one call that sends several blobs: one call for each small one would take much longer.
+@dataclass
+class _Upload:
+    """Sends several blobs in one call, because separate calls for small blobs would take most of the time."""
 
-    An error of reading a file ends them and is added to ``problems``: gRPC itself reports only that the iterator raised.
-    """
-    sent = 0
-    for number, blob in enumerate(blobs):
-        request = pb.PutBlobRequest(deployment="" if number else deployment, blob=message_of(pb.Blob, blob))
-        path = blob_path(blob.sha256)
-        try:
-            with path.open("rb") as file:
-                while chunk := file.read(CHUNK_BYTES):
-                    request.chunk = chunk
-                    yield request
-                    request = pb.PutBlobRequest()
-                    sent += len(chunk)
-                    on_sent(sent)
-        except OSError as error:
-            problems.append(BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {error}"))
-            return
-        if request.HasField("blob"):  # an empty blob
-            yield request
+    deployment: str
+    files: Sequence[tuple[BlobSpec, Path]]
+    on_sent: Callable[[int], None]
+    problem: BlobError | None = None
+    """An error of reading a file; gRPC itself reports only that the iterator raised."""
+
+    def requests(self) -> Iterator[pb.PutBlobRequest]:
+        sent = 0
+        for number, (blob, path) in enumerate(self.files):
+            deployment = "" if number else self.deployment
+            request = pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob))
+            try:
+                with path.open("rb") as file:
+                    while chunk := file.read(CHUNK_BYTES):
+                        request.chunk = chunk
+                        yield request
+                        request = pb.PutBlobRequest()
+                        sent += len(chunk)
+                        self.on_sent(sent)
+            except OSError as error:
+                self.problem = BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {error}")
+                return
+            if request.HasField("blob"):  # an empty blob
+                yield request
