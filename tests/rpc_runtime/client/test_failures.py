@@ -34,7 +34,7 @@ from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
-from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.program_maker import Body, ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
 
@@ -130,8 +130,6 @@ import sys
 from pathlib import Path
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.client.session import Session
-from tests.helpers.relay import Relay
-from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import batches_for, chain
 
@@ -192,26 +190,25 @@ def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMa
         pipe.run(batches_for(program, 1)[0])
 
 
-def test_a_stage_that_raises_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
+@pytest.mark.parametrize(
+    ("columns", "body", "words"),
+    [
+        (9, double, f"stage 'two' on machine '{B}'"),
+        (8, lambda x: [*double(x), *double(x)], r"tuple of 1 tensors.* of 2"),
+    ],
+    ids=["compiled for another shape", "another number of results"],
+)
+def test_a_stage_that_fails_is_named(
+    workers: LocalWorkers, maker: ProgramMaker, columns: int, body: Body, words: str
+) -> None:
     program = chain(maker)
-    wrong = TensorSpec("wrong", (2, 9), "float32")
     broken = ProgramMaker(maker.folder)
-    broken.stage("two", B, [wrong], double)  # compiled for another shape
-    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
-    program = replace(program, stages=stages)
-    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=f"stage 'two' on machine '{B}'"):
+    broken.stage("two", B, [TensorSpec("x", (2, columns), "float32")], body)
+    first, second, third = program.stages
+    program = replace(program, stages=(first, replace(second, library=broken.stages[0].library), third))
+    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=words):
         pipe.run(batches_for(program, 1)[0])
     assert deployments_left(workers.endpoints[B]) == ()
-
-
-def test_a_stage_that_returns_the_wrong_number_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    broken = ProgramMaker(maker.folder)
-    broken.stage("two", B, [TensorSpec("x", (2, 8), "float32")], lambda x: [*double(x), *double(x)])
-    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
-    program = replace(program, stages=stages)
-    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=r"tuple of 1 tensors.* of 2"):
-        pipe.run(batches_for(program, 1)[0])
 
 
 def test_a_gpu_stage_on_a_machine_without_gpu(workers: LocalWorkers, maker: ProgramMaker) -> None:
