@@ -11,14 +11,13 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, returned_fields
+from relay_passes.ir import bindings_of, emit_operations, main_function, operator_name, returned_fields
 from relay_passes.partition import Computation
-from relay_passes.rewrite import emit_operations, operator_name
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.program import Program
 from rpc_runtime.scratch import ScratchFolder
-from tvm_split.compiler.build import build_stage
 from tvm_split.compiler.bundle import Bundle, Verified
+from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.compiler.tolerances import TOLERANCES, tolerances_of
 from tvm_split.errors import VerificationError
@@ -176,9 +175,10 @@ def _runnable_here(plan: Plan, bundle: Bundle, computations: Sequence[Computatio
     for stage, part in zip(bundle.program.stages, computations, strict=True):
         machine = plan.machine(stage.machine)
         if not runs_here(machine.target):
-            built = build_stage(part, host_target(machine.threads), folder / f"{stage.name}.so")
-            weights = tuple(bundle.blobs.add_weight(f"{stage.name}.{i}", each) for i, each in enumerate(built.weights))
-            stage = replace(stage, device="cpu", library=bundle.blobs.add_file(built.library), weights=weights)
+            compiler, library = StageCompiler(host_target(machine.threads)), folder / f"{stage.name}.so"
+            built = compiler.build(compiler.lower(part.function)["schedule"], library, stage.name)
+            weights = tuple(bundle.blobs.add_weight(f"{stage.name}.{i}", weight) for i, weight in enumerate(built))
+            stage = replace(stage, device="cpu", library=bundle.blobs.add_file(library), weights=weights)
         stages.append(stage)
     return replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
 
