@@ -344,7 +344,7 @@ class _Sending(NcclCarrier):
             self._kept = None
 
     def _slot(self, tensor: TensorSpec) -> Slot:
-        return _Way(NOT_OF_THE_HOST, None, self, tensor.size_bytes)
+        return _Slot(NOT_OF_THE_HOST, None, self, tensor.size_bytes)
 
     def _forget(self) -> None:
         super()._forget()
@@ -395,7 +395,7 @@ class _Receiving(NcclCarrier):
 
     def _slot(self, tensor: TensorSpec) -> Slot:
         address, value = self._nccl.memory(tensor)
-        return _Place(NOT_OF_THE_HOST, value, self, tensor.size_bytes, address)
+        return _Slot(NOT_OF_THE_HOST, value, self, tensor.size_bytes, address)
 
     def _take(self) -> None:
         try:
@@ -407,23 +407,19 @@ class _Receiving(NcclCarrier):
 
 
 @dataclass(frozen=True, slots=True)
-class _Way(Slot):
-    transfers: _Sending
+class _Slot(Slot):
+    """A slot on the GPU, at ``address`` in the receiver; an empty tensor is not transferred."""
+
+    carrier: Any
     size_bytes: int
+    address: int = 0
 
     def send(self, value: Any, header: bytes) -> Iterator[bytes]:
-        return self.transfers.send(value, self.size_bytes, header) if self.size_bytes else iter((header,))
-
-
-@dataclass(frozen=True, slots=True)
-class _Place(Slot):
-    transfers: _Receiving
-    size_bytes: int
-    address: int
+        return self.carrier.send(value, self.size_bytes, header) if self.size_bytes else iter((header,))
 
     def wait(self) -> None:
         if self.size_bytes:
-            self.transfers.fetch(self.address, self.size_bytes)
+            self.carrier.fetch(self.address, self.size_bytes)
 
 
 def _require_fit(own: NcclDevice, other: NcclEnd) -> None:
