@@ -43,25 +43,39 @@ Answer = TypeVar("Answer")
 
 
 class Session(Runner):
-    """A program loaded on workers, made by `Session.open`. A context manager.
+    """A program loaded on workers. A context manager.
 
-    Several threads may run and stream at the same time. `run`, `submit` and `stream` raise:
+    The constructor sends missing blobs to the workers, loads the stages, and connects the machines. Several threads may
+    then run and stream at the same time. `run`, `submit` and `stream` raise:
         InputError: an input does not fit the program.
         WorkerUnavailableError: a worker has ended, hangs, or lost a connection; the session is then unusable.
         StageError: a stage raised; the session is then unusable.
         DeadlineError: there was no progress for ``timeout_seconds`` while a result was due.
+
+    Args:
+        blob_path: returns the file of a blob by its SHA-256.
+        timeout_seconds: how long each step, and later each result, may make no progress.
+        on_transfer: called from one thread at a time.
+        links: settings of links that differ from the default.
+        in_flight: limit of micro-batches that were fed and not taken; default: only the queues limit them.
+        timeouts: after how long a silent worker or link counts as dead.
+
+    Raises:
+        TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
     """
 
     def __init__(
         self,
         program: Program,
         endpoints: Mapping[str, WorkerEndpoint],
-        timeout_seconds: float,
+        blob_path: Callable[[str], Path],
+        *,
+        timeout_seconds: float = 60.0,
+        on_transfer: TransferProgress | None = None,
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        """Prepare a session without connecting; use `open` instead."""
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
             raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
@@ -80,46 +94,16 @@ class Session(Runner):
         self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._dispatcher.queued
         self._most_activity = {machine: activity_of_one(part) for machine, part in parts.items()}
         self._clock_offsets: dict[str, int] = {}
-        self.weight_bytes = {}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         self._is_open = False
         stages = {machine: [stage.name for stage in part.stages] for machine, part in parts.items()}
         self._watch = WorkerWatch(self.deployment, self._clients, stages, self._fail, self._worker_moved, timeouts)
-
-    @classmethod
-    def open(
-        cls,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
-        blob_path: Callable[[str], Path],
-        *,
-        timeout_seconds: float = 60.0,
-        on_transfer: TransferProgress | None = None,
-        links: LinkSettings = NO_SETTINGS,
-        in_flight: int | None = None,
-        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
-    ) -> Session:
-        """Send missing blobs to the workers, load the stages, connect the machines, and return the session.
-
-        Args:
-            blob_path: returns the file of a blob by its SHA-256.
-            timeout_seconds: how long each step, and later each result, may make no progress.
-            on_transfer: called from one thread at a time.
-            links: settings of links that differ from the default.
-            in_flight: limit of micro-batches that were fed and not taken; default: only the queues limit them.
-            timeouts: after how long a silent worker or link counts as dead.
-
-        Raises:
-            TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
-        """
-        session = cls(program, endpoints, timeout_seconds, links, in_flight, timeouts)
         try:
-            session._open(blob_path, on_transfer)
+            self._open(blob_path, on_transfer)
         except BaseException:
-            session.close()
+            self.close()
             raise
-        return session
 
     def _open(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> None:
         self._describe()
@@ -230,7 +214,7 @@ class Session(Runner):
             self._dispatcher.moved()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage and replica since `open`, in the program's order.
+        """Return the statistics of each stage and replica since it was opened, in the program's order.
 
         Raises:
             ProtocolError: a worker's reply lacks a stage that it holds.

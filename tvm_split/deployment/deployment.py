@@ -227,7 +227,7 @@ def deploy(
         undo.callback(cluster.release)
         endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
         _check_workers(bundle, cluster, endpoints, timeout_seconds)
-        pipeline = Session.open(
+        pipeline = Session(
             bundle.program,
             endpoints,
             bundle.blob_path,

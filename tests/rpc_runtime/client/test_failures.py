@@ -136,7 +136,7 @@ from tests.helpers.rpc_runtime.programs import batches_for, chain
 maker = ProgramMaker(Path(sys.argv[1]))
 program = chain(maker)
 endpoints = {name: WorkerEndpoint(name, address, token) for name, address, token in map(str.split, sys.argv[2:])}
-pipeline = Session.open(program, endpoints, maker.blob_path)
+pipeline = Session(program, endpoints, maker.blob_path)
 pipeline.run(batches_for(program, 1)[0])
 print("running", flush=True)
 sys.stdin.read()
@@ -258,7 +258,7 @@ def test_a_wrong_token(workers: LocalWorkers, maker: ProgramMaker) -> None:
     for token in ("wrong", None):
         endpoints = {name: replace(endpoint, token=token) for name, endpoint in workers.endpoints.items()}
         with pytest.raises(WorkerError, match=f"{A}.*token"):
-            Session.open(program, endpoints, maker.blob_path)
+            Session(program, endpoints, maker.blob_path)
     assert "secret" not in repr(WorkerEndpoint("a", "b:1", "secret"))
 
 
@@ -267,7 +267,7 @@ def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker
     ends = workers.endpoints
     swapped = {A: replace(ends[B], machine=A), B: replace(ends[A], machine=B), C: ends[C]}
     with pytest.raises(WorkerError, match=f"the stages are for machine '{A}', and this worker is '{B}'"):
-        Session.open(program, swapped, maker.blob_path)
+        Session(program, swapped, maker.blob_path)
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_nobody_listens(maker: ProgramMaker) -> None:
     program = chain(maker)
     endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
     with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
-        Session.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
+        Session(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -315,14 +315,14 @@ def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
-            Session.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
+            Session(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None:
     program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
     with (
         HostileWorker(A) as worker,
-        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
+        Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
         pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
     ):
         pipe.statistics()

@@ -173,9 +173,9 @@ def test_weights_travel_to_each_replica_once(maker: ProgramMaker, tmp_path: Path
         # Two workers with a cache each, as on two hosts: from a common one the second takes what the first was sent.
         apart = [stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in (A, B)]
         endpoints = {name: endpoint for workers in apart for name, endpoint in workers.endpoints.items()}
-        with Session.open(program, endpoints, maker.blob_path) as pipeline:
+        with Session(program, endpoints, maker.blob_path) as pipeline:
             assert pipeline.blob_bytes_sent == 2 * one_copy
-        with Session.open(program, endpoints, maker.blob_path) as pipeline:
+        with Session(program, endpoints, maker.blob_path) as pipeline:
             assert pipeline.blob_bytes_sent == 0
 
 
