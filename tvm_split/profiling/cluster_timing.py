@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rpc_runtime.client.remote_kernels import RemoteKernels
-from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder

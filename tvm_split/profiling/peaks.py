@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from relay_passes.ir import main_function, operations_of, operator_name
+from relay_passes.ir import main_function, operations_of, operator_name, shape_of
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.describe import shape_of, tensors_in
+from tvm_split.compiler.describe import tensors_in
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
