@@ -18,7 +18,7 @@ from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.codec import NONE, fitting
+from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
@@ -254,7 +254,7 @@ def _runner(
     all_endpoints = cluster.endpoints()
     endpoints = {name: all_endpoints[name] for name in bundle.program.machines}
     _check_workers(bundle, cluster, endpoints, timeout_seconds)
-    return Session.open(
+    return Session(
         bundle.program,
         endpoints,
         bundle.blob_path,

@@ -347,7 +347,7 @@ class _Probing:
             ) from error
 
     def _opened(self, program: Program) -> Session:
-        return Session.open(
+        return Session(
             program,
             self._endpoints,
             self._programs.blob_path,
