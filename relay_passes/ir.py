@@ -146,6 +146,18 @@ def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
     return updated
 
 
+def new_function(
+    name: str, parameters: Iterable[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
+) -> relax.Function:
+    """Return a function of one dataflow block with the bindings that ``emit`` makes; it returns a tuple of results."""
+    builder = relax.BlockBuilder()
+    with builder.function(name, list(parameters)):
+        with builder.dataflow():
+            outputs = builder.emit_output(relax.Tuple(list(emit(builder))), name_hint="outputs")
+        builder.emit_func_output(outputs)
+    return builder.get()[name]
+
+
 def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -> relax.Expr:
     """Return the expression with each variable whose name is in ``replacements`` replaced.
 
@@ -202,9 +214,9 @@ def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
     return relax.const(array, array.dtype.name)
 
 
-def shape_of(expression: relax.Expr) -> tuple[int, ...]:
-    """Return the lengths of a tensor's axes; for a tuple, those of its first field."""
-    kind = expression.ty
+def shape_of(value: relax.Expr | relax.Type) -> tuple[int, ...]:
+    """Return the lengths of the axes of a tensor or a tensor type; for a tuple, those of its first field."""
+    kind = getattr(value, "ty", value)
     while isinstance(kind, relax.TupleType):
         kind = kind.fields[0]
     return tuple(int(length) for length in kind.shape.values)

@@ -12,13 +12,8 @@ from functools import partial
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
-from rpc_runtime.execution.device_transfers import (
-    DeviceTransfers,
-    OverlappedStage,
-    UploadingStation,
-    overlapping_transfers,
-)
-from rpc_runtime.execution.executor import RunnableStage, StageExecutor
+from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingStation, overlapping_transfers
+from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.execution.loaded_stage import (
     LoadedStage,
@@ -38,16 +33,15 @@ from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
-from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.nccl import MakeNccl
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.slots import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
 from rpc_runtime.wire.messages import hello_of
-from rpc_runtime.worker.heap import trim_heap
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.memory_room import require_room
+from rpc_runtime.worker.memory import require_room, trim_heap
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +73,7 @@ class LoadedProgram:
         self._wanted: set[str] = set()
         self._program: MachineProgram | None = None
         self._link_secrets: Mapping[tuple[str, str], bytes] = {}
-        self._stages: list[RunnableStage] = []
+        self._stages: list[LoadedStage] = []
         self._recorder: Recorder | None = None
         self._transfers: DeviceTransfers | None = None
         self._executor: StageExecutor | None = None
@@ -146,7 +140,7 @@ class LoadedProgram:
         self.keep(blob for stage in program.stages for blob in stage.blobs)
         require_room(program, available_memory_bytes(), _free_on_device(program))
         cache = WeightCache()
-        stages: list[RunnableStage] = []
+        stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
         for stage in program.stages:
             if not is_wanted():
@@ -154,8 +148,7 @@ class LoadedProgram:
                     f"machine {program.machine!r} had loaded {len(stages)} of {len(program.stages)} stages when the "
                     "caller's time was over"
                 )
-            loaded = self._load_stage(stage, cache, deadline, is_wanted, transfers)
-            stages.append(loaded if transfers is None else OverlappedStage(loaded, transfers))
+            stages.append(self._load_stage(stage, cache, deadline, is_wanted, transfers))
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
@@ -176,8 +169,8 @@ class LoadedProgram:
         library = self._store.read(stage.library)
         self._trials.stage(stage, deadline, is_wanted)
         weights = (self._store.read(weight.blob) for weight in stage.weights)
-        finish = None if transfers is None else transfers.end
-        return LoadedStage(stage, library, weights, cache, finish)
+        overlap = () if transfers is None else (transfers.begin, transfers.end)
+        return LoadedStage(stage, library, weights, cache, *overlap)
 
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]

@@ -30,7 +30,7 @@ from rpc_runtime.wire.loopback_token import new_token, published
 from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, split_address
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
-from rpc_runtime.worker.heap import keep_heap
+from rpc_runtime.worker.memory import keep_heap
 from rpc_runtime.worker.runtime_alone import load_runtime
 from rpc_runtime.worker.tracker_registration import TrackerRegistration
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.program.kernel_times import TimingEffort
+from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer
@@ -23,7 +23,6 @@ from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.messages import (
     MAXIMUM_CONNECT_SECONDS,
-    kernel_set,
     link_secrets,
     message_of,
     program_of,
@@ -191,7 +190,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return pb.TraceReply(events=[message_of(pb.TraceEvent, event) for event in recorder.trace()])
 
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
-        program, kernels = self._programs.get(request.deployment), kernel_set(request)
+        program, kernels = self._programs.get(request.deployment), value_of(KernelSet, request)
         self._require_own("kernels", kernels.machine)
         timer = program.load_kernels(kernels, self._threads, _patience(context), context.is_active)
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)

@@ -29,7 +29,7 @@ def up(
     Example: tvm-split up lab.yaml
     """
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.compiler.targets import require_fit, require_known_targets
+    from tvm_split.compiler.machine_targets import require_fit, require_known_targets
     from tvm_split.ssh.ssh_cluster import SshCluster
 
     cluster = Cluster.from_yaml(file)
