@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
-from rpc_runtime.transports.transport import DEFAULT, Host, LinkSettings
+from rpc_runtime.transports.transport import DEFAULT, LinkSettings
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
@@ -64,11 +64,11 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """Return the transports of the links between the client and the workers that have answered, in each direction."""
     from rpc_runtime.program.routes import CLIENT
 
-    hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
-    hosts = {CLIENT: Host(memory_domain())} | hosts
+    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
+    domains = {CLIENT: memory_domain()} | domains
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(hosts[ends[0]], hosts[ends[1]]))
-        for ends in itertools.permutations(hosts, 2)
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]))
+        for ends in itertools.permutations(domains, 2)
     ]
 
 
@@ -90,7 +90,7 @@ def _print(answers: list[dict[str, Any]]) -> None:
 
 
 def _processor_text(worker: dict[str, Any]) -> str:
-    from tvm_split.compiler.instruction_sets import cpu_target, target_text
+    from tvm_split.compiler.targets import cpu_target, target_text
 
     target = cpu_target(worker["architecture"], worker["cpu_features"], worker["threads"])
     cores = HostCores("", worker["core_numbers"], worker["core_quota"], worker["quota_group"])

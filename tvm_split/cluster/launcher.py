@@ -68,7 +68,7 @@ class Launcher(ABC):
 
         Raises: as `find` and `start`; a worker that does not answer is no error.
         """
-        from tvm_split.compiler.targets import misfit, require_known_targets  # loads TVM
+        from tvm_split.compiler.machine_targets import misfit, require_known_targets  # loads TVM
 
         cluster = self.find()
         require_known_targets(cluster)
