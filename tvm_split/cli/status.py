@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import typer
 from rich.text import Text
 
+from rpc_runtime.client.worker_client import describe
+from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
-from rpc_runtime.transports.transport import DEFAULT, LinkSettings
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
-from tvm_split.cluster.discovery import AskedMachine
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine
 from tvm_split.cluster.launcher import launcher_at
+from tvm_split.cluster.machine import Machine
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.display.links import transport_lines
 from tvm_split.units import bytes_text, short_list
@@ -39,9 +46,13 @@ def status(machines: MachineOptions, timeout: options.TimeoutOption = 5.0, json:
     """
     if not machines.is_elsewhere:
         raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
-    answers = launcher_at(machines.location).ask(timeout)
-    rows = list(map(_row, answers.machines))
-    links = _links(rows, answers.links)
+    launcher = launcher_at(machines.location)
+    asked, settings = launcher.ask(timeout), NO_SETTINGS
+    if asked is None:
+        cluster = launcher.find()
+        asked, settings = _ask_all(cluster, timeout), cluster.link_settings
+    rows = list(map(_row, asked))
+    links = _links(rows, settings)
     if json:
         print_json({"workers": rows, "links": [link._asdict() for link in links]})
     else:
@@ -50,6 +61,24 @@ def status(machines: MachineOptions, timeout: options.TimeoutOption = 5.0, json:
             print_line(line)
     if any("error" in row for row in rows):
         raise typer.Exit(1)
+
+
+def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]:
+    """Ask the worker of every machine; a worker that does not match its machine's description is a fault."""
+    from tvm_split.compiler.machine_targets import misfit, require_known_targets  # loads TVM
+
+    require_known_targets(cluster)
+
+    def ask(machine: Machine, endpoint: WorkerEndpoint) -> AskedMachine:
+        try:
+            worker = describe(endpoint, timeout_seconds)
+        except TvmSplitError as error:
+            return AskedMachine(endpoint, reason=f"its worker does not answer: {error}", is_fault=True)
+        problem = misfit(machine, worker)
+        return AskedMachine(endpoint, worker, problem, is_fault=bool(problem))
+
+    with cluster as workers, ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        return list(pool.map(ask, cluster.machines, workers.endpoints().values()))
 
 
 def _row(asked: AskedMachine) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.transports.transport import NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
@@ -40,14 +39,6 @@ class AskedMachine:
         if self.reason or self.worker is None:
             return None
         return Machine(self.name, self.worker.threads, endpoint=self.endpoint)
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the workers of a cluster answer, and the settings of the links between them."""
-
-    machines: Sequence[AskedMachine]
-    links: LinkSettings = field(default_factory=lambda: NO_SETTINGS)
 
 
 def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = None) -> AskedMachine:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -12,12 +11,10 @@ from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from rpc_runtime.client.worker_client import describe
-from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.registry import Registry
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, Answers, AskedMachine
+from tvm_split.cluster.discovery import AskedMachine
 from tvm_split.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -63,28 +60,13 @@ class Launcher(ABC):
                 or answers wrongly.
         """
 
-    def ask(self, timeout_seconds: float = 5.0) -> Answers:
-        """Ask every machine's worker for its description, also where nothing can be deployed to it.
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine] | None:
+        """Ask the workers that a service lists, also where nothing can be deployed to; None if there is no service.
 
-        Raises: as `find` and `start`; a worker that does not answer is no error.
+        Raises:
+            WorkerUnavailableError, DeadlineError, ProtocolError: as `find`; a worker that does not answer is no error.
         """
-        from tvm_split.compiler.machine_targets import misfit, require_known_targets  # loads TVM
-
-        cluster = self.find()
-        require_known_targets(cluster)
-
-        def answer(machine: Machine) -> AskedMachine:
-            endpoint = endpoints[machine.name]
-            try:
-                worker = describe(endpoint, timeout_seconds)
-            except TvmSplitError as error:
-                return AskedMachine(endpoint, reason=f"its worker does not answer: {error}", is_fault=True)
-            problem = misfit(machine, worker)
-            return AskedMachine(endpoint, worker, problem, is_fault=bool(problem))
-
-        with cluster as workers, ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            endpoints = workers.endpoints()
-            return Answers(tuple(pool.map(answer, cluster.machines)), cluster.link_settings)
+        return None
 
     def start(self, cluster: Cluster) -> Started:
         """Start the workers of a cluster that `find` returned. By default they run already at the machines' addresses.

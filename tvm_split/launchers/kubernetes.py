@@ -18,7 +18,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from rpc_runtime.wire.tracker import joined
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, Answers, AskedMachine, ask, planned_machines
+from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
 from tvm_split.cluster.launcher import Launcher, WithAccess
 
 PORT_NAME = "worker"
@@ -43,10 +43,10 @@ class Kubernetes(WithAccess, Launcher):
     def find(self) -> Cluster:
         advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
         place = f"Kubernetes, with the labels {self.selector},"
-        machines, left_out = planned_machines(self.ask(self.timeout_seconds).machines, place, advice)
+        machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
 
-    def ask(self, timeout_seconds: float = 5.0) -> Answers:
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         """Ask the worker of every ready pod with the labels.
 
         Raises:
@@ -55,7 +55,7 @@ class Kubernetes(WithAccess, Launcher):
         """
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             machines = pool.map(lambda pod: self._asked(pod, timeout_seconds), _pods(self.selector, self.namespace))
-            return Answers(sorted(machines, key=lambda machine: machine.name))
+            return sorted(machines, key=lambda machine: machine.name)
 
     def _asked(self, pod: Mapping[str, Any], timeout_seconds: float) -> AskedMachine:
         try:

@@ -10,7 +10,7 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, Answers, AskedMachine, ask, planned_machines
+from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
 from tvm_split.cluster.launcher import Launcher, WithAccess
 
 NO_WORKER = (
@@ -36,10 +36,10 @@ class Tracker(WithAccess, Launcher):
     def find(self) -> Cluster:
         place = f"the tracker {self.address}" + ("" if self.key is None else f" under the key {self.key!r}")
         advice = f"start `tvm-split worker --tracker {self.address} --key {self.key or 'KEY'}` on each"
-        machines, left_out = planned_machines(self.ask(self.timeout_seconds).machines, place, advice)
+        machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
 
-    def ask(self, timeout_seconds: float = 5.0) -> Answers:
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         """Ask the workers among the servers that the tracker lists.
 
         Raises:
@@ -56,7 +56,7 @@ class Tracker(WithAccess, Launcher):
         listed = [server for server in servers if self.key in (None, server.key)]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             machines = pool.map(lambda server: self._asked(server, timeout_seconds), _newest(listed))
-            return Answers(sorted(machines, key=lambda machine: (machine.name, machine.endpoint.address)))
+            return sorted(machines, key=lambda machine: (machine.name, machine.endpoint.address))
 
     def _asked(self, server: ListedServer, timeout_seconds: float) -> AskedMachine:
         registration = server.registration
