@@ -32,12 +32,14 @@ from rpc_runtime.wire.channels import details_of, error_of
 from rpc_runtime.wire.foreign_text import clean_message
 
 
-class ReportKind(enum.Enum):
-    STAGE = "stage"
-    PROTOCOL = "protocol"
-    INTERNAL = "internal"
-    GONE = "gone"
-    LINK = "link"
+class ReportKind(enum.IntEnum):
+    """Kinds of reports, the likeliest cause first; a LINK is a symptom."""
+
+    STAGE = enum.auto()
+    PROTOCOL = enum.auto()
+    INTERNAL = enum.auto()
+    GONE = enum.auto()
+    LINK = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ _ERRORS: dict[ReportKind, type[TvmSplitError]] = {
     ReportKind.PROTOCOL: ProtocolError,
     ReportKind.INTERNAL: WorkerError,
 }
-_FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, ReportKind.GONE)
 
 
 def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
@@ -68,11 +69,10 @@ def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
 
     ``all_alive``: every worker has sent an event since the first report.
     """
-    for kind in _FIRST_HAND:
-        for report in reports:
-            if report.kind is kind:
-                return report
-    return _broken_first(reports) if reports and all_alive else None
+    cause = min(reports, key=lambda report: report.kind, default=None)
+    if cause is None or cause.kind is not ReportKind.LINK:
+        return cause
+    return _broken_first(reports) if all_alive else None
 
 
 def _broken_first(reports: Sequence[Report]) -> Report:
