@@ -89,7 +89,7 @@ class Recurrence:
     def __and__(self, other: Recurrence) -> Recurrence | None:
         """Return the micro-batches that are in both, or None; raise `ValueError` if the period is too long."""
         period = cycle_of((self.period, other.period))
-        rare, frequent = sorted((self, other), key=lambda each: each.share)
+        rare, frequent = sorted((self, other), key=lambda recurrence: recurrence.share)
         remainders = tuple(place for place in rare.within(period) if place in frequent)
         return Recurrence(period, remainders) if remainders else None
 
@@ -135,10 +135,10 @@ def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
 @lru_cache(maxsize=8)
 def _places(turns: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
     """Return each replica's positions in the turns; cached, since a thousand replicas may ask for theirs."""
-    found: dict[int, list[int]] = {}
+    by_replica: dict[int, list[int]] = {}
     for place, replica in enumerate(turns):
-        found.setdefault(replica, []).append(place)
-    return {replica: tuple(places) for replica, places in found.items()}
+        by_replica.setdefault(replica, []).append(place)
+    return {replica: tuple(places) for replica, places in by_replica.items()}
 
 
 def longest_turns(replicas: int) -> int:
@@ -189,14 +189,14 @@ def whole_turns(shares: Sequence[float], maximum_length: int | None = None) -> t
     """
     if maximum_length is None:
         maximum_length = longest_turns(len(shares))
-    whole, length, found = math.fsum(shares), 1, []
+    whole, length, parts = math.fsum(shares), 1, []
     for share in shares:
         part = Fraction(share / whole).limit_denominator(maximum_length)
         length = math.lcm(length, part.denominator)
         if abs(float(part) - share / whole) > WHOLE or length > maximum_length:
             return None
-        found.append(part)
-    counts = tuple(int(part * length) for part in found)
+        parts.append(part)
+    counts = tuple(int(part * length) for part in parts)
     return counts if all(counts) and sum(counts) == length else None
 
 
@@ -204,7 +204,7 @@ def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
     """Return whole counts that add up to ``length``, by the largest remainder method."""
     whole = math.fsum(shares)
     ideal = [length * share / whole for share in shares]
-    counts = [math.floor(each + 1e-9) for each in ideal]
+    counts = [math.floor(count + 1e-9) for count in ideal]
     by_remainder = sorted(range(len(shares)), key=lambda replica: counts[replica] - ideal[replica])
     for replica in by_remainder[: length - sum(counts)]:
         counts[replica] += 1
