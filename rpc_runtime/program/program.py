@@ -292,15 +292,6 @@ class Program:
             yield stage.machine, stage.own_turns, self.leads[stage.name]
 
     @cached_property
-    def depths(self) -> dict[str, int]:
-        """The depth of each stage by name: 1 if it takes only model inputs, else 1 more than its deepest producer."""
-        depths: dict[str, int] = {}
-        for name, (stage, *_) in self.replicas.items():
-            before = [self.producers[tensor.name] for tensor in stage.inputs]
-            depths[name] = 1 + max((depths[p[0].name] for p in before if p), default=0)
-        return depths
-
-    @cached_property
     def leads(self) -> dict[str, int]:
         """The number of micro-batches that a full pipeline holds between the client and each stage's inputs, by name.
 

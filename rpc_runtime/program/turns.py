@@ -146,30 +146,26 @@ def longest_turns(replicas: int) -> int:
     return min(max(LONGEST, LONGEST_PER_REPLICA * replicas), LONGEST_CYCLE)
 
 
-def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...]:
+def turns_by_share(shares: Sequence[float]) -> tuple[int, ...]:
     """Return turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
 
-    ``shares`` are positive weights. If some length up to ``maximum_length`` (by default `longest_turns`) meets them
-    exactly, the shortest such length is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with
-    the least excess of any replica over its share; of those within `CLOSE` of it, the shortest. Over this length each
-    replica has its share to within one micro-batch. At any time in a stream, its number of turns so far is within one
-    of its part of the turns. (That this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest
-    deadline first: Baruah et al. 1996, "Proportionate progress".)
+    ``shares`` are positive weights. If some length up to `longest_turns` meets them exactly, the shortest such length
+    is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with the least excess of any replica
+    over its share; of those within `CLOSE` of it, the shortest. Over this length each replica has its share to within
+    one micro-batch. At any time in a stream, its number of turns so far is within one of its part of the turns. (That
+    this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
+    "Proportionate progress".)
 
     Raises:
         ValueError: no shares, one that is not positive, or one too small for a single turn.
     """
     if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
         raise ValueError(f"shares are positive numbers, one for each replica, not {list(shares)}")
-    if maximum_length is None:
-        maximum_length = longest_turns(len(shares))
-    if maximum_length < 1:
-        raise ValueError(f"turns have a length of at least 1, not {maximum_length}")
-    exact = whole_turns(shares, maximum_length)
+    exact = whole_turns(shares)
     if exact is not None:
         return _interleave(exact)
     whole = math.fsum(shares)
-    lengths = [length for length in range(1, min(maximum_length, DIVISIBLE) + 1) if DIVISIBLE % length == 0]
+    lengths = [length for length in range(1, min(longest_turns(len(shares)), DIVISIBLE) + 1) if DIVISIBLE % length == 0]
     smallest = min(shares) / whole
     if smallest * lengths[-1] < 1 - 1e-9:
         raise ValueError(
@@ -182,13 +178,12 @@ def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -
     return _interleave(next(counts for counts, most in zip(candidates, excess, strict=True) if most <= good_enough))
 
 
-def whole_turns(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...] | None:
+def whole_turns(shares: Sequence[float]) -> tuple[int, ...] | None:
     """Return each replica's number of turns for the shortest length that meets all shares exactly, or None.
 
-    The length is at most ``maximum_length``, by default `longest_turns`.
+    The length is at most `longest_turns`.
     """
-    if maximum_length is None:
-        maximum_length = longest_turns(len(shares))
+    maximum_length = longest_turns(len(shares))
     whole, length, parts = math.fsum(shares), 1, []
     for share in shares:
         part = Fraction(share / whole).limit_denominator(maximum_length)
