@@ -13,7 +13,7 @@ from rpc_runtime.hardware import memory_domain
 from rpc_runtime.program.codecs import CODECS, NONE, fitting
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.transport import AUTO, DEFAULT, uses_codecs
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import AUTO_CODEC, Link
 from tvm_split.compiler.machine_targets import reached_workers
 from tvm_split.compiler.targets import host_target, runs_here
@@ -52,7 +52,7 @@ class _Choice:
 
 def with_codecs(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     plan: Plan,
     request: PlanRequest,
     profile: ClusterProfile | None = None,
@@ -102,7 +102,7 @@ def _runnable_here(plan: Plan) -> Plan:
     return dataclasses.replace(plan, machines=tuple(machines))
 
 
-def _asking(cluster: Cluster, route: Route) -> Link | None:
+def _asking(cluster: Workers, route: Route) -> Link | None:
     link = cluster.link(route.source, route.destination)
     return None if link is None or link.codec == NONE else link
 
@@ -114,7 +114,7 @@ class _Uncoded:
     """
 
     def __init__(
-        self, cluster: Cluster, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
+        self, cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
     ) -> None:
         self._cluster = cluster
         self._workers = workers
@@ -183,7 +183,7 @@ class _Speeds:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Workers,
         request: PlanRequest,
         profile: ClusterProfile | None,
         sizes_bytes: Sequence[int],

@@ -63,7 +63,7 @@ def status(
 
         require_known_targets(read)
         settings = read.link_settings
-        asked = list(zip(read.machines, read.endpoints().values(), strict=True))
+        asked = list(zip(read.machines, read.start().endpoints().values(), strict=True))
     else:
         asked = [(None, each) for each in _endpoints(address or [], found)]
     from tvm_split.cluster.discovery import ASKED_AT_ONCE
