@@ -13,7 +13,6 @@ import pytest
 
 import tvm_split
 from rpc_runtime.worker.config import require_options
-from scripts.cases import CASES
 from tvm_split.cli.application import loaded, registry
 
 ROOT = Path(__file__).parent.parent
@@ -108,11 +107,6 @@ ENTRY_POINTS_AND_OPERATIONS = {
     *("transports", "codecs", "strategies", "commands", "frontends", "launchers"),
     *("receive", "send", "schedule", "failure", "Control"),
 }
-
-
-def test_every_benchmark_has_its_line() -> None:
-    (table,) = re.findall(r"## Benchmarks\n(.*?)\n## ", (ROOT / "docs/performance.md").read_text(), re.DOTALL)
-    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == CASES
 
 
 def test_make_targets_that_documents_name_exist() -> None:
