@@ -22,7 +22,7 @@ from relay_passes.contract import (
     used_variables,
 )
 from relay_passes.rewrite import emit_operations, operator_name, substitute, with_main
-from relay_passes.shards.passing import slice_ranges
+from relay_passes.sharding.shape_rules import slice_ranges
 
 
 class InputRange(NamedTuple):

@@ -1,6 +1,6 @@
 """Replace each sharded stage of a plan by stages that run on one machine each.
 
-`relay_passes.shards` rewrites a sharded stage into ordinary operations of the graph, each placed on one machine. The
+`relay_passes.sharding` rewrites a sharded stage into ordinary operations of the graph, each placed on one machine. The
 operations of a machine form one stage per level. The level rises by one where a value comes from another machine: a
 stage receives all its inputs before it starts, and sends its outputs when it ends. All machines have the same levels.
 
@@ -10,10 +10,9 @@ The rewrite also adds *cuts* (slices of a value) and *joins* (concatenations or 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from graphlib import TopologicalSorter
 from operator import itemgetter
 from typing import NamedTuple
@@ -29,32 +28,15 @@ from relay_passes.contract import (
 )
 from relay_passes.input_cuts import cut_inputs, range_of
 from relay_passes.partition import Placement
-from relay_passes.shards.channels import require_channels, split_channels
-from relay_passes.shards.direct_joins import Place, with_direct_joins
-from relay_passes.shards.region import Region, Sharded, ShardError, part_name
-from relay_passes.shards.rows import computed_rows, split_rows
+from relay_passes.sharding.emit import computed_shares as shares_of, shard
+from relay_passes.sharding.direct_joins import Place, with_direct_joins
+from relay_passes.sharding.region import Region, Sharded, ShardError, part_name
 from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.placement import placed, placement_of
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Axis, Stage
-
-Rewrite = Callable[..., Sharded]
-REWRITES: Mapping[Axis, Rewrite] = {
-    "batch": partial(split_rows, axis=0),
-    "rows": partial(split_rows, axis=2),
-    "columns": partial(split_rows, axis=3),
-    "channels": partial(split_channels, unit_by="channels"),
-    "heads": partial(split_channels, unit_by="heads"),
-}
-LOOKS: Mapping[Axis, Callable[..., Mapping[tuple[str, str], float] | None]] = {
-    "batch": partial(computed_rows, axis=0),
-    "rows": partial(computed_rows, axis=2),
-    "columns": partial(computed_rows, axis=3),
-    "channels": partial(require_channels, unit_by="channels"),
-    "heads": partial(require_channels, unit_by="heads"),
-}
+from tvm_split.planner.problem import Stage
 
 
 @dataclass(frozen=True)
@@ -124,7 +106,7 @@ def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     region = _region(model, stage, names)
     with _said_of(model, stage):
-        return REWRITES[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange)
+        return shard(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
 
 
 def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], float]:
@@ -137,7 +119,7 @@ def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], floa
     layers = set(stage.layers)
     region = _region(model, stage, [name for name, layer in model.layers.items() if layer in layers])
     with _said_of(model, stage):
-        return LOOKS[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange) or {}
+        return shares_of(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
 
 
 @contextmanager

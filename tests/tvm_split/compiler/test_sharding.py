@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from relay_passes.contract import main_function, operations_of
-from relay_passes.shards import channels
+from relay_passes.sharding import emit as emitter
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
 from tvm_split.compiler.sharding import computed_shares, placed_model
@@ -176,7 +176,7 @@ def test_a_sum_that_both_machines_need_is_made_by_each_on_one_level() -> None:
 
 
 def test_a_sum_in_parts_is_two_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "LARGE_SUM_BYTES", 1)
+    monkeypatch.setattr(emitter, "LARGE_SUM_BYTES", 1)
 
     def pair(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
         conv1 = emit(op.nn.conv2d(x, weights(6, 4, 1, 1)), "conv1")
@@ -297,7 +297,7 @@ def test_the_stages_are_cut_like_any_others() -> None:
             shared("channels", "conv1", "relu", "conv2", "last", shares={A: 0.9, B: 0.1}),
             "'conv1' .* has 4 output channels, too few for 2 machines with shares 0.9 / 0.1: take fewer",
         ),
-        (shared("heads", "conv1", "relu", "conv2", "last"), "no attention's heads to deal out: use axis 'channels'"),
+        (shared("heads", "conv1", "relu", "conv2", "last"), "no attention's heads to shard: use axis 'channels'"),
         (shared("batch", "conv1", "relu", "conv2", "last"), "'last' can be split along batch: .* choose another axis"),
     ],
 )
