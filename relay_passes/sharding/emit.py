@@ -37,8 +37,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.operands import leaves_of, shape_of, with_leaves
-from relay_passes.rewrite import constant, is_tensor_constant
+from relay_passes.ir import constant, is_tensor_constant, leaves_of, shape_of, with_leaves
 from relay_passes.sharding.bounds import Range, bounds, common_range, has_empty
 from relay_passes.sharding.partial_sums import Use
 from relay_passes.sharding.propagate import ChannelSteps, Step, range_steps

@@ -19,10 +19,16 @@ from math import gcd
 import numpy as np
 from tvm import relax
 
-from relay_passes.contract import dependent_names
 from relay_passes.fold_constants import folded
-from relay_passes.operands import leaves_of, shape_of, with_leaves
-from relay_passes.rewrite import constant, is_tensor_constant, operator_name
+from relay_passes.ir import (
+    constant,
+    dependent_names,
+    is_tensor_constant,
+    leaves_of,
+    operator_name,
+    shape_of,
+    with_leaves,
+)
 from relay_passes.sharding.bounds import CommonBounds, fit_blocks
 from relay_passes.sharding.look_ahead import Axes, LookAhead
 from relay_passes.sharding.partial_sums import LinearPassage, linear_passage

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relay_passes.rewrite import constant, is_tensor_constant
+from relay_passes.ir import constant, is_tensor_constant
 from relay_passes.sharding.bounds import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, same_range
 

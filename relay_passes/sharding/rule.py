@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from tvm import relax
 
-from relay_passes.operands import leaves_of, shape_of, with_leaves
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import leaves_of, operator_name, shape_of, with_leaves
 from relay_passes.sharding.bounds import Range
 from relay_passes.sharding.region import ShardError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tvm
 
-from relay_passes.contract import main_function, operations_of
+from relay_passes.ir import main_function, operations_of
 from relay_passes.sharding.emit import ShardAxis, shard
 from relay_passes.sharding.region import Region, Sharded, ShardError
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs

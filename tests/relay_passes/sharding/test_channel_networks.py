@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tvm_split
-from relay_passes.contract import main_function, names_of
+from relay_passes.ir import main_function, names_of
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.region import Sharded
 from tests.helpers.placements import run

@@ -12,9 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import main_function, operations_of, operator_name, shape_of
 from relay_passes.sharding.bounds import fit_blocks
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.region import Region, Sharded, ShardError

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
+from relay_passes.ir import main_function, operations_of
 from relay_passes.sharding.emit import computed_shares, shard
 from relay_passes.sharding.region import part_name
 from tests.helpers.relax_graphs import graph, weights

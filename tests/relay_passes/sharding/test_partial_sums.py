@@ -6,8 +6,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import main_function, operations_of, operator_name
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.region import Sharded
 from tests.helpers.shard_networks import Network, require_same

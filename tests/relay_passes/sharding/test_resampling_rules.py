@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant
 from relay_passes.sharding.emit import ShardAxis
 from tests.helpers.relax_graphs import graph
 from tests.helpers.sharded_graphs import assert_splits_like_whole, refusal
