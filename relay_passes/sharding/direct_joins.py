@@ -2,9 +2,10 @@
 
     before    b ─▶ join on a ─▶ b, c          after    join on a ◀─ b      join on b ◀─ a      join on c ◀─ a, b
 
-Requires: a whole graph with split regions. Cuts and joins have no place, all other operations have one.
-Ensures: every place that uses a join computes it, in the same order. A place that uses only a part of it (a cut)
-receives the pieces of that part from the machines that have them. A join that is read in one place is unchanged.
+Requires: a whole graph with sharded regions. Slices and joins (gathers, sums) have no place, all other operations have
+one.
+Ensures: every place that uses a join computes it, in the same order. A place that uses only a slice of it receives the
+pieces of that slice from the machines that have them. A join that is read in one place is unchanged.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import tvm
 from tvm import relax
 
-from relay_passes.input_cuts import InputRange, range_of
 from relay_passes.ir import (
     main_function,
     names_of,
@@ -30,6 +31,27 @@ from relay_passes.ir import (
 )
 from relay_passes.sharding.region import part_name
 from relay_passes.sharding.rule import sliced
+from relay_passes.sharding.shape_rules import slice_ranges
+
+
+class SliceRange(NamedTuple):
+    """The slice of a variable from ``begin`` to before ``end`` along ``axis``."""
+
+    source: str
+    axis: int
+    begin: int
+    end: int
+
+
+def range_of(binding: relax.VarBinding) -> SliceRange | None:
+    """Return the range of a slice of a variable; None unless it is along one axis with stride 1."""
+    if operator_name(binding.value) != "relax.strided_slice" or not isinstance(binding.value.args[0], relax.Var):
+        return None
+    ranges = slice_ranges(binding.value)
+    if ranges is None or len(ranges) != 1:
+        return None
+    ((axis, (begin, end, stride)),) = ranges.items()
+    return SliceRange(binding.value.args[0].name, axis, begin, end) if stride == 1 else None
 
 
 @dataclass(frozen=True)
@@ -44,7 +66,7 @@ class Place:
 class Spread:
     """The rewritten graph.
 
-    ``beside`` maps a cut, a join or a new variable to the operation in whose stage and on whose machines it is
+    ``beside`` maps a slice, a join or a new variable to the operation in whose stage and on whose machines it is
     computed; one without a user is missing. ``source_of`` maps each of these to the variable of the original graph that
     it is, or is a piece of.
     """
@@ -55,14 +77,19 @@ class Spread:
 
 
 def with_direct_joins(
-    module: tvm.IRModule, places: Mapping[str, Place], cuts: Collection[str], keepers: Mapping[str, tuple[str, ...]]
+    module: tvm.IRModule,
+    places: Mapping[str, Place],
+    slices: Collection[str],
+    keepers: Mapping[str, tuple[str, ...]],
+    of_inputs: Collection[str],
 ) -> Spread:
     """Return the graph in which every place computes the joins that it uses.
 
-    ``places`` has every operation except cuts and joins, ``cuts`` are the names of the cuts, and ``keepers`` has the
-    machines that compute the returned joins.
+    ``places`` has every operation except slices and joins, ``slices`` are the names of the slices, and ``keepers`` has
+    the machines that compute the returned joins. ``of_inputs`` are slices of parameters that become parameters, so that
+    a client sends a machine only the slice that it needs. A parameter whose readers are all among them is removed.
     """
-    return _Spreading(module, places, cuts, keepers).spread()
+    return _Spreading(module, places, slices, keepers).spread(of_inputs)
 
 
 class _Spreading:
@@ -70,34 +97,41 @@ class _Spreading:
         self,
         module: tvm.IRModule,
         places: Mapping[str, Place],
-        cuts: Collection[str],
+        slices: Collection[str],
         keepers: Mapping[str, tuple[str, ...]],
     ) -> None:
         self._module = module
         self._function = main_function(module)
         self._places = places
-        self._bindings = {each.var.name: each for each in operations_of(self._function)}
-        self._returned = [each.name for each in returned_fields(self._function)]
+        self._bindings = {binding.var.name: binding for binding in operations_of(self._function)}
+        self._returned = [field.name for field in returned_fields(self._function)]
         self._keepers = {name: keepers[name] for name in self._returned if name in keepers}
-        self._given = frozenset(names_of(self._function))
-        joins = {name for name in self._bindings if name not in places and name not in cuts}
+        self._original = frozenset(names_of(self._function))
+        joins = {name for name in self._bindings if name not in places and name not in slices}
         self._ranges = {
-            name: taken for name in cuts if (taken := range_of(self._bindings[name])) and taken.parameter in joins
+            name: taken for name in slices if (taken := range_of(self._bindings[name])) and taken.source in joins
         }
         self._lazy = joins.union(self._ranges)
-        """Names of the cuts and joins that are computed where they are used."""
+        """Names of the slices and joins that are computed where they are used."""
         self._users = self._found_users()
         self._builder = relax.BlockBuilder()
-        self._emitted: dict[str, relax.Expr] = {each.name: each for each in self._function.params}
+        self._emitted: dict[str, relax.Expr] = {}
         self._made: dict[tuple[str, tuple[str, ...]], relax.Expr] = {}
-        self._pieces: dict[InputRange, relax.Expr] = {}
+        self._pieces: dict[SliceRange, relax.Expr] = {}
         self._beside: dict[str, str] = {}
         self._source_of: dict[str, str] = {}
 
-    def spread(self) -> Spread:
-        with self._builder.function("main", list(self._function.params)):
+    def spread(self, of_inputs: Collection[str]) -> Spread:
+        rest = {name: binding for name, binding in self._bindings.items() if name not in of_inputs}
+        used = {*self._returned, *(read.name for binding in rest.values() for read in used_variables(binding.value))}
+        slices = [self._bindings[name] for name in self._bindings if name in of_inputs]
+        sliced_inputs = {read.name for binding in slices for read in used_variables(binding.value)}
+        kept = [each for each in self._function.params if each.name in used or each.name not in sliced_inputs]
+        parameters = [*kept, *(relax.Var(binding.var.name, binding.var.ty) for binding in slices)]
+        self._emitted.update({parameter.name: parameter for parameter in parameters})
+        with self._builder.function("main", parameters):
             with self._builder.dataflow():
-                for name, binding in self._bindings.items():
+                for name, binding in rest.items():
                     if name in self._keepers:
                         self._read(name, self._keepers[name])
                     elif name not in self._lazy:
@@ -110,21 +144,21 @@ class _Spreading:
 
     def _found_users(self) -> Mapping[str, dict[tuple[str, ...], str]]:
         """Return the first user of each lazy variable on each group of machines, in the order of the stages."""
-        found: dict[str, dict[tuple[str, ...], str]] = {name: {} for name in self._lazy}
+        first_users: dict[str, dict[tuple[str, ...], str]] = {name: {} for name in self._lazy}
         for name, binding in reversed(self._bindings.items()):
-            users = found.get(name, {})
+            users = first_users.get(name, {})
             if name in self._places:
                 users = {self._places[name].machines: name}
             for read in used_variables(binding.value):
                 for machines, user in users.items() if read.name in self._lazy else ():
-                    first = found[read.name].get(machines, user)
+                    first = first_users[read.name].get(machines, user)
                     if self._places[user].stage <= self._places[first].stage:
-                        found[read.name][machines] = user
-        return found
+                        first_users[read.name][machines] = user
+        return first_users
 
     def _on(self, value: relax.Expr, machines: tuple[str, ...]) -> relax.Expr:
         """Return an operation whose operands are the variables on its machines."""
-        return substitute(value, {each.name: self._read(each.name, machines) for each in used_variables(value)})
+        return substitute(value, {read.name: self._read(read.name, machines) for read in used_variables(value)})
 
     def _read(self, name: str, machines: tuple[str, ...]) -> relax.Expr:
         """Return the variable that ``machines`` read; emit a lazy one on first use."""
@@ -133,17 +167,17 @@ class _Spreading:
         key = name, machines
         if key not in self._made:
             user, own_name = self._users[name].get(machines), self._name(name, machines)
-            found = self._range(self._ranges[name], own_name, user) if name in self._ranges else None
-            if found is None:
-                found = self._bind(self._on(self._bindings[name].value, machines), own_name, name, user)
-            self._made[key] = found
+            value = self._range(self._ranges[name], own_name, user) if name in self._ranges else None
+            if value is None:
+                value = self._bind(self._on(self._bindings[name].value, machines), own_name, name, user)
+            self._made[key] = value
         return self._made[key]
 
-    def _range(self, taken: InputRange, name: str, user: str | None) -> relax.Expr | None:
+    def _range(self, taken: SliceRange, name: str, user: str | None) -> relax.Expr | None:
         """Return a range of a join, concatenated from its parts; None if the join is no concatenation of parts."""
-        value = self._bindings[taken.parameter].value
+        value = self._bindings[taken.source].value
         parts = value.args[0].fields if operator_name(value) == "relax.concat" else ()
-        if not parts or not all(isinstance(each, relax.Var) and each.name in self._emitted for each in parts):
+        if not parts or not all(isinstance(part, relax.Var) and part.name in self._emitted for part in parts):
             return None
         along, first, pieces = int(value.attrs.axis), 0, []
         for part in parts:
@@ -152,21 +186,19 @@ class _Spreading:
             if along == taken.axis:
                 begin, end = max(begin - first, 0), min(end - first, length)
             if begin < end:
-                pieces.append(self._piece(InputRange(part.name, taken.axis, begin, end)))
+                pieces.append(self._piece(SliceRange(part.name, taken.axis, begin, end)))
             first += length
-        return (
-            pieces[0] if len(pieces) == 1 else self._bind(relax.op.concat(pieces, along), name, taken.parameter, user)
-        )
+        return pieces[0] if len(pieces) == 1 else self._bind(relax.op.concat(pieces, along), name, taken.source, user)
 
-    def _piece(self, taken: InputRange) -> relax.Expr:
+    def _piece(self, taken: SliceRange) -> relax.Expr:
         """Return a range of a part, sliced on the machine that has the part."""
-        part = self._emitted[taken.parameter]
+        part = self._emitted[taken.source]
         if (taken.begin, taken.end) == (0, shape_of(part)[taken.axis]):
             return part
         if taken not in self._pieces:
-            name = self._unused(f"{taken.parameter}_{taken.begin}_to_{taken.end}")
+            name = self._unused(f"{taken.source}_{taken.begin}_to_{taken.end}")
             piece = sliced(part, taken.axis, (taken.begin, taken.end))
-            self._pieces[taken] = self._bind(piece, name, taken.parameter, taken.parameter)
+            self._pieces[taken] = self._bind(piece, name, taken.source, taken.source)
         return self._pieces[taken]
 
     def _bind(self, value: relax.Expr, name: str, source: str, beside: str | None) -> relax.Var:
@@ -182,4 +214,4 @@ class _Spreading:
 
     def _unused(self, hint: str) -> str:
         names = (hint if number == 1 else f"{hint}_{number}" for number in count(1))
-        return next(each for each in names if each not in self._given and each not in self._source_of)
+        return next(name for name in names if name not in self._original and name not in self._source_of)

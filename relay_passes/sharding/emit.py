@@ -10,7 +10,6 @@
     fused      nothing: several machines compute the halos        one all-reduce per pair of products, column- then
                (fused tiles: DeepThings, Zhao et al., 2018)       row-parallel (Shoeybi et al., 2019)
     each       the halos of every value that a window reads       the outputs of each product are gathered
-    names      the halos of the named values
 
     conv1 ─ relu ─ conv2 ─▶ Σ      machine-a: channels 0 to 39 of conv1, and the weights of conv2 that read them
                                     machine-b: channels 40 to 63
@@ -28,7 +27,7 @@ and sums (`region`). A machine has only its own part of a sharded weight.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -54,6 +53,7 @@ from relay_passes.sharding.region import Contents, Region, RegionWriter, Sharded
 from relay_passes.sharding.rule import Axis, Operand, sliced
 
 ShardAxis = Literal["batch", "rows", "columns", "channels", "heads"]
+Exchange = Literal["fused", "each"]
 INDICES = {"batch": 0, "rows": 2, "columns": 3}
 """The axes of an image [batch, channels, rows, columns] of which machines have ranges.
 
@@ -78,7 +78,7 @@ class _Layout:
     needs: Needs
 
 
-def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: str | Collection[str]) -> Sharded:
+def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Exchange) -> Sharded:
     """Return the whole graph with a region sharded.
 
     Raises:
@@ -90,7 +90,7 @@ def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: st
 
 
 def computed_shares(
-    module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: str | Collection[str]
+    module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Exchange
 ) -> dict[tuple[str, str], float]:
     """Return the share of each variable's elements that each machine would compute after `shard`.
 
@@ -110,12 +110,12 @@ def computed_shares(
     return shares
 
 
-def _layout(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: str | Collection[str]) -> _Layout:
+def _layout(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: Exchange) -> _Layout:
     contents = contents_of(module, region)
     if axis in INDICES:
         steps, literals = range_steps(contents, axis, INDICES[axis]), {}
         owned = owned_by_results(steps, contents, axis)
-        exchanged = exchanged_values(steps, exchange, axis)
+        exchanged = exchanged_values(steps) if exchange == "each" else frozenset[str]()
     else:
         propagated = ChannelSteps(contents, axis, fused=exchange == "fused")
         steps, literals = propagated.steps, propagated.literals

@@ -30,27 +30,15 @@ Owned = Mapping[str, tuple[Range, ...]]
 """Each machine's range of the sharded axis of a value; for a partial result, of its operand's."""
 
 
-def exchanged_values(steps: Steps, exchange: str | Collection[str], axis_name: str) -> frozenset[str]:
-    """Return the variables of which each machine computes the part that it owns, and receives the rest that it reads.
+def exchanged_values(steps: Steps) -> frozenset[str]:
+    """Return the variables of which each machine computes the part that it owns, and receives the halo that it reads.
 
-    Raises:
-        ShardError: ``exchange`` is unknown, or names a variable that is not sharded.
+    These are the values in parts that a window reads, or another operation whose ranges are not those of its operands.
     """
-    sharded = {name for name, step in steps.items() if step.axes is not None and not step.operation.is_tuple}
-    if exchange == "fused":
-        return frozenset()
-    if exchange == "each":
-        rules = [(step, step.rule) for step in steps.values() if step.axes is not None]
-        read = (name for step, rule in rules if rule is not None and not rule.is_local for name in step.operation.names)
-        return frozenset(sharded.intersection(read))
-    if isinstance(exchange, str):
-        raise ShardError(f"exchange is 'fused', 'each' or names of variables, not {exchange!r}")
-    if unknown := sorted(set(exchange) - sharded):
-        raise ShardError(
-            f"{unknown} cannot be exchanged: these are no variables of the region that have {axis_name}; name some of"
-            f" {sorted(sharded)}"
-        )
-    return frozenset(exchange)
+    in_parts = {name for name, step in steps.items() if step.axes is not None and not step.operation.is_tuple}
+    rules = ((step, step.rule) for step in steps.values() if step.axes is not None)
+    read = (name for step, rule in rules if rule is not None and not rule.is_local for name in step.operation.names)
+    return frozenset(in_parts.intersection(read))
 
 
 def owned_by_bounds(steps: Steps, contents: Contents) -> Owned:

@@ -9,12 +9,12 @@ import pytest
 import tvm
 
 from relay_passes.ir import main_function, operations_of
-from relay_passes.sharding.emit import ShardAxis, shard
+from relay_passes.sharding.emit import Exchange, ShardAxis, shard
 from relay_passes.sharding.region import Region, Sharded, ShardError
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs
 
 MACHINES = tuple(f"machine-{letter}" for letter in "abcdef")
-BOTH = ("fused", "each")
+BOTH: tuple[Exchange, ...] = ("fused", "each")
 
 
 def region_of(
@@ -40,7 +40,7 @@ def assert_splits_like_whole(
     module: tvm.IRModule,
     axis: ShardAxis,
     shares: Sequence[float],
-    exchanges: Collection[str | tuple[str, ...]] = BOTH,
+    exchanges: Collection[Exchange] = BOTH,
     first: str | None = None,
     last: str | None = None,
 ) -> None:

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from tvm import relax
 
-from relay_passes.input_cuts import cut_inputs, range_of
 from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
-from relay_passes.sharding.direct_joins import Place, with_direct_joins
+from relay_passes.sharding.direct_joins import Place, range_of, with_direct_joins
 from relay_passes.sharding.emit import computed_shares as shares_of, shard
 from relay_passes.sharding.region import Region, Sharded, ShardError, part_name
 from tvm_split.compiler.describe import size_bytes
@@ -56,11 +55,10 @@ def partition(model: Model, plan: Plan) -> Partition:
         source_of.update(sharded.source_of)
         model = replace(model, module=sharded.module)
         model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
-    model, homes = _placed_cuts_and_joins(model, plan, {name: homes[name] for name in model.layers}, source_of)
-    module, cuts = cut_inputs(model.module, _cuts_of_inputs(model, plan, homes, source_of))
-    for each in cuts:
-        del homes[each.var.name]
-    model = replace(model, module=module, layers={name: model.layers[name] for name in homes})
+    of_inputs = _cuts_of_inputs(model, plan, homes, source_of)
+    cuts = tuple(binding for binding in _operations(model) if binding.var.name in of_inputs)
+    homes = {name: homes[name] for name in model.layers if name not in of_inputs}
+    model, homes = _placed_cuts_and_joins(model, plan, homes, source_of, of_inputs)
     return replace(_placed_by(model, plan, _leveled(model, plan, homes, source_of), inputs), cuts=cuts)
 
 
@@ -133,7 +131,7 @@ def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
 
 
 def _placed_cuts_and_joins(
-    model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: dict[str, str]
+    model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: dict[str, str], of_inputs: Sequence[str]
 ) -> tuple[Model, dict[str, _Home]]:
     """Give every cut and join a machine; add the original variable of each new one to ``source_of``.
 
@@ -149,7 +147,8 @@ def _placed_cuts_and_joins(
         for name, home in homes.items()
         if name not in holders
     }
-    spread = with_direct_joins(model.module, places, cuts, {name: (holders[name],) for name in holders})
+    keepers = {name: (holder,) for name, holder in holders.items()}
+    spread = with_direct_joins(model.module, places, {*cuts, *of_inputs}, keepers, of_inputs)
     source_of.update({name: source_of.get(source, source) for name, source in spread.source_of.items()})
     layers = {**model.layers, **{name: model.layers[source] for name, source in spread.source_of.items()}}
     model = replace(model, module=spread.module)

@@ -11,11 +11,11 @@ import tvm
 from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 
-from relay_passes.ir import constant, main_function, names_of, operations_of
-from relay_passes.sharding.emit import ShardAxis, shard
-from relay_passes.sharding.region import ShardError
+from relay_passes.ir import constant, main_function, names_of, operations_of, shape_of
+from relay_passes.sharding.emit import Exchange, ShardAxis, computed_shares, shard
+from relay_passes.sharding.region import ShardError, part_name
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
-from tests.helpers.sharded_graphs import assert_all_placed, assert_splits_like_whole, region_of
+from tests.helpers.sharded_graphs import BOTH, assert_all_placed, assert_splits_like_whole, region_of
 
 op = relax.op
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -136,11 +136,11 @@ def test_what_is_split_computes_the_same(
     first = data.draw(st.integers(0, len(names) - 2))
     region = region_of(module, shares, first, data.draw(st.integers(first + 2, len(names))))
     modules = {"whole": module}
-    for exchange in ("fused", "each", data.draw(st.sets(st.sampled_from(region.names)))):
+    for exchange in BOTH:
         try:
             sharded = shard(module, region, axis=axis, exchange=exchange)
         except ShardError as error:
-            assume(not any(reason in str(error) for reason in (*REFUSED, "cannot be exchanged")))
+            assume(not any(reason in str(error) for reason in REFUSED))
             raise
         assert_all_placed(module, sharded)
         modules[f"split_{len(modules)}"] = sharded.module
@@ -228,8 +228,20 @@ def test_two_convolutions_with_halos_exchanged() -> None:
     assert_same_names(found.module, graph({"x": (1, 2, 12, 8)}, expected))
     assert found.machine_of["relu_machine_b_halo_for_machine_a"] == "machine-b"
     assert found.machine_of["relu_machine_a_with_halo"] == "machine-a"
-    named = shard(before, region, axis="rows", exchange=["relu"])
-    tvm.ir.assert_structural_equal(named.module, found.module)
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+def test_computed_shares_are_what_the_rewrite_computes(exchange: Exchange) -> None:
+    module = two_convolutions()
+    region = region_of(module, (0.5, 0.33, 0.17), "conv1", "conv2")
+    shares = computed_shares(module, region, axis="rows", exchange=exchange)
+    whole, parts = (
+        {each.var.name: shape_of(each.var)[2] for each in operations_of(main_function(graph))}
+        for graph in (module, shard(module, region, axis="rows", exchange=exchange).module)
+    )
+    for (name, machine), share in shares.items():
+        assert share * whole[name] == pytest.approx(parts[part_name(name, machine)])
+    assert len(shares) == 3 * 3
 
 
 def test_a_halo_comes_from_behind_a_thin_neighbour() -> None:
@@ -281,13 +293,6 @@ def test_a_region_behind_one_that_is_split_already() -> None:
     assert_same_values({"whole": module, "split": both.module}, *random_inputs(module))
 
 
-def test_a_model_s_input_is_cut_by_who_needs_it() -> None:
-    module = graph({"x": (1, 2, 8, 3)}, lambda emit, x: [emit(op.nn.relu(x), "relu")])
-    found = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
-    assert found.machine_of["x_machine_a"] == "machine-a"
-    assert found.machine_of["x_machine_b"] == "machine-b"
-
-
 def test_what_is_whole_behind_a_total_is_computed_by_the_first() -> None:
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
         mean = emit(op.mean(emit(op.nn.relu(x), "relu"), [2, 3]), "mean")
@@ -314,8 +319,6 @@ def test_what_cannot_be_split_is_refused() -> None:
     said = refusal((0.95, 0.05))
     assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 is nothing; take fewer mach" in said
     assert "nothing from 'conv1' to 'conv2' can be split along batch" in refusal((0.5, 0.5), axis="batch")
-    assert "exchange is 'fused', 'each' or names of variables, not 'all'" in refusal((0.5, 0.5), "all")
-    assert "['before'] cannot be exchanged" in refusal((0.5, 0.5), ["before", "relu"])
 
 
 def test_a_tuple_does_not_leave_a_region() -> None:
