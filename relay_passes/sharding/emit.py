@@ -28,54 +28,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.ir import constant, is_tensor_constant, leaves_of, shape_of, with_leaves
+from relay_passes.ir import (
+    constant,
+    emit_operations,
+    is_tensor_constant,
+    leaves_of,
+    names_of,
+    returned_fields,
+    shape_of,
+    substitute,
+    with_leaves,
+    with_main,
+)
 from relay_passes.sharding.bounds import Range, bounds, common_range, has_empty
 from relay_passes.sharding.partial_sums import Use
-from relay_passes.sharding.propagate import ChannelSteps, Step, range_steps
-from relay_passes.sharding.ranges import (
-    Needs,
-    Owned,
-    Steps,
-    exchanged_values,
-    needs_of,
-    owned_by_bounds,
-    owned_by_results,
-)
-from relay_passes.sharding.region import Contents, Region, RegionWriter, Sharded, contents_of, part_name, with_region
+from relay_passes.sharding.propagate import Step
+from relay_passes.sharding.ranges import Layout, layout_of
+from relay_passes.sharding.region import Exchange, Region, ShardAxis, Sharded, part_name
 from relay_passes.sharding.rule import Axis, Operand, sliced
-
-ShardAxis = Literal["batch", "rows", "columns", "channels", "heads"]
-Exchange = Literal["fused", "each"]
-INDICES = {"batch": 0, "rows": 2, "columns": 3}
-"""The axes of an image [batch, channels, rows, columns] of which machines have ranges.
-
-The batch is the first axis of the model's first input, and of all values computed from inputs that have that length.
-"""
 
 LARGE_SUM_BYTES = 1024 * 1024
 """Size from which a reduce-scatter and all-gather is faster than sending all partial sums, even over shared memory."""
 SUM_UNIT = 16
 """Parts of a sum are multiples of this many indices, since kernels work on channels in such blocks."""
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a region's values are held: its steps, literals, owned ranges, exchanged values and needs."""
-
-    contents: Contents
-    steps: Steps
-    literals: Mapping[str, relax.Expr]
-    owned: Owned
-    exchanged: frozenset[str]
-    needs: Needs
 
 
 def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Exchange) -> Sharded:
@@ -85,42 +66,19 @@ def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Ex
         ShardError: an operation cannot be sharded along a range of that axis; a machine would have no part of a result,
             no channel or no head; or no weight of the region can be sharded.
     """
-    layout = _layout(module, region, axis, exchange)
-    return with_region(module, layout.contents, lambda writer: _Emitter(writer, layout).emit())
-
-
-def computed_shares(
-    module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Exchange
-) -> dict[tuple[str, str], float]:
-    """Return the share of each variable's elements that each machine would compute after `shard`.
-
-    Keys are (variable, machine). A share exceeds the machine's part where several machines compute halos. Empty for
-    channels and heads, which have no halo. The graph is not rewritten. Raises the errors of `shard`.
-    """
-    layout = _layout(module, region, axis, exchange)
-    shares: dict[tuple[str, str], float] = {}
-    if axis in INDICES:
-        for (name, machine), taken in layout.needs.computed.items():
-            rule = layout.steps[name].rule
-            if taken is not None and rule is not None:
-                shares[name, region.machines[machine]] = (taken[1] - taken[0]) / (rule.axis.length or 1)
-        for name, machines in layout.needs.whole.items():
-            if name in layout.steps and layout.steps[name].is_whole:
-                shares.update({(name, region.machines[machine or 0]): 1.0 for machine in machines})
-    return shares
-
-
-def _layout(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: Exchange) -> _Layout:
-    contents = contents_of(module, region)
-    if axis in INDICES:
-        steps, literals = range_steps(contents, axis, INDICES[axis]), {}
-        owned = owned_by_results(steps, contents, axis)
-        exchanged = exchanged_values(steps) if exchange == "each" else frozenset[str]()
-    else:
-        propagated = ChannelSteps(contents, axis, fused=exchange == "fused")
-        steps, literals = propagated.steps, propagated.literals
-        owned, exchanged = owned_by_bounds(steps, contents), frozenset[str]()
-    return _Layout(contents, steps, literals, owned, exchanged, needs_of(steps, contents, owned, exchanged, literals))
+    layout = layout_of(module, region, axis, exchange)
+    contents, function = layout.contents, layout.contents.function
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            emit_operations(builder, contents.before, values)
+            emitter = _Emitter(builder, layout, {name: values[name] for name in contents.outside})
+            values.update(emitter.emit())
+            emit_operations(builder, contents.behind, values)
+            result = builder.emit_output(relax.Tuple([substitute(each, values) for each in returned_fields(function)]))
+        builder.emit_func_output(result)
+    return Sharded(with_main(module, builder.get()["main"]), emitter.machine_of, emitter.source_of)
 
 
 _COMBINE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
@@ -129,8 +87,11 @@ _COMBINE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimu
 class _Emitter:
     """Emits what the machines need of each value, in the order of the values; a machine is its position."""
 
-    def __init__(self, writer: RegionWriter, layout: _Layout) -> None:
-        self._writer, self._layout, self._needs = writer, layout, layout.needs
+    def __init__(self, builder: relax.BlockBuilder, layout: Layout, outside: Mapping[str, relax.Expr]) -> None:
+        self.machine_of: dict[str, str | None] = {}
+        self.source_of: dict[str, str] = {}
+        self._builder, self._layout, self._needs, self._outside = builder, layout, layout.needs, outside
+        self._taken = set(names_of(layout.contents.function))
         self._region, self._wanted = layout.contents.region, layout.contents.wanted
         self._machines = range(len(self._region.machines))
         self._held: dict[tuple[str, int, int], list[tuple[Range, relax.Expr]]] = {}
@@ -147,23 +108,19 @@ class _Emitter:
             name, step = binding.var.name, self._layout.steps.get(binding.var.name)
             if step is not None:
                 self._emit_step(name, step)
-            if name in self._wanted:
-                results[name] = self._result(name, binding.value) if step is None else self._whole_result(name)
+            if step is None and name in self._wanted:
+                known = [self._known(leaf) for leaf in leaves_of(binding.value)]
+                results[name] = self._emit(with_leaves(binding.value, known), name, name, 0)
+            elif name in self._wanted:
+                results[name] = self._whole[name, None] if (name, None) in self._whole else self._whole[name, 0]
         return results
-
-    def _result(self, name: str, value: relax.Expr) -> relax.Expr:
-        known = [self._known(leaf) for leaf in leaves_of(value)]
-        return self._emit(with_leaves(value, known), name, name, 0)
-
-    def _whole_result(self, name: str) -> relax.Expr:
-        return self._whole[name, None] if (name, None) in self._whole else self._whole[name, 0]
 
     def _emit_step(self, name: str, step: Step) -> None:
         for machine in self._machines:
             if (name, machine) in self._needs.computed:
                 self._emit_own(name, step, machine)
-        for machine in self._machines if name in self._layout.exchanged and step.rule is not None else ():
-            index = step.rule.axis.index if step.rule is not None else 0
+        for machine in self._machines if name in self._layout.exchanged else ():
+            index = step.axis.index
             read = self._needs.read.get((name, index, machine))
             if read is not None and not any(_contains(there, read) for there, _ in self._parts(name, index, machine)):
                 self._fetch(name, index, read, machine)
@@ -195,8 +152,8 @@ class _Emitter:
             expression = self._emit(expression, own_name, name, machine)
         if step.is_partial:
             self._partial[name, machine] = expression
-        elif step.rule is not None and wanted is not None:
-            self._held[name, step.rule.axis.index, machine] = [(wanted, expression)]
+        elif wanted is not None:
+            self._held[name, step.axis.index, machine] = [(wanted, expression)]
 
     def _linear(self, step: Step, machine: int) -> relax.Expr:
         """Return a machine's linear operation on its partial sums."""
@@ -233,7 +190,7 @@ class _Emitter:
         return self._constants[key]
 
     def _whole_of(self, name: str, machine: int | None) -> relax.Expr:
-        return self._writer.outside[name] if name in self._writer.outside else self._whole[name, machine]
+        return self._outside[name] if name in self._outside else self._whole[name, machine]
 
     def _parts(self, name: str, index: int, machine: int) -> list[tuple[Range, relax.Expr]]:
         """Return the ranges of a value that a machine holds: all of a whole one, a slice of one from before."""
@@ -243,7 +200,7 @@ class _Emitter:
             return self._held.setdefault(key, [])
         value = self._whole_of(name, machine)
         taken = everything = (0, shape_of(value)[index])
-        if name in self._writer.outside and (taken := self._needs.read[key]) != everything:
+        if name in self._outside and (taken := self._needs.read[key]) != everything:
             is_input = any(name == parameter.name for parameter in self._layout.contents.function.params)
             piece = sliced(value, index, taken)
             value = self._emit(piece, self._name(name, machine), name, machine if is_input else None)
@@ -266,7 +223,7 @@ class _Emitter:
             pieces = []
             for owner in self._machines:
                 if (piece := common_range(self._layout.owned[name][owner], taken)) is not None:
-                    halo = f"{self._name(name, owner)}_halo_for_{self._label(machine)}" if owner != machine else ""
+                    halo = self._name(f"{self._name(name, owner)}_halo_for", machine) if owner != machine else ""
                     pieces.append(self._fetch(name, index, piece, owner, halo))
             result = pieces[0]
             if len(pieces) > 1:
@@ -358,14 +315,22 @@ class _Emitter:
                 self._sums[name].append(self._combined(pieces, part, part, name, machine, "sum"))
         return self._sums[name]
 
-    def _label(self, machine: int) -> str:
-        return self._region.machines[machine].replace("-", "_")
-
     def _name(self, name: str, machine: int | None) -> str:
         return name if machine is None else part_name(name, self._region.machines[machine])
 
     def _emit(self, expression: relax.Expr, name: str, source: str, machine: int | None) -> relax.Var:
-        return self._writer.emit(expression, name, source, None if machine is None else self._region.machines[machine])
+        """Bind an expression of a machine, or of none yet if that is None; ``source`` is the original variable.
+
+        A name that another variable of the graph has gets a number, unless it is that of ``source`` itself.
+        """
+        if name != source and name in self._taken:
+            names = (f"{name}_{number}" for number in itertools.count(2))
+            name = next(free for free in names if free not in self._taken)
+        variable = self._builder.emit(expression, name_hint=name)
+        self._taken.add(variable.name)
+        self.machine_of[variable.name] = None if machine is None else self._region.machines[machine]
+        self.source_of[variable.name] = source
+        return variable
 
 
 def _contains(outer: Range, inner: Range) -> bool:

@@ -51,6 +51,12 @@ class Step:
     bounds: CommonBounds | None = None
 
     @property
+    def axis(self) -> Axis:
+        """The axis whose ranges machines compute, of a step with a rule."""
+        assert self.rule is not None  # noqa: S101  (the caller has looked)
+        return self.rule.axis
+
+    @property
     def is_whole(self) -> bool:
         return self.rule is None and self.linear is None
 

@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import tvm
 from tvm import relax
 
 from relay_passes.sharding.bounds import Range, bounds, has_empty, hull, largest_miss
 from relay_passes.sharding.partial_sums import Use
-from relay_passes.sharding.propagate import Step
-from relay_passes.sharding.region import Contents, ShardError
+from relay_passes.sharding.propagate import ChannelSteps, Step, range_steps
+from relay_passes.sharding.region import INDICES, Contents, Exchange, Region, ShardAxis, ShardError, contents_of
 from relay_passes.sharding.rule import Axis, Operand, Rule
 
 SHARE_TOLERANCE = 0.02
@@ -30,7 +31,7 @@ Owned = Mapping[str, tuple[Range, ...]]
 """Each machine's range of the sharded axis of a value; for a partial result, of its operand's."""
 
 
-def exchanged_values(steps: Steps) -> frozenset[str]:
+def _exchanged_values(steps: Steps) -> frozenset[str]:
     """Return the variables of which each machine computes the part that it owns, and receives the halo that it reads.
 
     These are the values in parts that a window reads, or another operation whose ranges are not those of its operands.
@@ -41,7 +42,7 @@ def exchanged_values(steps: Steps) -> frozenset[str]:
     return frozenset(in_parts.intersection(read))
 
 
-def owned_by_bounds(steps: Steps, contents: Contents) -> Owned:
+def _owned_by_bounds(steps: Steps, contents: Contents) -> Owned:
     """Return the ranges of values whose machines have common bounds."""
     return {
         name: step.bounds.ranges(contents.region.shares, step.rule.axis.length)
@@ -50,7 +51,7 @@ def owned_by_bounds(steps: Steps, contents: Contents) -> Owned:
     }
 
 
-def owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned:
+def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned:
     """Return the ranges of values that follow from the shares of the region's results.
 
     Results of the region are divided by the shares. Other values are divided at the same relative positions as the last
@@ -134,7 +135,7 @@ class Needs:
     whole: dict[str, set[int | None]] = field(default_factory=dict)
 
 
-def needs_of(
+def _needs_of(
     steps: Steps, contents: Contents, owned: Owned, exchanged: Collection[str], literals: Collection[str]
 ) -> Needs:
     """Return what each machine computes and reads, collected backward from the results.
@@ -188,3 +189,48 @@ def needs_of(
                 for operand, axis, part in zip(operands, rule.operands, rule.ranges(needed), strict=True):
                     read(operand, axis, part, machine)
     return needs
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a region's values are held: its steps, literals, owned ranges, exchanged values and needs."""
+
+    contents: Contents
+    steps: Steps
+    literals: Mapping[str, relax.Expr]
+    owned: Owned
+    exchanged: frozenset[str]
+    needs: Needs
+
+
+def layout_of(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: Exchange) -> Layout:
+    contents = contents_of(module, region)
+    if axis in INDICES:
+        steps, literals = range_steps(contents, axis, INDICES[axis]), {}
+        owned = _owned_by_results(steps, contents, axis)
+        exchanged = _exchanged_values(steps) if exchange == "each" else frozenset[str]()
+    else:
+        propagated = ChannelSteps(contents, axis, fused=exchange == "fused")
+        steps, literals = propagated.steps, propagated.literals
+        owned, exchanged = _owned_by_bounds(steps, contents), frozenset[str]()
+    return Layout(contents, steps, literals, owned, exchanged, _needs_of(steps, contents, owned, exchanged, literals))
+
+
+def computed_shares(
+    module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Exchange
+) -> dict[tuple[str, str], float]:
+    """Return the share of each variable's elements that each machine would compute after `emit.shard`.
+
+    Keys are (variable, machine). A share exceeds the machine's part where several machines compute halos. Empty for
+    channels and heads, which have no halo. The graph is not rewritten. Raises the errors of `emit.shard`.
+    """
+    layout = layout_of(module, region, axis, exchange)
+    shares: dict[tuple[str, str], float] = {}
+    if axis in INDICES:
+        for (name, machine), taken in layout.needs.computed.items():
+            if taken is not None:
+                shares[name, region.machines[machine]] = (taken[1] - taken[0]) / layout.steps[name].axis.length
+        for name, machines in layout.needs.whole.items():
+            if name in layout.steps and layout.steps[name].is_whole:
+                shares.update({(name, region.machines[machine or 0]): 1.0 for machine in machines})
+    return shares

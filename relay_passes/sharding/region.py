@@ -12,24 +12,28 @@ Sums and concatenations are in the order of the machines, so the result does not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import tvm
 from tvm import relax
 from tvm_ffi import register_error
 
 from relay_passes.ir import (
-    emit_operations,
     main_function,
-    names_of,
     operations_of,
     returned_fields,
-    substitute,
     used_variables,
-    with_main,
 )
+
+ShardAxis = Literal["batch", "rows", "columns", "channels", "heads"]
+Exchange = Literal["fused", "each"]
+INDICES = {"batch": 0, "rows": 2, "columns": 3}
+"""The axes of an image [batch, channels, rows, columns] of which machines have ranges.
+
+The batch is the first axis of the model's first input, and of all values computed from inputs that have that length.
+"""
 
 
 @register_error
@@ -105,51 +109,6 @@ def contents_of(module: tvm.IRModule, region: Region) -> Contents:
         {variable.name: variable for variable in known if variable.name in used},
         tuple(binding.var.name for binding in within if binding.var.name in used_behind),
     )
-
-
-@dataclass
-class RegionWriter:
-    """Emits the operations that replace a region; ``outside`` has the values from before it in the new graph."""
-
-    builder: relax.BlockBuilder
-    outside: Mapping[str, relax.Expr]
-    taken: frozenset[str]
-    machine_of: dict[str, str | None] = field(default_factory=dict)
-    source_of: dict[str, str] = field(default_factory=dict)
-
-    def emit(self, expression: relax.Expr, name: str, source: str, machine: str | None) -> relax.Var:
-        """Bind an expression of ``machine``, or of none yet if that is None; ``source`` is the original variable.
-
-        A name that another variable of the graph has gets a number, unless it is that of ``source`` itself.
-        """
-        if name != source and (name in self.taken or name in self.machine_of):
-            names = (f"{name}_{number}" for number in count(2))
-            name = next(free for free in names if free not in self.taken and free not in self.machine_of)
-        variable = self.builder.emit(expression, name_hint=name)
-        self.machine_of[variable.name], self.source_of[variable.name] = machine, source
-        return variable
-
-
-def with_region(
-    module: tvm.IRModule, contents: Contents, write: Callable[[RegionWriter], Mapping[str, relax.Expr]]
-) -> Sharded:
-    """Return the whole graph with a region replaced.
-
-    ``write`` emits the operations that replace the region, and returns the value of each of the ``wanted`` variables.
-    """
-    function = contents.function
-    builder = relax.BlockBuilder()
-    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
-    with builder.function("main", list(function.params)):
-        with builder.dataflow():
-            emit_operations(builder, contents.before, values)
-            outside = {name: values[name] for name in contents.outside}
-            writer = RegionWriter(builder, outside, frozenset(names_of(function)))
-            values.update(write(writer))
-            emit_operations(builder, contents.behind, values)
-            result = builder.emit_output(relax.Tuple([substitute(each, values) for each in returned_fields(function)]))
-        builder.emit_func_output(result)
-    return Sharded(with_main(module, builder.get()["main"]), writer.machine_of, writer.source_of)
 
 
 def part_name(name: str, machine: str) -> str:

@@ -9,8 +9,8 @@ import pytest
 import tvm
 
 from relay_passes.ir import main_function, operations_of
-from relay_passes.sharding.emit import Exchange, ShardAxis, shard
-from relay_passes.sharding.region import Region, Sharded, ShardError
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.region import Exchange, Region, ShardAxis, Sharded, ShardError
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs
 
 MACHINES = tuple(f"machine-{letter}" for letter in "abcdef")

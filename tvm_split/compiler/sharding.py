@@ -21,7 +21,8 @@ from tvm import relax
 
 from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
 from relay_passes.sharding.direct_joins import Place, range_of, with_direct_joins
-from relay_passes.sharding.emit import computed_shares as shares_of, shard
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.ranges import computed_shares as shares_of
 from relay_passes.sharding.region import Region, Sharded, ShardError, part_name
 from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.partition import Partition, stages_of

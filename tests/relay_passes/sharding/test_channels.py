@@ -18,8 +18,8 @@ from relay_passes.ir import (
     operator_name,
     shape_of,
 )
-from relay_passes.sharding.emit import LARGE_SUM_BYTES, ShardAxis, shard
-from relay_passes.sharding.region import ShardError
+from relay_passes.sharding.emit import LARGE_SUM_BYTES, shard
+from relay_passes.sharding.region import ShardAxis, ShardError
 from tests.helpers.shard_networks import Network, require_same
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import crossing_bytes

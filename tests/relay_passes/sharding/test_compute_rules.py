@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tvm import relax
 
-from relay_passes.sharding.emit import INDICES, ShardAxis
+from relay_passes.sharding.region import INDICES, ShardAxis
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import assert_splits_like_whole, refusal
 

@@ -10,8 +10,8 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_passes.sharding.emit import ShardAxis, computed_shares
-from relay_passes.sharding.region import ShardError
+from relay_passes.sharding.ranges import computed_shares
+from relay_passes.sharding.region import ShardAxis, ShardError
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import BOTH, assert_splits_like_whole, region_of
 

@@ -12,8 +12,9 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 
 from relay_passes.ir import constant, main_function, names_of, operations_of, shape_of
-from relay_passes.sharding.emit import Exchange, ShardAxis, computed_shares, shard
-from relay_passes.sharding.region import ShardError, part_name
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.ranges import computed_shares
+from relay_passes.sharding.region import Exchange, ShardAxis, ShardError, part_name
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
 from tests.helpers.sharded_graphs import BOTH, assert_all_placed, assert_splits_like_whole, region_of
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tvm_split
-from relay_passes.sharding.emit import ShardAxis, shard
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.region import ShardAxis
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
 from tests.helpers.split_costs import computed_again, crossing_bytes
 from tests.models import torch_models
