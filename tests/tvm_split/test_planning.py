@@ -22,7 +22,7 @@ from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import replan
-from tvm_split.posing import pose, predict_stages
+from tvm_split.posing import pose
 from tvm_split.simulation.of_prediction import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
@@ -221,7 +221,6 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
     twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=profile)
-    assert predict_stages(wide, cluster, profile, "throughput", twice.stages) is None
     assert [step.stage for step in twice.prediction.steps] == [stage.name for stage in twice.stages]
     assert {machine.machine: machine.compute_seconds for machine in twice.prediction.machines} == pytest.approx(
         {machine.machine: machine.compute_seconds for machine in once.prediction.machines}, rel=0.2
@@ -292,7 +291,6 @@ def test_plans_with_shards_are_predicted_by_a_profile(wide):
     planned = tvm_split.plan(wide, cluster, shards=shards, profile=profile)
     assert planned.prediction.method.startswith("given")
     assert planned.prediction.lower_bound_seconds <= planned.prediction.period_seconds
-    assert predict_stages(wide, cluster, profile, "throughput", planned.stages) is None
 
 
 def test_corrections_travel_in_the_plan_file(wide, tmp_path):
