@@ -23,7 +23,7 @@ from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import replan
 from tvm_split.posing import pose
-from tvm_split.simulation.of_prediction import scenario_of_plan
+from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
