@@ -17,13 +17,12 @@ from tvm_split.link_codecs import with_codecs
 from tvm_split.model import Model
 from tvm_split.planner.baselines import stages_of_equal_cost
 from tvm_split.planner.build_problem import require_known_pins
-from tvm_split.planner.by_hand import named, stages_by_hand
+from tvm_split.planner.by_hand import named, stages_by_hand, stages_with_shards
 from tvm_split.planner.estimate import estimated_seconds
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.replan import DEFAULT_THRESHOLD, Change, Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.planner.strategy import require_strategy
 from tvm_split.posing import PosedProblem, plan_of_stages, pose
 from tvm_split.progress import says_progress

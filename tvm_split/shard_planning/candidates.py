@@ -28,9 +28,16 @@ from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.shard_blocks import blocks_of
-from tvm_split.planner.shard_search import Segment, ShardOption, cheapest
-from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
+from tvm_split.planner.shard_search import (
+    Segment,
+    ShardOption,
+    blocks_of,
+    cheapest,
+    in_proportion,
+    lightened,
+    rebalanced,
+    rounded,
+)
 from tvm_split.planner.step_graph import StepGraph
 from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
 from tvm_split.shard_planning.timing import profile_parts
