@@ -277,18 +277,3 @@ def test_a_link_takes_from_its_bytes_alone_to_its_latency_as_well():
     assert report.machines[0].send.inconclusive
     assert report.machines[1].receive.inconclusive
     assert report.advice == ()
-
-
-def test_advice_for_the_whole_names_what_is_unsure():
-    """That no link parts cannot be said of one whose time lies in a wide range."""
-    machines = tuple(machine_prediction(name, 0.006, send_seconds=1e-6, receive_seconds=1e-6) for name in (A, B))
-    expected = prediction(machines, (LinkPrediction(A, B, 1000.0, 0.004, 1e-6),))
-    late = dataclasses.replace(expected, period_seconds=0.006, latency_seconds=0.008)
-    (period, latency) = report_of(plan_for(CHAIN, late), CHAIN, events_of(CHAIN, (6, 6), 3.9), streamed()).advice
-    unsure = f"(unsure: {A} (send), {B} (receive), {A} → {B})"
-    assert f"though no machine and no link is known to be slower {unsure}" in period
-    assert f"though no machine and no link is known to part from its prediction {unsure}" in latency
-    sure = prediction(machines, (LinkPrediction(A, B, 1000.0, 0.004, 0.004),))
-    late = dataclasses.replace(sure, period_seconds=0.010, latency_seconds=0.008)
-    (latency,) = report_of(plan_for(CHAIN, late), CHAIN, events_of(CHAIN, (6, 6), 3.9), streamed()).advice
-    assert "no link parts from its prediction: " in latency
