@@ -15,7 +15,8 @@ from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.transport import AUTO, DEFAULT, Host, uses_codecs
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC, Link
-from tvm_split.compiler.targets import host_target, reached_workers, runs_here
+from tvm_split.compiler.machine_targets import reached_workers
+from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError

@@ -9,9 +9,9 @@ from typing import Any
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import takes_options
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.machine_targets import fitting_workers, require_known_targets
 from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
-from tvm_split.compiler.targets import fitting_workers, require_known_targets
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import with_codecs
 from tvm_split.model import Model

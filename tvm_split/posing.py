@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.targets import resolve_targets
+from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.build_problem import model_problem, stages_of_layers, stages_of_pieces

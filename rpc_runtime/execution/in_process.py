@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from rpc_runtime.execution.loaded_stage import (
     on_host,
     tensor_from_array,
 )
-from rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
+from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, given_arrays
 from rpc_runtime.program.measurements import (
@@ -46,11 +47,8 @@ class _Values:
 class InProcessRunner(Runner):
     """Runs the stages of a ``Pipeline`` one after another, with the same results. A context manager.
 
-    Several threads may call `run` and `stream` at the same time; micro-batches are computed in order of arrival.
-
-    Stages run on a `ComputingThread`, so runners with different ``threads`` never compute at the same time.
-    ``crossing`` is called once per route with a copy of each tensor that a link would carry; it returns the tensor as
-    received.
+    Several threads may call `run` and `stream` at the same time. Stages run on a `ComputingThread`. ``crossing`` is
+    called once per route with a copy of each tensor that a link would carry; it returns the tensor as received.
 
     Raises:
         WorkerError: a stage cannot run on this machine.
@@ -70,7 +68,7 @@ class InProcessRunner(Runner):
         self._program = program
         self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
         self._own_process = OwnProcess()
-        self._turns = TakingTurns()
+        self._lock = threading.Lock()
         self._recorders = {
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
             for machine in program.machines
@@ -102,7 +100,7 @@ class InProcessRunner(Runner):
         """Return the outputs for one micro-batch. Raises InputError, StageError."""
         arrays = checked_inputs(self._program, inputs)
         self._own_process.require()
-        with self._turns.one():
+        with self._lock:
             if self._closed:
                 raise WorkerError("this pipeline is closed")
             return self._thread.run(self._compute, arrays)
@@ -182,6 +180,6 @@ class InProcessRunner(Runner):
             return
         self._closed = True
         self._calls.shutdown(wait=False)
-        with self._turns.one():
+        with self._lock:
             self._thread.close()
             self._stages.clear()

@@ -30,7 +30,7 @@ RASPBERRY = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tvm_split.Cluster]:
     """This processor, and an emulated Cortex-A72."""
     caches = [tmp_path_factory.mktemp(name) for name in ("desk", "raspberry")]
-    options = ("--listen", "127.0.0.1:0", "--threads", "1", "--ready-json")
+    options = ("--listen", "127.0.0.1:0", "--threads", "1", "--json")
     workers = [start_worker(caches[0], *options), start_worker(caches[1], *options, python=PYTHON)]
     try:
         desk, raspberry = (

@@ -44,6 +44,8 @@ def status(
     """Ask workers for their description and deployments, and show the transports of the links between them.
 
     Exit code 1 if a worker does not answer, or is not the expected one.
+
+    Example: tvm-split status --cluster lab.yaml
     """
     if found.is_elsewhere == bool(address):
         raise WrongUseError("give one of them", "--cluster, --tracker, --kubernetes, --address")
@@ -57,7 +59,7 @@ def status(
     settings = NO_SETTINGS
     if found.is_elsewhere:
         read = found.machines()
-        from tvm_split.compiler.targets import require_known_targets
+        from tvm_split.compiler.machine_targets import require_known_targets
 
         require_known_targets(read)
         settings = read.link_settings
@@ -134,7 +136,7 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
         return {**asked, "reachable": False, "error": str(error)}
     problem = ""
     if machine is not None:
-        from tvm_split.compiler.targets import misfit
+        from tvm_split.compiler.machine_targets import misfit
 
         problem = misfit(machine, worker)
     found = {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
@@ -171,7 +173,7 @@ def _print(answers: list[dict[str, Any]]) -> None:
 
 
 def _processor_text(worker: dict[str, Any]) -> str:
-    from tvm_split.compiler.instruction_sets import cpu_target, target_text
+    from tvm_split.compiler.targets import cpu_target, target_text
 
     target = cpu_target(worker["architecture"], worker["cpu_features"], worker["threads"])
     cores = HostCores("", worker["core_numbers"], worker["core_quota"], worker["quota_group"])

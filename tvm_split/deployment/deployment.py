@@ -28,8 +28,8 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
-from tvm_split.compiler.instruction_sets import require_executable
-from tvm_split.compiler.targets import require_fit
+from tvm_split.compiler.machine_targets import require_fit
+from tvm_split.compiler.targets import require_executable
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.units import short_list
 

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from rpc_runtime.client.remote_kernels import RemoteKernels
-from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.targets import resolve_targets
+from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
 from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
 from tvm_split.profiling.host_timing import HostTiming, KernelSession

@@ -16,8 +16,8 @@ from rpc_runtime.client.worker_client import CudaDeviceDescription, describe
 from rpc_runtime.hardware import HostCores
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
-from tvm_split.compiler.instruction_sets import require_executable
-from tvm_split.compiler.targets import require_fit
+from tvm_split.compiler.machine_targets import require_fit
+from tvm_split.compiler.targets import require_executable
 from tvm_split.planner.profile import Bus
 
 

@@ -22,7 +22,7 @@ from tests.helpers.rpc_lab import free_port
 from tests.helpers.ssh_server import SshServer, require_ssh
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_running
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.targets import require_fit
+from tvm_split.compiler.machine_targets import require_fit
 from tvm_split.errors import ClusterError
 from tvm_split.ssh import remote_side, ssh_cluster, ssh_worker
 from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers

@@ -8,7 +8,7 @@ import onnx
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.importing import BRANCH, Imported, RecordingBuilder, check_type, named, refuse
 from tvm_split.frontends.onnx.conversions import REFUSED, REPAIRS

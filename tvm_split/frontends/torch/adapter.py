@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.importing import (
     BRANCH,
