@@ -32,12 +32,6 @@ def test_what_takes_least(bytes_per_second: float, largest_error: float, expecte
     assert fastest(PLAIN, TRIALS, bytes_per_second, largest_error) is expected
 
 
-def test_what_saves_next_to_nothing_is_not_worth_it() -> None:
-    barely = CodecTrial("cut", "lz4", MEGABYTE, round(MEGABYTE * (1 - LEAST_GAIN / 2)))
-    assert fastest(PLAIN, [barely], 1e6, 0.0) is PLAIN
-    assert fastest(PLAIN, [], 1e6, 0.0) is PLAIN
-
-
 @given(
     trials=st.lists(
         st.builds(

@@ -10,7 +10,6 @@ from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.identical import with_host_averaged, with_identical_averaged
 from tvm_split.planner.profile import ClusterProfile, PieceTime
-from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.machine_classes import machine_classes
 
@@ -48,21 +47,6 @@ def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
     profile = scattered([1.0] * 8 + [3.0] * 8)
     assert len(classes_of(profile)) == 16
     assert [len(members) for members in classes_of(with_identical_averaged(profile))] == [4, 4, 4, 4]
-
-
-def test_sixteen_alike_workers_are_planned_exactly() -> None:
-    profile = with_identical_averaged(scattered([1.0] * 16))
-    found = solve(chain_problem(profile, stages=12), budget=Budget(work=4e8))
-    assert found.gap == 0.0
-    assert len(found.stages) == 12
-
-
-def test_means_stand_for_what_was_measured() -> None:
-    profile = scattered([1.0] * 9)
-    counted = with_identical_averaged(profile)
-    name = profile.pieces[0].name
-    mean = sum(each.pieces[name].seconds for each in profile.machines) / 9
-    assert all(each.pieces[name].seconds == pytest.approx(mean) for each in counted.machines)
 
 
 @pytest.mark.parametrize(
