@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from rpc_runtime.program.codec import require_known
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
-from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
@@ -40,6 +40,25 @@ class PlannedMachine:
     target: Mapping[str, Any]
     threads: Annotated[int, Field(ge=1, le=MOST_CORES)]
     address: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedCodec:
+    """The codec of the tensor of this name on the link from one machine (or the client) to another.
+
+    ``ratio`` and ``output_error`` are those of a `CodecTrial` on the model's example inputs; None where no trial was
+    possible, except for the ratio of a lossy codec, which is the same for all values.
+    """
+
+    tensor: str
+    source: str
+    destination: str
+    codec: str
+    ratio: float | None = None
+    output_error: float | None = None
+
+    def __post_init__(self) -> None:
+        require_known(self.codec)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import pytest
 import tvm_split
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.errors import PlanError
-from tvm_split.planner.codec_choice import PlannedCodec
-from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.plan import Plan, PlannedCodec, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import CoresLoad, Sharding, Stage
 

@@ -9,7 +9,7 @@ from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.planner.baselines import ONE_MACHINE
 from tvm_split.planner.predict import CodedLink, predict_solution
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.profile import ClusterProfile, Corrections, PieceTime, StreamingCost
+from tvm_split.planner.profile import ClusterProfile, Corrections, PieceTime
 from tvm_split.planner.search import solve
 
 FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}
@@ -151,13 +151,3 @@ def test_the_oldest_measurement():
     )
     assert given.measured_at == 50.0  # what the user gave has no age
     assert chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0).measured_at == -1.0
-
-
-def test_what_streams_take_from_a_machine_alone_is_no_transfer():
-    profile = chain_profile({A: [0.02]})
-    streaming = StreamingCost(alone_ratio=1.5, alone_transfer_seconds=0.001)
-    profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], streaming=streaming),))
-    problem = chain_problem(profile)
-    (machine,) = predict_solution(problem, profile, solve(problem)).machines
-    assert machine.compute_seconds == pytest.approx(0.032)
-    assert machine.transfer_seconds == pytest.approx(0.002)

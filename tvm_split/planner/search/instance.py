@@ -140,8 +140,8 @@ def instance_of(problem: Problem) -> Instance:
         transfer_seconds=np.array([machine.transfer_seconds for machine in problem.machines]),
         transfer_seconds_per_byte=np.array([machine.transfer_seconds_per_byte for machine in problem.machines]),
         contention=np.array([machine.contention for machine in problem.machines]),
-        alone_contention=np.array([machine.alone_contention for machine in problem.machines]),
-        alone_transfer_seconds=np.array([machine.transfer_seconds_alone for machine in problem.machines]),
+        alone_contention=np.ones(len(problem.machines)),
+        alone_transfer_seconds=np.array([machine.transfer_seconds for machine in problem.machines]),
         tensors=_tensors(problem, number),
         core_sets=_core_sets(problem, machines),
     )

@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 
 from rpc_runtime.program.codec import CODECS, NONE, is_lossy
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tvm_split.planner.codec_choice import LEAST_GAIN, CodecTrial, fastest, may_limit
+from tvm_split.link_codecs import LEAST_GAIN, fastest, may_limit
+from tvm_split.profiling.codec_trials import CodecTrial
 
 MEGABYTE = 1_000_000
 PLAIN = CodecTrial("cut", NONE, MEGABYTE, MEGABYTE)
