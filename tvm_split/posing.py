@@ -109,10 +109,8 @@ class PosedProblem:
         make_plan = partial(plan_of_stages, self.model, self.cluster, self.request.objective, self.origin)
         averaged = with_host_averaged(self.profile)
         candidates = ShardCandidates(self.model, averaged, self.problem, self.request, make_plan)
-        measures = self.request.profile is None and self.origin == "measured"
-        return ShardChoice(
-            candidates, self.profile, self.problem, self.cluster, measures=measures, on_progress=self.on_progress
-        )
+        cluster = self.cluster if self.request.profile is None and self.origin == "measured" else None
+        return ShardChoice(candidates, self.profile, self.problem, cluster, self.on_progress)
 
 
 def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
