@@ -178,13 +178,6 @@ def test_few_rows_that_machines_share() -> None:
         tvm_split.plan(model, unequal, shards=tvm_split.Shard("0", "2", "rows", {A: 0.1, B: 0.45, C: 0.45}))
 
 
-def test_pins_hold_in_shared_plans(convolutions: tvm_split.Model) -> None:
-    cluster = Cluster.in_process(machines=2, threads=1)
-    found = tvm_split.plan(convolutions, cluster, objective="latency", pin={"0": B})
-    (stage,) = [stage for stage in found.stages if "0" in stage.layers]
-    assert stage.machines == (B,)
-
-
 def test_what_fits_on_no_machine_is_shared() -> None:
     """One layer of 4 MB: no machine of 3 MB can have it whole."""
     torch.manual_seed(0)

@@ -146,14 +146,10 @@ def with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[
 def _wrong_count(machine_of: Mapping[str, str], groups: Sequence[Sequence[str]], stages: int) -> str:
     machines = [machine_of[group[0]] for group in groups]
     chain = " → ".join(f"{group[0]} … {group[-1]} ({machine})" for group, machine in zip(groups, machines, strict=True))
-    text = f"the split makes {len(groups)} stages, stages={stages} was asked for: {chain}"
-    repeated = sorted({machine for machine in machines if machines.count(machine) > 1})
-    if len(groups) > stages and repeated:
-        text += (
-            f". As a single stage {repeated[0]} would wait on itself: it needs what another machine computes from its "
-            f"own result; move layers, or ask for stages={len(groups)}"
-        )
-    return text
+    return (
+        f"the split makes {len(groups)} stages, stages={stages} was asked for: {chain}. A machine has several where "
+        f"one stage would wait on itself; move layers, or ask for stages={len(groups)}"
+    )
 
 
 def stages_with_shards(

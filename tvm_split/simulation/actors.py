@@ -281,6 +281,9 @@ class Client:
         self._resting = Resting(self.clock.environment)
         self._sends = self.plan.sends(self.program.given)
 
+    def connect(self, links: Mapping[str, Link]) -> None:
+        self.links = links
+
     def feed(self, count: int | None) -> Steps:
         """Feed ``count`` micro-batches, or an endless stream if it is None."""
         inputs = [NOTHING] * len(self.program.inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ import simpy
 from rpc_runtime.client.dispatcher import most_under_way
 from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program
-from rpc_runtime.program.routes import CLIENT, MachineProgram
+from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
@@ -159,26 +160,28 @@ class _Run:
         self._what_if, self._trace = what_if, Trace(clock, shown)
         cores = {name: each.cores for name, each in scenario.machines.items()} | {CLIENT: 1}
         processors = Processors(self._environment, scenario.shared_cores if streamed else (), cores)
-        routes = program.handovers
+        touching: defaultdict[str, list[Route]] = defaultdict(list)
+        between: defaultdict[tuple[str, str], list[Route]] = defaultdict(list)
+        for route in program.handovers:
+            for end in {route.source, route.destination}:
+                touching[end].append(route)
+            if route.source != route.destination:
+                between[route.source, route.destination].append(route)
         self._under_way = most_under_way(program) if in_flight is None else in_flight
         self._client = Client(
             clock,
             program,
-            MachineProgram.of(CLIENT, (), [each for each in routes if CLIENT in (each.source, each.destination)]),
+            MachineProgram.of(CLIENT, (), touching[CLIENT]),
             processors,
             self._under_way,
             scenario.client_seconds if streamed else 0.0,
             self._look,
         )
-        touching: dict[str, list[int]] = {name: [] for name in program.machines}
-        for number, route in enumerate(routes):
-            for end in {route.source, route.destination} - {CLIENT}:
-                touching[end].append(number)
         self.workers = {
             name: Worker(
                 clock,
                 self._trace,
-                MachineProgram.of(name, program.stages_on(name), [routes[number] for number in touching[name]]),
+                MachineProgram.of(name, program.stages_on(name), touching[name]),
                 processors,
                 self._seconds_of(name, scenario.machines[name], streamed=streamed),
                 what_if.compute_scatter,
@@ -186,27 +189,22 @@ class _Run:
             for name in program.machines
         }
         ends: dict[str, Client | Worker] = {CLIENT: self._client, **self.workers}
-        between: dict[tuple[str, str], list[int]] = {}
-        for number, route in enumerate(routes):
-            if route.source != route.destination:
-                between.setdefault((route.source, route.destination), []).append(number)
         self.links = {
             (source, end): Link(
                 clock,
-                [routes[number] for number in numbers],
+                routes,
                 scenario.links.get((source, end), NO_TIME),
                 what_if.link_scatter,
                 ends[source],
                 ends[end],
             )
-            for (source, end), numbers in between.items()
+            for (source, end), routes in between.items()
         }
-        leaving: dict[str, dict[str, Link]] = {name: {} for name in ends}
+        leaving: defaultdict[str, dict[str, Link]] = defaultdict(dict)
         for (source, end), link in self.links.items():
             leaving[source][end] = link
-        self._client.links = leaving[CLIENT]
-        for name, worker in self.workers.items():
-            worker.connect(leaving[name])
+        for name, actor in ends.items():
+            actor.connect(leaving[name])
         self._half = 0
         self._looks: list[tuple[float, dict[str, dict[str, float]]]] = []
 

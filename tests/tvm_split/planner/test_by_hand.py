@@ -106,7 +106,7 @@ def test_wrong_splits(split: dict[str, tuple[str, ...]], message: str) -> None:
 
 def test_a_stage_that_would_wait_on_itself() -> None:
     split = {"machine-a": ["conv1", "fc"], "machine-b": ["block"]}
-    with pytest.raises(PlanError, match=r"makes 3 stages, stages=2 .* machine-a would wait on itself.*stages=3"):
+    with pytest.raises(PlanError, match=r"makes 3 stages, stages=2 .* stage would wait on itself.*stages=3"):
         stages_by_hand(CHAIN, split, MACHINES, 2)
 
 
