@@ -23,7 +23,6 @@ from tvm_split.compiler.sharding import computed_shares, partition
 from tvm_split.model import Model
 from tvm_split.planner.estimate import CORE
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, PieceTime
 from tvm_split.planner.step_graph import Step, StepGraph, Transfer
 
@@ -91,9 +90,6 @@ class PartEstimates:
             for layer, piece in piece_of.items()
         }
         times = [(each, layer, piece.name) for each in profile.machines for layer, piece in piece_of.items()]
-        self._measured = {
-            (each.machine, layer) for each, layer, piece in times if each.pieces[piece].origin != "estimated"
-        }
         self._rates = {
             (each.machine, layer): _rate(
                 each.pieces[piece],
@@ -127,7 +123,7 @@ class PartEstimates:
                 shares=(1.0,),
                 seconds=(sum(each.seconds for each in own),),
                 contended_seconds=(sum(each.contended_seconds for each in own),),
-                estimated_shares=(0.0 if self._is_measured(plan, origin, stage) else 1.0,),
+                estimated_shares=(1.0,),
                 weight_bytes=sum(each.weight_bytes for each in own),
                 activation_bytes=max((each.activation_bytes for each in own), default=0.0),
             )
@@ -157,15 +153,6 @@ class PartEstimates:
                     weights * self._prepacked[layer],
                     moved - weights,
                 )
-
-    def _is_measured(self, plan: Plan, stage: int, part: Stage) -> bool:
-        """Whether all times of a stage were measured; never true for a sharded stage: it computes parts of pieces."""
-        known = all(
-            (part.machine, layer) in self._measured
-            for layer in part.layers
-            if layer not in self._model.graph.independent
-        )
-        return known and plan.stages[stage].sharding is None
 
     def looked_ahead(self, plan: Plan, stage: int) -> Mapping[tuple[str, str], float]:
         """Seconds of computing of a sharded stage, by layer and machine, estimated without rewriting the model.
