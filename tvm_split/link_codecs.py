@@ -9,10 +9,10 @@ from functools import cached_property, partial
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
-from rpc_runtime.program.codec import CODECS, NONE, encoded_bytes, fitting, is_lossy, unfit
+from rpc_runtime.program.codecs import CODECS, NONE, fitting
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.transports.transport import AUTO, DEFAULT, Host, uses_codecs
-from tvm_split.cluster.cluster import Cluster
+from rpc_runtime.transports.transport import AUTO, DEFAULT, uses_codecs
+from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import AUTO_CODEC, Link
 from tvm_split.compiler.machine_targets import reached_workers
 from tvm_split.compiler.targets import host_target, runs_here
@@ -61,7 +61,7 @@ class _Choice:
 
 def with_codecs(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     plan: Plan,
     request: PlanRequest,
     profile: ClusterProfile | None = None,
@@ -114,7 +114,7 @@ def _runnable_here(plan: Plan) -> Plan:
     return dataclasses.replace(plan, machines=tuple(machines))
 
 
-def _asking(cluster: Cluster, route: Route) -> Link | None:
+def _asking(cluster: Workers, route: Route) -> Link | None:
     link = cluster.link(route.source, route.destination)
     return None if link is None or link.codec == NONE else link
 
@@ -126,7 +126,7 @@ class _Uncoded:
     """
 
     def __init__(
-        self, cluster: Cluster, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
+        self, cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
     ) -> None:
         self._cluster = cluster
         self._workers = workers
@@ -140,7 +140,7 @@ class _Uncoded:
             return not uses_codecs(self._measured[source, destination])
         if setting.wanted != AUTO:
             return not uses_codecs(setting.wanted)
-        ends = (Host(self._domains.get(end, "")) for end in (source, destination))
+        ends = (self._domains.get(end, "") for end in (source, destination))
         return not uses_codecs(setting.expected(*ends))
 
     @cached_property
@@ -157,7 +157,7 @@ def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
     for route, link in routes.items():
         if link.codec == AUTO_CODEC:
             continue
-        ends, why = f"{route.source} → {route.destination}", unfit(link.codec, route.tensor)
+        ends, why = f"{route.source} → {route.destination}", CODECS[link.codec](route.tensor).unfit
         if why:
             yield f"{ends}: {route.tensor.name} travels as it is: {why}"
         elif shared.joins(route.source, route.destination):
@@ -176,7 +176,7 @@ def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
                 "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
             )
         codec, tensor = fitting(link.codec, route.tensor), route.tensor
-        yield _Choice(route, CodecTrial(tensor.name, codec, tensor.size_bytes, encoded_bytes(codec, tensor)))
+        yield _Choice(route, CodecTrial(tensor.name, codec, tensor.size_bytes, CODECS[codec](tensor).encoded_bytes))
 
 
 def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCodec]:
@@ -184,12 +184,12 @@ def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCode
     for each in choices:
         trial = each.chosen
         if trial.codec != NONE:
-            ratio = trial.ratio if tried or is_lossy(trial.codec) else None
+            ratio = trial.ratio if tried or CODECS[trial.codec].is_lossy else None
             yield PlannedCodec(trial.tensor, *each.ends, trial.codec, ratio, trial.output_error if tried else None)
 
 
 def _probed(
-    cluster: Cluster, request: PlanRequest, sizes_bytes: Sequence[int], on_progress: StepProgress | None
+    cluster: Workers, request: PlanRequest, sizes_bytes: Sequence[int], on_progress: StepProgress | None
 ) -> Mapping[Ends, float]:
     """The measured bytes per second of links; none if the request is to measure nothing."""
     if request.estimate:
@@ -231,7 +231,7 @@ class _Choosing:
         refused: set[tuple[str, str]] = set()
         while True:
             choices = [_Choice(route, self._fastest(route, refused)) for route in free]
-            lossy = {each.chosen.tensor: each.chosen for each in choices if is_lossy(each.chosen.codec)}
+            lossy = {each.chosen.tensor: each.chosen for each in choices if CODECS[each.chosen.codec].is_lossy}
             together = self._trials.output_error({name: each.codec for name, each in lossy.items()})
             if not lossy or together <= self._largest_error:
                 return [*named, *choices]
@@ -245,7 +245,7 @@ class _Choosing:
         trials = [
             self._trial(route, codec)
             for codec in self._candidates
-            if not unfit(codec, route.tensor) and (route.tensor.name, codec) not in refused
+            if not CODECS[codec](route.tensor).unfit and (route.tensor.name, codec) not in refused
         ]
         return fastest(plain, trials, self._speed(ends), self._largest_error)
 
@@ -287,7 +287,7 @@ def fastest(
 
     ``plain`` is the tensor without a codec; it is returned unless a codec saves more than `LEAST_GAIN` of its time.
     """
-    allowed = [trial for trial in trials if trial.output_error <= largest_error or not is_lossy(trial.codec)]
+    allowed = [trial for trial in trials if trial.output_error <= largest_error or not CODECS[trial.codec].is_lossy]
     best = min(allowed, key=lambda trial: trial.seconds(bytes_per_second), default=plain)
     worth = best.seconds(bytes_per_second) < (1 - LEAST_GAIN) * plain.seconds(bytes_per_second)
     return best if worth else plain

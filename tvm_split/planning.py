@@ -8,7 +8,7 @@ from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import takes_options
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.machine_targets import fitting_workers, require_known_targets
 from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
@@ -67,27 +67,29 @@ def plan(
     if isinstance(request.split, str):
         request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
     require_known_targets(cluster)
-    workers, inputs = fitting_workers(cluster), model.inputs
+    inputs = model.inputs
     model = in_precision(model, request.precision)
-    fixed, origin = _stages_without_search(model, cluster, request, searches=on_problem is not None)
-    posed, choice = None, None
-    if not fixed:
-        posed = pose(model, cluster, request, on_progress)
-        if on_problem is not None:
-            on_problem(posed.problem)
-        if on_progress is not None:
-            on_progress("searching for the best plan", 1, 1)
-        choice, origin = posed.best(), posed.origin
-    elif request.is_by_hand and (request.predict or request.profile is not None):
-        posed = pose(model, cluster, request.searched(stages=None), on_progress)
-        choice = posed.of_stages(fixed)
-    chosen, prediction = (choice.stages, choice.prediction) if choice else (fixed, None)
-    planned = replace(plan_of_stages(model, cluster, request.objective, origin, chosen, prediction), inputs=inputs)
-    return _finished(model, cluster, request, planned, posed, choice, on_progress, workers)
+    with cluster.start() as workers:
+        described = fitting_workers(workers)
+        fixed, origin = _stages_without_search(model, workers, request, searches=on_problem is not None)
+        posed, choice = None, None
+        if not fixed:
+            posed = pose(model, workers, request, on_progress)
+            if on_problem is not None:
+                on_problem(posed.problem)
+            if on_progress is not None:
+                on_progress("searching for the best plan", 1, 1)
+            choice, origin = posed.best(), posed.origin
+        elif request.is_by_hand and (request.predict or request.profile is not None):
+            posed = pose(model, workers, request.searched(stages=None), on_progress)
+            choice = posed.of_stages(fixed)
+        chosen, prediction = (choice.stages, choice.prediction) if choice else (fixed, None)
+        planned = replace(plan_of_stages(model, workers, request.objective, origin, chosen, prediction), inputs=inputs)
+        return _finished(model, workers, request, planned, posed, choice, on_progress, described)
 
 
 def _stages_without_search(
-    model: Model, cluster: Cluster, request: PlanRequest, *, searches: bool
+    model: Model, cluster: Workers, request: PlanRequest, *, searches: bool
 ) -> tuple[tuple[Stage, ...], str]:
     """Stages that need no search, and why; no stages if a search is needed, or if ``searches`` asks for one."""
     machines, split = cluster.machines, request.split
@@ -120,7 +122,7 @@ def _stages_without_search(
 
 def _finished(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     request: PlanRequest,
     plan: Plan,
     posed: PosedProblem | None,
@@ -171,15 +173,16 @@ def replan(
     require_known_pins(model.graph, request, cluster.machine_names)
     inputs = model.inputs
     model = in_precision(model, request.precision)
-    posed = pose(model, cluster, request, on_progress)
-    if measured.profiled_at not in (None, posed.profile.measured_at):
-        raise PlanError(
-            "the machines have been profiled again since the measured plan was made, so what was measured says nothing "
-            "about this profile; make a new plan"
+    with cluster.start() as workers:
+        posed = pose(model, workers, request, on_progress)
+        if measured.profiled_at not in (None, posed.profile.measured_at):
+            raise PlanError(
+                "the machines have been profiled again since the measured plan was made, so what was measured says "
+                "nothing about this profile; make a new plan"
+            )
+        posed = posed.corrected(measured)
+        choice, change = posed.again(current.stages, threshold)
+        plan = plan_of_stages(
+            model, workers, request.objective, "corrected by measurements", choice.stages, choice.prediction
         )
-    posed = posed.corrected(measured)
-    choice, change = posed.again(current.stages, threshold)
-    plan = plan_of_stages(
-        model, cluster, request.objective, "corrected by measurements", choice.stages, choice.prediction
-    )
-    return _finished(model, cluster, request, replace(plan, inputs=inputs), posed, choice, on_progress), change
+        return _finished(model, workers, request, replace(plan, inputs=inputs), posed, choice, on_progress), change

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
@@ -36,7 +36,7 @@ class PosedProblem:
     """The planning problem of a request. ``origin`` says whether its profile was measured or estimated."""
 
     model: Model
-    cluster: Cluster
+    cluster: Workers
     request: PlanRequest
     profile: ClusterProfile
     problem: Problem
@@ -113,7 +113,7 @@ class PosedProblem:
         return ShardChoice(candidates, self.profile, self.problem, cluster, self.on_progress)
 
 
-def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
+def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
     """Measure or estimate the profile, unless ``request`` has one, and build the problem; errors as of `plan`."""
     profile, origin = request.profile, "measured"
     if profile is None and (request.estimate or cluster.launcher.in_process):
@@ -129,7 +129,7 @@ def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: Step
 
 def plan_of_stages(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     objective: Objective,
     origin: str,
     stages: tuple[Stage, ...],
@@ -145,7 +145,7 @@ def plan_of_stages(
     return Plan(model.name, objective, origin, machines, stages, prediction)
 
 
-def _problem(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:
+def _problem(model: Model, cluster: Workers, profile: ClusterProfile, request: PlanRequest) -> Problem:
     limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
     edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
     return model_problem(profile, edges, limits, request)

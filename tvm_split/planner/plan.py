@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from rpc_runtime.program.codec import require_known
+from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
@@ -58,7 +58,7 @@ class PlannedCodec:
     output_error: float | None = None
 
     def __post_init__(self) -> None:
-        require_known(self.codec)
+        CODECS[self.codec]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded
 from tvm_split.planner.fewest_machines import MARGIN
@@ -48,7 +48,7 @@ class ShardChoice:
         candidates: ShardCandidates,
         profile: ClusterProfile,
         problem: Problem,
-        cluster: Cluster | None,
+        cluster: Workers | None,
         on_progress: StepProgress | None,
     ) -> None:
         self._candidates, self._profile, self._problem, self._cluster = candidates, profile, problem, cluster

@@ -155,25 +155,6 @@ def test_a_cache_below_a_folder_that_others_cannot_enter_is_used(shared: Path, s
     ready(start("--json", "--cache", str(volume / "blobs")))
 
 
-def test_the_default_cache_of_an_earlier_version_is_tightened(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CACHE_VARIABLE)
-    blobs = shared / "tvm-split/blobs"
-    (blobs / "pins").mkdir(parents=True)
-    for path in (blobs.parent, blobs, blobs / "pins"):
-        path.chmod(0o777)
-    command = [sys.executable, "-m", "rpc_runtime.worker", "--json"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(shared)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
-    try:
-        ready(process)
-    finally:
-        process.kill()
-        process.communicate()
-    assert [path.stat().st_mode & 0o022 for path in (blobs.parent, blobs, blobs / "pins")] == [0, 0, 0]
-
-
 def assert_refused(process: subprocess.Popen[str], culprit: Path) -> None:
     """It ends at once with one line that names the folder."""
     try:
