@@ -44,7 +44,7 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
         if machine not in machine_names:
             raise PlanError(f"split names machine {machine!r}; the cluster has {short_list(machine_names)}")
         for name in layer_names:
-            _require_known_layer(graph, name, machine)
+            _places(graph, name, f"split gives machine {machine!r} the")
             if owner_of_name.setdefault(name, machine) != machine:
                 raise PlanError(f"split gives layer {name!r} to both {owner_of_name[name]!r} and {machine!r}")
     fitting = {layer: _longest_match(layer, owner_of_name) for layer in graph.layers}
@@ -90,12 +90,12 @@ def covers(name: str, layer: str) -> bool:
     return layer == name or (layer.startswith(name) and (layer[len(name)] in "./@" or name.endswith(("/", "."))))
 
 
-def _require_known_layer(graph: LayerGraph, name: str, machine: str) -> None:
-    if any(covers(name, layer) for layer in graph.layers):
-        return
-    raise PlanError(
-        f"split gives machine {machine!r} the layer {name!r}, which the model does not have; {near_names(graph, name)}"
-    )
+def _places(graph: LayerGraph, name: str, who: str) -> list[int]:
+    """The positions of the layers that a name stands for; a `PlanError` begins with ``who`` names it."""
+    places = [place for place, layer in enumerate(graph.layers) if covers(name, layer)]
+    if not places:
+        raise PlanError(f"{who} layer {name!r}, which the model does not have; {near_names(graph, name)}")
+    return places
 
 
 def near_names(graph: LayerGraph, name: str) -> str:
@@ -166,14 +166,14 @@ def stages_with_shards(
     owner: list[Shard | str | None] = [None] * len(graph.layers)
     for shard in shards:
         _check(shard, machine_names)
-        for place in _places(graph, shard):
+        for place in _range(graph, shard):
             taken = owner[place]
             if isinstance(taken, Shard):
                 raise PlanError(f"layer {graph.layers[place]!r} is in {taken} and in {shard}; end one before the other")
             owner[place] = shard
     machine_of = assign_layers(graph, split, machine_names) if split else {}
     for machine, name in ((machine, name) for machine, names in (split or {}).items() for name in names):
-        takers = [owner[place] for place, layer in enumerate(graph.layers) if covers(name, layer)]
+        takers = [owner[place] for place in _places(graph, name, f"split gives machine {machine!r} the")]
         if None not in takers:
             raise PlanError(
                 f"split gives machine {machine!r} the layer {name!r}, which is in {takers[0]}; take it out of the "
@@ -206,19 +206,13 @@ def _check(shard: Shard, machine_names: Sequence[str]) -> None:
         raise PlanError(f"the shares of {shard} add up to {whole:g}; they are parts of the whole, so make them 1")
 
 
-def _places(graph: LayerGraph, shard: Shard) -> range:
-    found = []
-    for name in (shard.first, shard.last):
-        places = [place for place, layer in enumerate(graph.layers) if covers(name, layer)]
-        if not places:
-            raise PlanError(f"{shard} names layer {name!r}, which the model does not have; {near_names(graph, name)}")
-        found.append(places)
-    begin, end = found[0][0], found[1][-1]
-    if end < begin:
+def _range(graph: LayerGraph, shard: Shard) -> range:
+    begin, end = (_places(graph, name, f"{shard} names") for name in (shard.first, shard.last))
+    if end[-1] < begin[0]:
         raise PlanError(
             f"{shard} ends before it begins: {shard.last!r} is executed before {shard.first!r}; exchange them"
         )
-    return range(begin, end + 1)
+    return range(begin[0], end[-1] + 1)
 
 
 def _stage(key: Shard | str | None, layers: Sequence[str]) -> Stage:
