@@ -114,15 +114,11 @@ class Plan(Shown):
 
     def machines_by_target(self, stage: Stage) -> list[list[str]]:
         """The machines of a stage, grouped by equal targets: the replicas of a group share a library."""
-        groups: list[list[str]] = []
+        groups: dict[str, list[str]] = {}
         for machine in stage.machines:
-            target = self.machine(machine).target
-            known = next((group for group in groups if self.machine(group[0]).target == target), None)
-            if known is None:
-                groups.append([machine])
-            else:
-                known.append(machine)
-        return groups
+            target = json.dumps(dict(self.machine(machine).target), sort_keys=True)
+            groups.setdefault(target, []).append(machine)
+        return list(groups.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the plan's file; a digest in the prediction identifies its stages, codecs and precision."""
