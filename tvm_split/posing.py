@@ -15,7 +15,7 @@ from tvm_split.planner.build_problem import model_problem, stages_of_layers, sta
 from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.fewest_machines import with_fewest_machines
 from tvm_split.planner.graph import piece_edges
-from tvm_split.planner.identical import with_host_averaged, with_identical_averaged
+from tvm_split.planner.identical import with_identical_averaged
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.predict import predict_solution
 from tvm_split.planner.prediction import Prediction
@@ -107,8 +107,7 @@ class PosedProblem:
     def _shards(self) -> ShardChoice:
         """Considers sharded layers: it times parts if pieces were measured in this call, else estimates them."""
         make_plan = partial(plan_of_stages, self.model, self.cluster, self.request.objective, self.origin)
-        averaged = with_host_averaged(self.profile)
-        candidates = ShardCandidates(self.model, averaged, self.problem, self.request, make_plan)
+        candidates = ShardCandidates(self.model, self.profile, self.problem, self.request, make_plan)
         cluster = self.cluster if self.request.profile is None and self.origin == "measured" else None
         return ShardChoice(candidates, self.profile, self.problem, cluster, self.on_progress)
 

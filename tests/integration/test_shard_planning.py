@@ -120,19 +120,6 @@ def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_spli
     assert all_three.prediction.latency_seconds < two.prediction.latency_seconds
 
 
-def test_equal_machines_of_a_host_share_equally_though_one_was_disturbed(convolutions: tvm_split.Model) -> None:
-    cluster = linked((Machine(A), Machine(B)), 1e12, 0.0)
-    profile = pose(convolutions, cluster, PlanRequest(objective="latency", estimate=True)).profile
-    one, other = (dataclasses.replace(each, hostname="host") for each in profile.machines)
-    disturbed = {
-        name: dataclasses.replace(each, contended_seconds=1.28 * each.contended_seconds)
-        for name, each in other.pieces.items()
-    }
-    profile = dataclasses.replace(profile, machines=(one, dataclasses.replace(other, pieces=disturbed)))
-    found = tvm_split.plan(convolutions, cluster, objective="latency", profile=profile)
-    assert {stage.shares for stage in found.stages if stage.sharding} == {(0.5, 0.5)}
-
-
 def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
     """A machine that is three times as slow as profiled gets less; what was learned is not learned twice."""
     cluster = linked((Machine(A), Machine(B)), 1e12, 0.0)

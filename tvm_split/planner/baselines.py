@@ -1,4 +1,4 @@
-"""Plans by simple rules: one machine, or all with equal layers, parameters, memory, or estimated cost."""
+"""Plans by simple rules: one machine, or all with equal layers, equal parameters, or equal estimated cost."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 ONE_MACHINE = "one machine"
 EQUAL_LAYERS = "equal layers"
 EQUAL_PARAMETERS = "equal parameters"
-BY_MEMORY = "layers by memory"
 
 
 def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str, tuple[Stage, ...]]:
     """Map the name of each baseline to its stages. Splits use all machines, in the problem's order.
 
-    ``layers_of`` has the number of layers of each piece. *Equal layers* is the usual split where nothing was measured;
-    *equal parameters* balances the weights; *layers by memory* gives each machine layers in proportion to its memory,
-    as exo's ring partitioning does.
+    ``layers_of`` has the number of layers of each piece. *Equal layers* is the usual split where nothing was measured,
+    *equal parameters* balances the weights.
     """
     machines = [machine.name for machine in problem.machines]
     pieces = [piece.name for piece in problem.pieces]
@@ -36,14 +34,8 @@ def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str,
         return found
     layers = [float(layers_of[piece]) for piece in pieces]
     parameters = [float(piece.weight_bytes) for piece in problem.pieces]
-    memory = [machine.memory_bytes for machine in problem.machines]
-    equal = [1.0] * len(machines)
-    for name, weights, shares in (
-        (EQUAL_LAYERS, layers, equal),
-        (EQUAL_PARAMETERS, parameters, equal),
-        (BY_MEMORY, layers, memory if max(memory) < float("inf") else equal),
-    ):
-        cuts = proportional_cuts(weights, shares)
+    for name, weights in ((EQUAL_LAYERS, layers), (EQUAL_PARAMETERS, parameters)):
+        cuts = proportional_cuts(weights, [1.0] * len(machines))
         found[name] = tuple(
             Stage((machine,), tuple(pieces[start:end]))
             for machine, (start, end) in zip(machines, itertools.pairwise(cuts), strict=True)

@@ -10,7 +10,6 @@ from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import (
-    BY_MEMORY,
     EQUAL_LAYERS,
     EQUAL_PARAMETERS,
     ONE_MACHINE,
@@ -51,22 +50,13 @@ def placed(stages):
 
 def test_the_usual_ways():
     profile = chain_profile({A: [0.001] * 4, B: [0.001] * 4})
-    problem = chain_problem(profile, memory={A: 3_000, B: 1_000})
+    problem = chain_problem(profile)
     layers = {"layer_0": 1, "layer_1": 1, "layer_2": 1, "layer_3": 3}
     found = baseline_stages(problem, layers)
     assert placed(found[f"{ONE_MACHINE}, {A}"]) == [((A,), 4)]
     assert placed(found[f"{ONE_MACHINE}, {B}"]) == [((B,), 4)]
     assert placed(found[EQUAL_LAYERS]) == [((A,), 3), ((B,), 1)]
     assert placed(found[EQUAL_PARAMETERS]) == [((A,), 2), ((B,), 2)]
-    assert placed(found[BY_MEMORY]) == [((A,), 3), ((B,), 1)]
-
-
-def test_without_limits_memory_says_nothing():
-    found = baseline_stages(
-        chain_problem(chain_profile({A: [0.001] * 4, B: [0.001] * 4})),
-        dict.fromkeys([f"layer_{index}" for index in range(4)], 1),
-    )
-    assert found[BY_MEMORY] == found[EQUAL_LAYERS]
 
 
 @pytest.mark.parametrize("seconds", [{A: [0.001] * 3}, {A: [0.001], B: [0.001]}])
