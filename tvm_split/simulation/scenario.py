@@ -268,15 +268,13 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
         before = machines[name].stages
         expected = math.fsum((each.stream_seconds - each.transfer_seconds) * turns[of] for of, each in before.items())
         ratio = measured / expected if expected > 0 else 1.0
-        # If nothing was predicted, all stages get the same time.
-        more = 0.0 if expected > 0 else measured / math.fsum(turns.values())
         machines[name] = replace(
             machines[name],
             stages={
                 stage: replace(
                     each,
                     single_seconds=each.single_seconds * ratio,
-                    stream_seconds=(each.stream_seconds - each.transfer_seconds) * ratio + more + each.transfer_seconds,
+                    stream_seconds=(each.stream_seconds - each.transfer_seconds) * ratio + each.transfer_seconds,
                 )
                 for stage, each in before.items()
             },
