@@ -24,7 +24,7 @@ def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
     assert found.limiting.endswith("worker-7 and the client share")
     solution = solve(problem)
     assert solution.evaluation.period_seconds == pytest.approx(0.04)
-    assert solution.gap == 0.0
+    assert solution.gap <= 1e-5
     assert len(solution.stages) == 2
 
 
