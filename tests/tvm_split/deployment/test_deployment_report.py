@@ -130,16 +130,6 @@ def test_a_machine_with_two_stages_is_their_sum():
     assert links[B, A].seconds.measured == pytest.approx(0.002)
 
 
-def test_several_links_that_cannot_be_told_apart_are_probed_together():
-    stages = (stage(0, A, ("x",), ("y", "v")), stage(1, B, ("y", "x"), ("z",)), stage(2, C, ("v", "z", "x"), ("w",)))
-    program = Program((tensor("x"),), (tensor("w"), tensor("z"), tensor("y")), stages)
-    machines = tuple(machine_prediction(name, 0.010) for name in (A, B, C))
-    expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
-    advice = report_of(plan_for(program, expected), program, events_of(program, (10, 10, 10), 4), SLOW).advice
-    assert any(text.startswith("machine-c receives 4 ms and not 1 ms") for text in advice)
-    assert any("Probe these links again" in text and "machine-b → machine-c" in text for text in advice)
-
-
 def test_time_that_may_be_of_two_links_is_of_none():
     stages = (
         stage(0, A, ("x",), ("y", "v")),
