@@ -17,6 +17,7 @@ from relay_passes.ir import (
     ContractError,
     emit_operations,
     main_function,
+    new_function,
     operations_of,
     operator_name,
     require_whole_graph,
@@ -70,11 +71,9 @@ def cut_inputs(module: tvm.IRModule, names: Collection[str]) -> tuple[tvm.IRModu
     kept = [each for each in function.params if each.name in used]
     made = [relax.Var(each.var.name, each.var.ty) for each in cuts]
     values: dict[str, relax.Expr] = {each.name: each for each in (*kept, *made)}
-    builder = relax.BlockBuilder()
-    with builder.function("main", [*kept, *made]):
-        with builder.dataflow():
-            emit_operations(builder, others, values)
-            fields = [substitute(each, values) for each in returned_fields(function)]
-            outputs = builder.emit_output(relax.Tuple(fields), name_hint="outputs")
-        builder.emit_func_output(outputs)
-    return with_main(module, builder.get()["main"]), tuple(cuts)
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        emit_operations(builder, others, values)
+        return [substitute(field, values) for field in returned_fields(function)]
+
+    return with_main(module, new_function("main", [*kept, *made], emit)), tuple(cuts)
