@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from schedules.expressions import accumulator_dtype, array_of, default_legalization, static_shape
+from schedules.relax_tools import accumulator_dtype, array_of, default_legalization, static_shape
 
 EXTREMES = ("relax.max", "relax.min")
 PLACES = ("relax.argmax", "relax.argmin")
