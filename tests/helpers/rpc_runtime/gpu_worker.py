@@ -64,14 +64,6 @@ class GpuWorkers:
             return 0
         return maps.count("memfd:stand-in")
 
-    def files(self, name: str) -> int:
-        """Open ones of a worker, without what gRPC waits with."""
-        count = 0
-        for path in Path(f"/proc/{self.processes[name].pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                count += not str(path.readlink()).startswith("anon_inode:[event")
-        return count
-
 
 @contextlib.contextmanager
 def gpu_workers(

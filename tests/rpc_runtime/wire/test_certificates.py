@@ -44,6 +44,7 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
     own = lab.files("me")
     assert describe(WorkerEndpoint("box", address, None, own), PATIENCE_SECONDS).secure
     assert tls_refusal(address, own) is None
+    refuses("127.0.0.1:9", own, "Is its worker running?")
     for files, words in (
         (TlsFiles(lab.certificate), "it asks its callers for a certificate"),
         (
@@ -103,12 +104,6 @@ def test_a_certificate_that_expires_while_the_worker_runs(start: Start, lab: Aut
     finally:
         server.kill()
         server.communicate()
-
-
-def test_nobody_there_is_not_about_certificates(lab: Authority) -> None:
-    assert tls_refusal("127.0.0.1:9", lab.files("me")) is None
-    assert tls_refusal("127.0.0.1:9", None) is None
-    refuses("127.0.0.1:9", lab.files("me"), "Is its worker running?")
 
 
 def test_a_worker_is_told_what_is_wrong_with_its_neighbour(

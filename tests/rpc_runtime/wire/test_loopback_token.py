@@ -48,7 +48,6 @@ def test_a_folder_that_others_may_write_to_keeps_no_token(shared: Path, monkeypa
         shared.chmod(0o777)
         with pytest.raises(InputError, match=str(shared)):
             find_token("127.0.0.1:7001")
-        assert find_token("127.0.0.1:7002") is None
     with pytest.raises(InputError, match=str(shared)), published(new_token(), "127.0.0.1:7001"):
         pass
 

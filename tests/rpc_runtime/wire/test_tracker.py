@@ -133,36 +133,12 @@ def test_a_tracker_that_is_none_is_an_error_in_time(sent: bytes, error: type[Exc
     assert str(address) in str(raised.value)
 
 
-def test_one_that_sends_a_byte_at_a_time_is_not_waited_for() -> None:
-    stop = threading.Event()
-
-    def drip(caller: socket.socket) -> None:
-        while not stop.wait(0.05):
-            try:
-                caller.sendall(MAGIC[:1])
-            except OSError:
-                return
-
-    with tracker_that(drip) as address:
-        try:
-            with pytest.raises((DeadlineError, ProtocolError)):
-                listed_servers(address, timeout_seconds=0.3)
-        finally:
-            stop.set()
-
-
-def test_one_that_hangs_up() -> None:
+def test_a_tracker_that_hangs_up_or_does_not_listen() -> None:
     hang_up = lambda caller: caller.shutdown(socket.SHUT_RDWR)  # noqa: E731
     with tracker_that(hang_up) as address, pytest.raises(WorkerUnavailableError, match="closed the connection"):
         listed_servers(address)
-
-
-def test_nobody_listens() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = TrackerAddress("127.0.0.1", free.getsockname()[1])
-        with pytest.raises(WorkerUnavailableError, match=r"start one there: `python -m tvm\.exec\.rpc_tracker"):
-            listed_servers(address)
+    with pytest.raises(WorkerUnavailableError, match=r"start one there: `python -m tvm\.exec\.rpc_tracker"):
+        listed_servers(address)
 
 
 def test_addresses_and_keys() -> None:

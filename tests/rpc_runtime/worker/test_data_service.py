@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
@@ -22,9 +21,8 @@ from rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
-from tests.helpers.rpc_runtime.raw_calls import hello, speak
+from tests.helpers.rpc_runtime.raw_calls import hello, silence, speak
 from tests.helpers.rpc_runtime.worker_process import Start, ready
-from tests.helpers.waiting import PATIENCE_SECONDS
 
 REFUSED, LET_IN = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT
 
@@ -84,6 +82,7 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
         expected = pipe.run(batch)
         deployment, secrets = pipe.deployment, pipe.link_secrets
         assert set(secrets) == {(A, B), (B, C)}
+        assert len({*secrets.values(), *other.link_secrets.values()}) == 4
         own = secrets[A, B]
         for greeting in (
             hello(deployment, A, B),
@@ -98,32 +97,10 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
             hello(deployment, C, B, secret=own),
             b"",
         ):
-            assert speak(without_token, greeting) is REFUSED
+            assert speak(without_token, greeting, silence()) is REFUSED  # before the caller has said a word
         assert speak(without_token, hello(deployment, A, B, secret=own)) is LET_IN  # and told that it is open already
         assert speak(without_token, hello(deployment, A, B, secret=own, version=3)) is LET_IN
         assert (pipe.run(batch)[0] == expected[0]).all()
-
-
-def test_a_stream_that_is_refused_is_not_read(workers: LocalWorkers) -> None:
-    """A caller that may not open it gets its answer before it has said a word of the stream."""
-    silent = threading.Event()
-
-    def says_nothing() -> Iterator[bytes]:
-        silent.wait(PATIENCE_SECONDS)
-        yield b""
-
-    without_token = replace(workers.endpoints[A], token=None)
-    try:
-        assert speak(without_token, hello("0" * 32, CLIENT, A), says_nothing()) is REFUSED
-    finally:
-        silent.set()
-
-
-def test_secrets_are_made_anew_for_every_deployment(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    with open_on(workers, program, maker) as first, open_on(workers, program, maker) as second:
-        found = [*first.link_secrets.values(), *second.link_secrets.values()]
-    assert len(set(found)) == 4
 
 
 def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:
