@@ -171,5 +171,3 @@ def test_a_worker_warns_of_what_expires_soon(start: Start, lab: Authority) -> No
     assert "soon.pem expires on 20" in errors
     assert "in 3 days" in errors
     assert check_worker_files(lab.files("later", days=WARNING_DAYS + 2)) == ()
-    with pytest.raises(InputError, match="both a certificate and its key"):
-        check_worker_files(TlsFiles(lab.certificate))
