@@ -22,7 +22,7 @@ import numpy as np
 
 from rpc_runtime.errors import BlobError
 from rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
-from rpc_runtime.private_folder import private_folder, tighten
+from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.program.runner import Bytes
 
@@ -56,8 +56,6 @@ class BlobStore:
         self._closed = False
         with self._explained():
             for path in (folder, *self._inner):
-                if path != folder:
-                    tighten(path)
                 private_folder(path)
         with self._exclusively():
             for path, status in _statuses(self._temporary.iterdir()):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.private_folder import private_folder, tighten
+from rpc_runtime.private_folder import private_folder
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -83,13 +83,6 @@ def test_a_folder_with_an_access_list_that_admits_others(shared: Path) -> None:
         private_folder(folder)
 
 
-def test_write_permission_of_others_is_removed_from_own_folders(shared: Path) -> None:
-    shared.chmod(0o777)
-    tighten(shared)
-    assert shared.stat().st_mode & 0o777 == 0o755
-    tighten(shared / "missing")
-
-
 def test_a_worker_does_not_start_with_a_cache_that_others_may_replace(shared: Path, start: Start) -> None:
     shared.chmod(0o777)
     process = start("--cache", str(shared / "own"))
@@ -100,13 +93,9 @@ def test_a_worker_does_not_start_with_a_cache_that_others_may_replace(shared: Pa
     assert "chmod" in line
 
 
-def test_a_worker_makes_folders_for_its_user_alone_and_tightens_those_of_older_versions(
-    shared: Path, start: Start
-) -> None:
+def test_a_worker_makes_folders_for_its_user_alone(shared: Path, start: Start) -> None:
     shared.chmod(0o1777)
     cache = shared / "made/cache"
-    (cache / "pins").mkdir(parents=True, mode=0o700)
-    (cache / "pins").chmod(0o777)
     ready(start("--json", "--cache", str(cache)))
-    for folder in filter(Path.is_dir, cache.rglob("*")):
-        assert not folder.stat().st_mode & 0o022
+    for folder in (cache.parent, *filter(Path.is_dir, cache.rglob("*"))):
+        assert not folder.stat().st_mode & 0o077
