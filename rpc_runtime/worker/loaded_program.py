@@ -6,7 +6,7 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -70,7 +70,6 @@ class LoadedProgram:
         self._lock = threading.Lock()
         # A separate lock: waiting for events must not be delayed by a thread that holds the other lock for long.
         self._events = threading.Condition()
-        self._wanted: set[str] = set()
         self._program: MachineProgram | None = None
         self._link_secrets: Mapping[tuple[str, str], bytes] = {}
         self._stages: list[LoadedStage] = []
@@ -88,31 +87,16 @@ class LoadedProgram:
 
     def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until the program ends; return the missing ones."""
-        blobs = tuple(blobs)
-        with self._lock:
-            self._check_open_locked()
-            self._wanted.update(blob.sha256 for blob in blobs)
+        self._check_open()
         missing = self._store.pin(self.identifier, blobs)
         if self._closed:
             self._store.unpin(self.identifier)
         return missing
 
     def take_in(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
-        """Store a blob that `keep` has reported as missing.
-
-        Raises:
-            ProtocolError: the blob was not passed to `keep`.
-            BlobError: the content has another size or digest, or does not fit.
-        """
+        """Store a blob. Raises `BlobError` if the content has another size or digest, or does not fit."""
         self._check_open()
-        if blob.sha256 not in self._wanted:
-            raise ProtocolError(f"blob {blob.sha256[:12]} is none that deployment {self.identifier[:8]} keeps")
-        self._store.write(blob, self._while_open(chunks))
-
-    def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        for chunk in chunks:
-            self._check_open()
-            yield chunk
+        self._store.write(blob, chunks)
 
     def load(
         self,
