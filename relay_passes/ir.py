@@ -214,9 +214,9 @@ def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
     return relax.const(array, array.dtype.name)
 
 
-def shape_of(expression: relax.Expr) -> tuple[int, ...]:
-    """Return the lengths of a tensor's axes; for a tuple, those of its first field."""
-    kind = expression.ty
+def shape_of(value: relax.Expr | relax.Type) -> tuple[int, ...]:
+    """Return the lengths of the axes of a tensor or a tensor type; for a tuple, those of its first field."""
+    kind = getattr(value, "ty", value)
     while isinstance(kind, relax.TupleType):
         kind = kind.fields[0]
     return tuple(int(length) for length in kind.shape.values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +65,9 @@ class InProcessRunner(Runner):
         crossing: Crossing | None = None,
     ) -> None:
         self._crossing = crossing
-        self._program = program
+        self.program = program
+        # What each machine would hold if it were a separate process.
+        self.weight_bytes = {machine: weight_bytes(program.stages_on(machine)) for machine in program.machines}
         self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
         self._own_process = OwnProcess()
         self._lock = threading.Lock()
@@ -83,22 +85,9 @@ class InProcessRunner(Runner):
             self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
-    @property
-    def program(self) -> Program:
-        return self._program
-
-    @property
-    def blob_bytes_sent(self) -> int:
-        return 0
-
-    @property
-    def weight_bytes(self) -> Mapping[str, int]:
-        """Bytes of weights that each machine would hold if it were a separate process."""
-        return {machine: weight_bytes(self._program.stages_on(machine)) for machine in self._program.machines}
-
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """Return the outputs for one micro-batch. Raises InputError, StageError."""
-        arrays = checked_inputs(self._program, inputs)
+        arrays = checked_inputs(self.program, inputs)
         self._own_process.require()
         with self._lock:
             if self._closed:
@@ -107,7 +96,7 @@ class InProcessRunner(Runner):
 
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
         """Compute one micro-batch in the background; the inputs must not change meanwhile."""
-        arrays = checked_inputs(self._program, inputs)
+        arrays = checked_inputs(self.program, inputs)
         try:
             return self._calls.submit(self.run, arrays)
         except RuntimeError as error:
@@ -122,7 +111,7 @@ class InProcessRunner(Runner):
         sequence, self._sequence = self._sequence, self._sequence + 1
         given = {
             tensor.name: array
-            for tensor, array in zip(self._program.given, given_arrays(self._program, arrays), strict=True)
+            for tensor, array in zip(self.program.given, given_arrays(self.program, arrays), strict=True)
         }
         values = _Values({name: tensor_from_array(array) for name, array in given.items()})
         for loaded in self._stages:
@@ -140,7 +129,7 @@ class InProcessRunner(Runner):
             given[tensor.name].copy()
             if tensor.name in given
             else array_from_tensor(self._value_at(CLIENT, tensor, sequence, values), tensor)
-            for tensor in self._program.outputs
+            for tensor in self.program.outputs
         )
 
     def _value_at(self, destination: str, tensor: TensorSpec, sequence: int, values: _Values) -> Any:
@@ -148,7 +137,7 @@ class InProcessRunner(Runner):
         key = (tensor.name, destination)
         if self._crossing is None or key in values.arrived:
             return values.arrived.get(key, values.made[tensor.name])
-        for route in self._program.routes:
+        for route in self.program.routes:
             if (route.tensor.name, route.destination) == key and sequence in route.when:
                 array = self._crossing(route, array_from_tensor(values.made[tensor.name], tensor))
                 values.arrived[key] = tensor_from_array(array)
@@ -161,7 +150,7 @@ class InProcessRunner(Runner):
             for recorder in self._recorders.values()
             for stage in recorder.statistics()
         }
-        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
+        return tuple(found[stage.machine, stage.name] for stage in self.program.stages)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         return self.statistics()  # statistics are never lost: a failed stage stops no machine here

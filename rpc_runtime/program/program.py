@@ -15,7 +15,7 @@ from functools import cached_property
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
-from rpc_runtime.program.codec import NONE, require_known, unfit
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
@@ -112,7 +112,7 @@ class RouteCodec:
     codec: str
 
     def __post_init__(self) -> None:
-        require_known(self.codec)
+        _ = CODECS[self.codec]  # raises `InputError` for an unknown name
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
                 {name for name, source, end in routes if (source, end) == (each.source, each.destination)}
             )
             raise ValueError(f"{where}: this tensor does not go that way; there go {', '.join(crossing) or 'none'}")
-        if reason := unfit(each.codec, route.tensor):
+        if reason := CODECS[each.codec](route.tensor).unfit:
             raise ValueError(f"{where} does not fit {route.tensor}: {reason}")
 
 

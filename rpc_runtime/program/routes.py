@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rpc_runtime.program.codec import NONE
+from rpc_runtime.program.codecs import NONE
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
-from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.nccl import MakeNccl
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.slots import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb

@@ -72,7 +72,9 @@ COMMANDS = (
     Command("cache", MACHINES, "Show or clear what is kept on this host."),
 )
 
-registry = Registry[Command]("tvm_split.commands", "command", {row.name: row for row in COMMANDS}, base=Command)
+registry = Registry[Command](
+    "tvm_split.commands", "command", {row.name: row for row in COMMANDS}, Command, instances=True
+)
 
 
 class Commands(TyperGroup):

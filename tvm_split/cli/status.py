@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
-from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, Host, LinkSettings
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
@@ -63,7 +63,7 @@ def status(
 
         require_known_targets(read)
         settings = read.link_settings
-        asked = list(zip(read.machines, read.endpoints().values(), strict=True))
+        asked = list(zip(read.machines, read.start().endpoints().values(), strict=True))
     else:
         asked = [(None, each) for each in _endpoints(address or [], found)]
     from tvm_split.cluster.discovery import ASKED_AT_ONCE
@@ -147,11 +147,11 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """Return the transports of the links between the client and the workers that have answered, in each direction."""
     from rpc_runtime.program.routes import CLIENT
 
-    hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
-    hosts = {CLIENT: Host(memory_domain())} | hosts
+    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
+    domains = {CLIENT: memory_domain()} | domains
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(hosts[ends[0]], hosts[ends[1]]))
-        for ends in itertools.permutations(hosts, 2)
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]))
+        for ends in itertools.permutations(domains, 2)
     ]
 
 

@@ -39,7 +39,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.codec import CODECS, NONE
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -153,7 +153,7 @@ class _Link(_Strict):
     transport: str = Field(
         default=AUTO, description=f"one of {', '.join((AUTO, *TRANSPORTS.built_in))} (nccl: from GPU to GPU)"
     )
-    codec: str = Field(default=NONE, description=f"one of {', '.join((AUTO_CODEC, NONE, *CODECS.built_in))}")
+    codec: str = Field(default=NONE, description=f"one of {', '.join((AUTO_CODEC, *CODECS.built_in))}")
 
     check_address = field_validator("address")(_host_and_port)
     check_transport = field_validator("transport")(_known_transport)

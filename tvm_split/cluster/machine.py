@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.codec import CODECS, NONE
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -106,7 +106,7 @@ class Link:
     ``transport`` is ``"auto"`` (shared memory on one host, unless an address is given), ``"grpc"``, ``"shm"``,
     ``"mpi"`` between workers that one ``mpiexec`` started with ``--transport mpi``, ``"nccl"`` from GPU to GPU, or one
     that an installed package adds. A transport that cannot carry the link is refused. ``codec`` is how tensors are
-    encoded on a network link: ``"none"``, one of `rpc_runtime.program.codec.CODECS` for every tensor that it fits, or
+    encoded on a network link: ``"none"``, one of `rpc_runtime.program.codecs.CODECS` for every tensor that it fits, or
     ``"auto"``: the planner chooses.
     """
 
@@ -138,7 +138,7 @@ class Link:
         if self.transport != AUTO:
             self._require_transport(here)
         if not is_link_codec(self.codec):
-            known = ", ".join((AUTO_CODEC, NONE, *CODECS))
+            known = ", ".join((AUTO_CODEC, *CODECS))
             raise ClusterError(f"{here} has codec {self.codec!r}; there are {known}")
         if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, NONE):
             raise ClusterError(

@@ -17,6 +17,7 @@ from relay_passes.ir import (
     main_function,
     operator_name,
     returned_fields,
+    shape_of,
     used_variables,
 )
 from rpc_runtime.program.program import TensorSpec
@@ -126,11 +127,6 @@ def tensors_in(value_type: relax.Type) -> list[relax.TensorType]:
     if isinstance(value_type, relax.TupleType):
         return [tensor for field in value_type.fields for tensor in tensors_in(field)]
     return []
-
-
-def shape_of(tensor: relax.TensorType) -> tuple[int, ...]:
-    """The static shape of a tensor."""
-    return tuple(int(length) for length in tensor.shape.values)
 
 
 def tensor_spec(name: str, tensor: relax.TensorType) -> TensorSpec:

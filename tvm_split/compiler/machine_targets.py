@@ -11,7 +11,7 @@ from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.execution.nvcc import toolkit_version
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.discovery import ASKED_AT_ONCE
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
@@ -23,7 +23,7 @@ REACHED_SECONDS = 3.0
 """Timeout for describing a worker when its machine can be planned without it."""
 
 
-def resolve_targets(cluster: Cluster, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def resolve_targets(cluster: Workers, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the target of every named machine: the described one, this host's, or the one that its worker reports."""
     return {name: _target_of(cluster, cluster.machine(name)) for name in sorted(names)}
 
@@ -72,7 +72,7 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
         raise ClusterError(problem)
 
 
-def reached_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
+def reached_workers(cluster: Workers) -> dict[str, WorkerDescription]:
     """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
     if cluster.launcher.on_this_host:
         return {}
@@ -88,7 +88,7 @@ def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:
         return None
 
 
-def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
+def fitting_workers(cluster: Workers) -> dict[str, WorkerDescription]:
     """Return `reached_workers`; raise a `ClusterError` if one does not match its machine's description."""
     workers = reached_workers(cluster)
     for name, worker in workers.items():
@@ -96,7 +96,7 @@ def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
     return workers
 
 
-def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
+def _target_of(cluster: Workers, machine: Machine) -> dict[str, Any]:
     if machine.target is not None:
         return _complete_target(machine, machine.target)
     if cluster.launcher.on_this_host:

@@ -13,14 +13,14 @@ import tvm_ffi
 from tvm import relax, tirx
 
 import schedules
-from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, used_variables
+from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, shape_of, used_variables
 from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
 from rpc_runtime.program.kernel_times import TimedKernel
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.describe import shape_of, size_bytes, tensors_in
+from tvm_split.compiler.describe import size_bytes, tensors_in
 from tvm_split.compiler.kernels import Kernel, kernels_of
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.model import Model

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from relay_passes.ir import main_function, operations_of, operator_name
-from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.describe import shape_of, tensors_in
+from relay_passes.ir import main_function, operations_of, operator_name, shape_of
+from tvm_split.cluster.cluster import Workers
+from tvm_split.compiler.describe import tensors_in
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
@@ -104,7 +104,7 @@ class ShardCandidates:
         return ShardPlan(stages, graph, evaluate(self._problem, graph))
 
     def timed(
-        self, plans: Sequence[ShardPlan], cluster: Cluster, on_progress: StepProgress | None
+        self, plans: Sequence[ShardPlan], cluster: Workers, on_progress: StepProgress | None
     ) -> tuple[ShardPlan, ...]:
         """The same plans with their parts measured in their own shapes; errors as of `profile_parts`."""
         found = profile_parts(

@@ -9,7 +9,7 @@ from pathlib import Path
 from tvm import tirx
 
 import schedules
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
@@ -25,7 +25,7 @@ from tvm_split.steps import StepProgress
 def profile_parts(
     model: Model,
     plans: Sequence[Plan],
-    cluster: Cluster,
+    cluster: Workers,
     estimates: PartEstimates,
     *,
     database: str | Path | None = None,

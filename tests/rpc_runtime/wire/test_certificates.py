@@ -124,7 +124,7 @@ def test_a_worker_is_told_what_is_wrong_with_its_neighbour(
     with pytest.raises(
         WorkerError, match=f"'{A}' cannot send to its neighbour: .*{B}.*does not accept the certificate"
     ):
-        Session.open(chain(maker), endpoints, maker.blob_path)
+        Session(chain(maker), endpoints, maker.blob_path)
 
 
 def test_a_worker_does_not_start_with_what_nobody_would_accept(

@@ -35,7 +35,7 @@ def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) 
         process = start(*arguments, "--name", name, TVM_SPLIT_TOKEN=f"token-{name}")
         endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", mine)
     program = skips(maker)
-    with Session.open(program, endpoints, maker.blob_path) as pipeline:
+    with Session(program, endpoints, maker.blob_path) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
     for tls in (None, TlsFiles(authority=lab.certificate)):
         with pytest.raises(WorkerUnavailableError):
