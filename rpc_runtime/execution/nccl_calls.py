@@ -17,9 +17,9 @@ from typing import Any
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.device_transfers import Tensor, Uploaded
 from rpc_runtime.execution.loaded_stage import first_line
-from rpc_runtime.execution.nvcc import installed_folders
 from rpc_runtime.hardware import boot_id
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, version_text

@@ -9,6 +9,7 @@ import socket
 from functools import cache
 from importlib import metadata
 
+from rpc_runtime.execution.cuda_code import toolkit_text
 from rpc_runtime.execution.cuda_runtime import (
     NO_DEVICE,
     device_arch,
@@ -17,7 +18,6 @@ from rpc_runtime.execution.cuda_runtime import (
     load_cuda,
     runtime_library,
 )
-from rpc_runtime.execution.nvcc import toolkit_text
 from rpc_runtime.hardware import (
     available_memory_bytes,
     boot_id,

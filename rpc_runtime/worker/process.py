@@ -26,8 +26,7 @@ from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.loopback_token import new_token, published
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, split_address
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, new_token, published, split_address
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
 from rpc_runtime.worker.memory import keep_heap

@@ -39,7 +39,7 @@ def main() -> None:
 def _trial(request: dict[str, Any]) -> int:
     """Try out a library; return the exit code of the child (negative: a signal, SIGALRM after the timeout)."""
     from rpc_runtime.execution.blob_store import read_blob
-    from rpc_runtime.execution.library import library_file
+    from rpc_runtime.execution.loaded_stage import library_file
 
     content = read_blob(Path(request["path"]), BlobSpec(request["sha256"], request["size_bytes"]))
     with library_file(content) as library:
@@ -82,7 +82,7 @@ def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
     import tvm
     from tvm.runtime.vm import VirtualMachine
 
-    from rpc_runtime.execution.library import load
+    from rpc_runtime.execution.loaded_stage import load
 
     module = load(library)
     functions = VirtualMachine(module, tvm.cpu()) if request["is_stage"] else module

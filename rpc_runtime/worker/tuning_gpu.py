@@ -7,8 +7,8 @@ import socket
 from functools import cache
 from typing import Any
 
+from rpc_runtime.execution.cuda_code import toolkit_text
 from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
-from rpc_runtime.execution.nvcc import toolkit_text
 
 UNKNOWN_CACHE_BYTES = 128 << 20
 """Assumed L2 cache size if a GPU does not report it: more than any GPU had when this was written."""

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from rpc_runtime.errors import StageError, WorkerError
 from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.cuda_calls import CudaCalls, bus_speed
+from rpc_runtime.execution.cuda_code import find_nvcc
 from rpc_runtime.execution.cuda_runtime import runtime_library
 from rpc_runtime.execution.device_transfers import (
     DeviceTransfers,
@@ -29,7 +30,6 @@ from rpc_runtime.execution.device_transfers import (
 )
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache
-from rpc_runtime.execution.nvcc import find_nvcc
 from rpc_runtime.program.program import Program, StageSpec, TensorSpec
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host

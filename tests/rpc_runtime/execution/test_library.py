@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.library import library_file, require_architecture
+from rpc_runtime.execution.loaded_stage import library_file, require_architecture
 
 
 def test_the_file_of_a_library_cannot_be_changed() -> None:

@@ -17,8 +17,7 @@ from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.loopback_token import find_token
-from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.security import TlsFiles, find_token
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
