@@ -169,8 +169,7 @@ class LoadedProgram:
         self._drop_timer(None)
         library = self._store.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
-        # The thread of a gRPC call would keep TVM's thread pool long after the call.
-        timer = KernelTimer(kernels, library, threads, on_calling_thread=False)
+        timer = KernelTimer(kernels, library, threads)
         self._drop_timer(timer)
         if self._closed:
             timer.close()
