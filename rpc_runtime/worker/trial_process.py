@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rpc_runtime.processes import take_stdout
 from rpc_runtime.program.program import BlobSpec
-from rpc_runtime.result_stream import take_stdout
 from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
 

@@ -127,8 +127,8 @@ def test_a_worker_is_told_what_is_wrong_with_its_neighbour(
         Session(chain(maker), endpoints, maker.blob_path)
 
 
-def test_a_worker_does_not_start_with_what_nobody_would_accept(
-    start: Start, lab: Authority, foreign: Authority, tmp_path: Path
+def test_a_worker_does_not_start_with_files_that_nobody_would_accept(
+    start: Start, lab: Authority, tmp_path: Path
 ) -> None:
     good, other = lab.files("good"), lab.files("another")
     encrypted, text = tmp_path / "encrypted.key", tmp_path / "text.pem"
@@ -141,24 +141,21 @@ def test_a_worker_does_not_start_with_what_nobody_would_accept(
     damaged = tmp_path / "damaged.pem"
     assert good.certificate is not None
     damaged.write_text(good.certificate.read_text().replace("M", "N"))
-    ended = make_authority(tmp_path, "ended", days=-1)
     for files, words in (
         (lab.files("old", days=-1), "old.pem has expired"),
         (replace(good, key=other.key), "another.key does not belong to the certificate"),
-        (replace(good, certificate=text), "text.pem holds no certificate in PEM"),
         (replace(good, key=text), "text.pem holds no private key in PEM"),
         (replace(good, key=encrypted), "encrypted.key is encrypted"),
         (replace(good, certificate=damaged), "cannot be read as PEM"),
-        (replace(good, authority=text), "text.pem holds no certificate in PEM"),
-        (replace(good, authority=ended.certificate), "ended.pem expired on 20"),
+        (replace(good, authority=make_authority(tmp_path, "ended", days=-1).certificate), "ended.pem expired on 20"),
         (lab.files("caller", usage="clientAuth"), "cannot be used by a worker: unsuitable certificate purpose"),
     ):
-        process = start(*worker_arguments(files, mutual=True))
-        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 2, words
-        assert words in errors
-        assert errors.startswith("error: ")
-        assert errors.count("\n") == 1
+        with pytest.raises(InputError, match=words):
+            check_worker_files(files)
+    process = start(*worker_arguments(replace(good, certificate=text), mutual=True))
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 2
+    assert errors == f"error: {text} holds no certificate in PEM\n"
 
 
 def test_a_worker_warns_of_what_expires_soon(start: Start, lab: Authority) -> None:
