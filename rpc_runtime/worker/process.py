@@ -18,16 +18,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
-from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, new_token, published, split_address
+from rpc_runtime.wire.server import bind, new_server
 from rpc_runtime.wire.tracker import Registration
+from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
 from rpc_runtime.worker.memory import keep_heap
 from rpc_runtime.worker.runtime_alone import load_runtime
@@ -136,7 +139,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     from rpc_runtime.execution.blob_store import BlobStore
     from rpc_runtime.transports.transport import transport_named
     from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import Programs
+    from rpc_runtime.worker.service import Programs, WorkerService
 
     keep_heap()
     name = config.name or socket.gethostname()
@@ -148,10 +151,14 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     servicer = health.servicer()
-    server = _server(config, name, programs, servicer, token)
-    probed = health.server(servicer, config.health_listen) if config.health_listen else None
+    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
+    quotas = {**WorkerService.quotas(), **health.quotas()}
+    server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
+    add_ControlServicer_to_server(service, server)
+    add_HealthServicer_to_server(servicer, server)
+    probed = health.health_server(servicer, config.health_listen) if config.health_listen else None
     try:
-        address = f"{split_address(config.listen)[0]}:{_bind(server, config)}"
+        address = bind(server, config.listen, config.tls)
         with contextlib.ExitStack() as until_end:
             if token is not None and makes_token:
                 token = Token(token.text, until_end.enter_context(published(token, address)))
@@ -176,31 +183,6 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
         blobs.close()
 
 
-def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, token: Token | None) -> Any:
-    """Return gRPC's server with all services, not yet started."""
-    import grpc
-    from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-
-    from rpc_runtime.wire.channels import SERVER_OPTIONS
-    from rpc_runtime.wire.server import AccessInterceptor, QuotaInterceptor
-    from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
-    from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import WorkerService
-
-    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
-    quotas = QuotaInterceptor({**WorkerService.quotas(), **health.quotas()})
-    access = [] if token is None else [AccessInterceptor(token, service.knows_link, health.PATHS)]
-    server = grpc.server(
-        ThreadPoolExecutor(quotas.threads, thread_name_prefix="call"),
-        handlers=(service.link_handlers(),),
-        interceptors=(*access, quotas),
-        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
-    )
-    add_ControlServicer_to_server(service, server)
-    add_HealthServicer_to_server(servicer, server)
-    return server
-
-
 @contextlib.contextmanager
 def _registered(
     config: WorkerConfig, name: str, address: str, programs: Programs
@@ -217,25 +199,6 @@ def _registered(
         if tuning is not None and not config.insecure:
             logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)
         yield registration
-
-
-def _bind(server: Any, config: WorkerConfig) -> int:
-    host, wanted = split_address(config.listen)
-    try:  # gRPC itself reports only that it failed, and writes the reason to its own log
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host.strip("[]"), wanted), family=family).close()
-    except OSError as error:
-        raise WorkerError(f"cannot listen on {config.listen}: {os.strerror(error.errno or 0)}") from error
-    try:
-        if config.tls is None:
-            port = server.add_insecure_port(config.listen)
-        else:
-            port = server.add_secure_port(config.listen, config.tls.server_credentials())
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise WorkerError(f"cannot listen on {config.listen}")
-    return int(port)
 
 
 def _announcement(
