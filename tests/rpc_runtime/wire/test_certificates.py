@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import InputError, WorkerUnavailableError
 from rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles
 from tests.helpers.rpc_runtime.certificates import Authority, make_authority, worker_arguments
-from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, C, chain
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -104,27 +101,6 @@ def test_a_certificate_that_expires_while_the_worker_runs(start: Start, lab: Aut
     finally:
         server.kill()
         server.communicate()
-
-
-def test_a_worker_is_told_what_is_wrong_with_its_neighbour(
-    start: Start, lab: Authority, foreign: Authority, maker: ProgramMaker
-) -> None:
-    """Machine B knows the client's authority, and not A's."""
-    both = lab.folder / "both.pem"
-    both.write_text(lab.certificate.read_text() + foreign.certificate.read_text())
-    client, endpoints = replace(lab.files("client"), authority=both), {}
-    for name, files in (
-        (A, replace(foreign.files(A), authority=both)),
-        (B, lab.files(B)),
-        (C, lab.files(C)),
-    ):
-        endpoints[name] = WorkerEndpoint(
-            name, ready(start(*worker_arguments(files, mutual=True), "--name", name)), None, client
-        )
-    with pytest.raises(
-        WorkerError, match=f"'{A}' cannot send to its neighbour: .*{B}.*does not accept the certificate"
-    ):
-        Session(chain(maker), endpoints, maker.blob_path)
 
 
 def test_a_worker_does_not_start_with_files_that_nobody_would_accept(
