@@ -19,7 +19,6 @@ from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import BlobError, StageError, WorkerError
 from rpc_runtime.execution.cuda_runtime import load_cuda
-from rpc_runtime.execution.safetensors_file import single_tensor
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
@@ -276,11 +275,12 @@ def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: Wei
     found = cache.loaded.get(key)
     if found is not None:
         return found
-    try:
-        data = single_tensor(content, spec.tensor)
-    except BlobError as error:
-        raise BlobError(f"{where}: weight {spec.tensor.name!r} (blob {spec.blob.sha256[:12]}): {error}") from error
-    tensor = tvm.runtime.tensor(data, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
+    if content.size != spec.tensor.size_bytes:
+        raise BlobError(
+            f"{where}: weight {spec.tensor} takes {spec.tensor.size_bytes} bytes, and its blob {spec.blob.sha256[:12]} "
+            f"has {content.size}"
+        )
+    tensor = tvm.runtime.tensor(content, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
     cache.loaded[key] = tensor
     return tensor
 
