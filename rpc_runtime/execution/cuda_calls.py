@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -74,19 +74,10 @@ class Handle:
         self.address = address
 
 
-class Mark(Handle):
-    """A CUDA event: a point in the work of a stream. It is recorded again for each use."""
-
-    __slots__ = ()
-
-
-class Stream(Handle):
-    """A CUDA stream: its operations run one after another."""
-
-    __slots__ = ()
-
-
-AnyHandle = TypeVar("AnyHandle", bound=Handle)
+Mark = Handle
+"""A CUDA event: a point in the work of a stream. It is recorded again for each use."""
+Stream = Handle
+"""A CUDA stream: its operations run one after another."""
 
 
 class CudaCalls:
@@ -111,7 +102,7 @@ class CudaCalls:
 
     def mark(self) -> Mark:
         """Return a new event, which counts as reached until it is recorded."""
-        return self._owned(Mark, "cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
+        return self._owned("cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
 
     def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
         """Begin to copy from host address ``source`` to device address ``target``; record ``mark`` behind the copy."""
@@ -135,7 +126,7 @@ class CudaCalls:
 
     def stream(self) -> Stream:
         """Return a new stream, independent of the others; operations in flight end before the stream is destroyed."""
-        return self._owned(Stream, "cudaStreamCreateWithFlags", "cudaStreamDestroy", NON_BLOCKING)
+        return self._owned("cudaStreamCreateWithFlags", "cudaStreamDestroy", NON_BLOCKING)
 
     def record(self, mark: Mark, stream: Stream) -> None:
         """Record ``mark`` behind all operations given to ``stream`` so far."""
@@ -172,9 +163,9 @@ class CudaCalls:
         self._call(function, ctypes.byref(found), *arguments)
         return found.value or 0
 
-    def _owned(self, kind: type[AnyHandle], made_by: str, dropped_by: str, *arguments: Any) -> AnyHandle:
+    def _owned(self, made_by: str, dropped_by: str, *arguments: Any) -> Handle:
         """Make an object as `_made` does; ``dropped_by`` destroys it with its handle, and its errors are ignored."""
-        handle = kind(self._made(made_by, *arguments))
+        handle = Handle(self._made(made_by, *arguments))
         weakref.finalize(handle, self._functions[dropped_by], handle.address).atexit = False  # as in `memory_at`
         return handle
 

@@ -73,7 +73,7 @@ class InProcessRunner(Runner):
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
             for machine in program.machines
         }
-        cache = WeightCache()
+        cache: WeightCache = {}
         self._stages: list[LoadedStage] = []
         self._closed = False
         for stage in program.stages:

@@ -73,15 +73,8 @@ def size_of(tensor: Tensor) -> int:
     return int(tensor.numel() * np.dtype(str(tensor.dtype)).itemsize)
 
 
-class WeightCache:
-    """Loads each weight of a deployment once, also if several stages use it under different names."""
-
-    def __init__(self) -> None:
-        self.loaded: dict[tuple[Any, ...], Tensor] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(size_of, self.loaded.values()))
+WeightCache = dict[tuple[Any, ...], Tensor]
+"""The loaded weights of a deployment by content and device; several stages may use one under different names."""
 
 
 class LoadedStage:
@@ -272,7 +265,7 @@ def load_library(content: Bytes, where: str) -> Any:
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:
     key = (*spec.content, kind)
-    found = cache.loaded.get(key)
+    found = cache.get(key)
     if found is not None:
         return found
     if content.size != spec.tensor.size_bytes:
@@ -281,7 +274,7 @@ def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: Wei
             f"has {content.size}"
         )
     tensor = tvm.runtime.tensor(content, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
-    cache.loaded[key] = tensor
+    cache[key] = tensor
     return tensor
 
 

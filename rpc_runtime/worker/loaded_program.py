@@ -19,6 +19,7 @@ from rpc_runtime.execution.loaded_stage import (
     LoadedStage,
     Tensor,
     WeightCache,
+    size_of,
     tensor_bytes,
     tensor_slot,
 )
@@ -123,7 +124,7 @@ class LoadedProgram:
         deadline = time.monotonic() + seconds
         self.keep(blob for stage in program.stages for blob in stage.blobs)
         require_room(program, available_memory_bytes(), _free_on_device(program))
-        cache = WeightCache()
+        cache: WeightCache = {}
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
         for stage in program.stages:
@@ -139,7 +140,7 @@ class LoadedProgram:
             self._recorder = Recorder(program.machine, [stage.name for stage in program.stages])
         names = ", ".join(stage.name for stage in program.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
-        return cache.size_bytes
+        return sum(map(size_of, cache.values()))
 
     def _load_stage(
         self,

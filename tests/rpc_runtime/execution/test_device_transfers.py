@@ -29,7 +29,7 @@ from rpc_runtime.execution.device_transfers import (
     UploadingStation,
 )
 from rpc_runtime.execution.executor import StageExecutor
-from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache
+from rpc_runtime.execution.loaded_stage import LoadedStage
 from rpc_runtime.program.program import Program, StageSpec, TensorSpec
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
@@ -141,7 +141,7 @@ def identity(folder: Path, finish: Callable[[], None]) -> tuple[LoadedStage, Any
     x = maker.input("x")
     (stage,) = maker.program([maker.stage("s", "A", [x], lambda v: [v])]).stages
     library = read_blob(maker.blob_path(stage.library.sha256), stage.library)
-    executable = LoadedStage(stage, library, (), WeightCache(), finish=finish)
+    executable = LoadedStage(stage, library, (), {}, finish=finish)
     return executable, tvm.runtime.tensor(np.ones((2, 8), "float32"))
 
 
