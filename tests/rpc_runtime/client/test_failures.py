@@ -32,10 +32,10 @@ from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
 from tests.helpers.rpc_runtime.program_maker import Body, ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
+from tests.helpers.rpc_runtime.raw_calls import METHODS
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
 
 

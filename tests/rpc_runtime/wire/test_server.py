@@ -20,9 +20,8 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.rpc_runtime.methods import METHODS, Method
 from tests.helpers.rpc_runtime.programs import A
-from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
+from tests.helpers.rpc_runtime.raw_calls import METHODS, Method, RawCaller, silence
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 

@@ -19,9 +19,8 @@ from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.worker.health import PATHS
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
-from tests.helpers.rpc_runtime.methods import CONTROL_SERVICE, METHODS
 from tests.helpers.rpc_runtime.programs import A
-from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
+from tests.helpers.rpc_runtime.raw_calls import CONTROL_SERVICE, METHODS, RawCaller, silence
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 

@@ -26,11 +26,10 @@ from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.kernel_times import KernelSet, TimedKernel
 from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
 from rpc_runtime.wire.messages import load_request
-from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import open_on, send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, double, one_stage
-from tests.helpers.rpc_runtime.raw_calls import RawCaller
+from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 

@@ -18,9 +18,8 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.programs import A
-from tests.helpers.rpc_runtime.raw_calls import RawCaller
+from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 

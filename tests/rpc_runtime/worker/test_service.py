@@ -15,11 +15,10 @@ from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, decode
 from rpc_runtime.wire.messages import load_request
-from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, chain, one_stage
-from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, hello, silence
+from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller, begin_upload, hello, silence
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
