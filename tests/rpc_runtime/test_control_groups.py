@@ -14,10 +14,11 @@ from rpc_runtime.control_groups import MemoryLimit, core_quota, memory_limits
 from rpc_runtime.hardware import HostCores, usable_together
 from tests.helpers.waiting import PATIENCE_SECONDS
 
-VERSION_2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+ROOT = "sys/fs/cgroup"
+VERSION_2 = f"30 23 0:26 / /{ROOT} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 VERSION_1 = (
-    "31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-    "32 25 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+    f"31 25 0:27 / /{ROOT}/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    f"32 25 0:28 / /{ROOT}/memory rw - cgroup cgroup rw,memory"
 )
 NO_LIMIT_1 = "9223372036854771712"
 Files = dict[str, str]
@@ -31,100 +32,64 @@ def root_with(folder: Path, groups: str, mounts: str, files: Files) -> Path:
     return folder
 
 
+def version_1(group: str, quota: str) -> Files:
+    folder = f"{ROOT}/cpu,cpuacct{group}"
+    return {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
+
+
+NESTED = {
+    f"{ROOT}/cpu.max": "max 100000",
+    f"{ROOT}/user.slice/cpu.max": "150000 100000",
+    f"{ROOT}/user.slice/job/cpu.max": "400000 100000",
+    f"{ROOT}/user.slice/other/cpu.max": "10000 100000",
+}
+IN_CONTAINER = VERSION_1.replace("0:27 / ", "0:27 /docker/abc ")
+ELSEWHERE = VERSION_2.replace(f"/{ROOT}", "/mnt/control\\040groups")
+BOTH = f"{VERSION_1}\n33 25 0:29 / /{ROOT}/unified rw - cgroup2 cgroup2 rw"
+
+
 @pytest.mark.parametrize(
     ("groups", "mounts", "files", "expected"),
     [
-        pytest.param("0::/", VERSION_2, {"sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0, id="a container"),
-        pytest.param("0::/", VERSION_2, {"sys/fs/cgroup/cpu.max": "max 100000"}, None, id="no limit"),
-        pytest.param(
-            "0::/user.slice/job",
-            VERSION_2,
-            {
-                "sys/fs/cgroup/cpu.max": "max 100000",
-                "sys/fs/cgroup/user.slice/cpu.max": "150000 100000",
-                "sys/fs/cgroup/user.slice/job/cpu.max": "400000 100000",
-                "sys/fs/cgroup/user.slice/other/cpu.max": "10000 100000",
-            },
-            1.5,
-            id="the parent group has a smaller quota, and so has a sibling",
-        ),
+        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "200000 100000"}, 2.0, id="a container"),
+        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "max 100000"}, None, id="no limit"),
+        pytest.param("0::/user.slice/job", VERSION_2, NESTED, 1.5, id="parent and sibling have smaller quotas"),
         pytest.param(
             "4:cpu,cpuacct:/docker/abc\n5:memory:/docker/abc",
             VERSION_1,
-            {
-                "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "300000",
-                "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
+            version_1("/docker/abc", "300000") | version_1("", "-1"),
             3.0,
             id="version 1",
         ),
-        pytest.param(
-            "4:cpu,cpuacct:/docker/abc",
-            VERSION_1.replace("0:27 / ", "0:27 /docker/abc "),
-            {
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "250000",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
-            2.5,
-            id="version 1, a container that sees its host's path",
-        ),
-        pytest.param(
-            "4:cpu:/\n0::/",
-            f"{VERSION_1}\n33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
-            {"sys/fs/cgroup/unified/cgroup.procs": "", "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1"},
-            None,
-            id="both versions",
-        ),
-        pytest.param(
-            "0::/",
-            VERSION_2.replace("/sys/fs/cgroup", "/mnt/control\\040groups"),
-            {"mnt/control groups/cpu.max": "100000 50000"},
-            2.0,
-            id="mounted elsewhere",
-        ),
+        pytest.param("4:cpu,cpuacct:/docker/abc", IN_CONTAINER, version_1("", "250000"), 2.5, id="its host's path"),
+        pytest.param("4:cpu:/\n0::/", BOTH, version_1("", "-1"), None, id="both versions"),
+        pytest.param("0::/", ELSEWHERE, {"mnt/control groups/cpu.max": "100000 50000"}, 2.0, id="mounted elsewhere"),
         pytest.param("", "", {}, None, id="no control groups"),
-        pytest.param("0::/", VERSION_2, {"sys/fs/cgroup/cpu.max": "nonsense"}, None, id="nonsense"),
+        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "nonsense"}, None, id="nonsense"),
     ],
 )
 def test_core_quotas(tmp_path: Path, groups: str, mounts: str, files: Files, expected: float | None) -> None:
-    found = core_quota(root_with(tmp_path, groups, mounts, files))
-    assert (None if found is None else found.cores) == expected
+    quota = core_quota(root_with(tmp_path, groups, mounts, files))
+    assert (quota and quota.cores) == expected
 
 
-@pytest.mark.parametrize(
-    ("groups", "mounts", "files", "expected"),
-    [
-        pytest.param(
-            "0::/a/b",
-            VERSION_2,
-            {
-                "sys/fs/cgroup/a/b/memory.max": "max",
-                "sys/fs/cgroup/a/memory.max": "4000",
-                "sys/fs/cgroup/a/memory.current": "3000",
-                "sys/fs/cgroup/a/memory.stat": "anon 1000\ninactive_file 1500\nactive_file 500",
-            },
-            [MemoryLimit(4000, 1500)],
-            id="version 2",
-        ),
-        pytest.param(
-            "5:memory:/docker/abc",
-            VERSION_1,
-            {
-                "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "8000",
-                "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": "5000",
-                "sys/fs/cgroup/memory/docker/abc/memory.stat": "inactive_file 1\ntotal_inactive_file 2000",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT_1,
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "100",
-            },
-            [MemoryLimit(8000, 3000), MemoryLimit(int(NO_LIMIT_1), 100)],
-            id="version 1",
-        ),
-    ],
-)
-def test_memory_limits(tmp_path: Path, groups: str, mounts: str, files: Files, expected: list[MemoryLimit]) -> None:
-    assert memory_limits(root_with(tmp_path, groups, mounts, files)) == expected
+def test_memory_limits(tmp_path: Path) -> None:
+    files = {
+        f"{ROOT}/a/b/memory.max": "max",
+        f"{ROOT}/a/memory.max": "4000",
+        f"{ROOT}/a/memory.current": "3000",
+        f"{ROOT}/a/memory.stat": "anon 1000\ninactive_file 1500\nactive_file 500",
+    }
+    assert memory_limits(root_with(tmp_path / "2", "0::/a/b", VERSION_2, files)) == [MemoryLimit(4000, 1500)]
+    files = {
+        f"{ROOT}/memory/docker/abc/memory.limit_in_bytes": "8000",
+        f"{ROOT}/memory/docker/abc/memory.usage_in_bytes": "5000",
+        f"{ROOT}/memory/docker/abc/memory.stat": "inactive_file 1\ntotal_inactive_file 2000",
+        f"{ROOT}/memory/memory.limit_in_bytes": NO_LIMIT_1,
+        f"{ROOT}/memory/memory.usage_in_bytes": "100",
+    }
+    limits = memory_limits(root_with(tmp_path / "1", "5:memory:/docker/abc", VERSION_1, files))
+    assert limits == [MemoryLimit(8000, 3000), MemoryLimit(int(NO_LIMIT_1), 100)]
 
 
 @pytest.mark.parametrize(

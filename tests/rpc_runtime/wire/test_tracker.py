@@ -81,10 +81,10 @@ def test_a_worker_and_a_server_are_told_apart() -> None:
         {"key": "server:lab", "addr": ["192.0.2.7\x1b[2J", 1]},
     ],
 )
-def test_one_wrong_entry_leaves_the_others(wrong: Any) -> None:
+def test_an_invalid_entry_leaves_the_others(wrong: Any) -> None:
     with tracker_that(lambda caller: caller.sendall(listing(wrong, ENTRY))) as address:
-        (found,) = listed_servers(address)
-    assert found.registration == SAID
+        (server,) = listed_servers(address)
+    assert server.registration == SAID
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,14 @@ def test_one_wrong_entry_leaves_the_others(wrong: Any) -> None:
         {"since": None},
         {"tunes": 1},
     ],
+    ids=str,
 )
-def test_what_a_worker_cannot_be_is_a_fault(change: dict[str, Any]) -> None:
+def test_an_invalid_registration_is_a_fault(change: dict[str, Any]) -> None:
     entry = {**ENTRY, "tvm_split": {**ENTRY["tvm_split"], **change}}
     with tracker_that(lambda caller: caller.sendall(listing(entry))) as address:
-        (found,) = listed_servers(address)
-    assert found.fault
-    assert found.registration is None
+        (server,) = listed_servers(address)
+    assert server.fault
+    assert server.registration is None
 
 
 @pytest.mark.parametrize(
