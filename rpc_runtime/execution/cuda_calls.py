@@ -16,7 +16,6 @@ import ctypes
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -170,16 +169,10 @@ class CudaCalls:
         return handle
 
 
-@dataclass(frozen=True)
-class BusSpeed:
-    """``latency_seconds + b / bytes_per_second`` for b bytes, in the slower direction."""
+def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> tuple[float, float]:
+    """Return bandwidth (bytes/s) and latency (s) of copies between page-locked host memory and device memory.
 
-    bytes_per_second: float
-    latency_seconds: float
-
-
-def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> BusSpeed:
-    """Measure copies between page-locked host memory and device memory, one at a time; take the best of `ROUNDS`.
+    Copies are made one at a time; the best of `ROUNDS` counts, in the slower direction.
 
     Args:
         address: allocates device memory of a size in bytes; returns an object that keeps it alive, and its address.
@@ -203,4 +196,4 @@ def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> Bu
     best(SMALL_BYTES)  # warm-up
     latency, whole = best(SMALL_BYTES), best(LARGE_BYTES)
     del kept
-    return BusSpeed((LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency)
+    return (LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency
