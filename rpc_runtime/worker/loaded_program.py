@@ -33,7 +33,7 @@ from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.nccl import MakeNccl
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.slots import MakeSlot
@@ -62,9 +62,9 @@ class LoadedProgram:
         identifier: str,
         store: BlobStore,
         trials: LibraryTrials,
-        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        timeouts: LinkTimeouts,
     ) -> None:
-        self.timeouts = timeouts
+        self._timeouts = timeouts
         self.identifier = identifier
         self._store = store
         self._trials = trials
@@ -241,9 +241,9 @@ class LoadedProgram:
             station = UploadingStation(executor, self._transfers)
             as_bytes, make_slot = self._transfers.bytes_of, self._transfers.slot
         for machine, routes in program.by_destination.items():
-            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self.timeouts)
+            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
         for machine, routes in program.by_source.items():
-            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self.timeouts, reuse=True)
+            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -38,7 +38,7 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.worker.service import Programs
+    from rpc_runtime.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     os.set_blocking(signal_end, False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(signal_end, b"."))
-    _serve_until(config, results, lambda: _wait_for_end(signalled, config.exit_with_parent))
+    _serve_until(config, results, signalled)
 
 
 def _knows_callers(config: WorkerConfig) -> bool:
@@ -133,13 +133,13 @@ def _maximum_connections() -> int:
     return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
 
 
-def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[[], None]) -> None:
+def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None:
     load_runtime()
 
     from rpc_runtime.execution.blob_store import BlobStore
     from rpc_runtime.transports.transport import transport_named
     from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import Programs, WorkerService
+    from rpc_runtime.worker.service import WorkerService
 
     keep_heap()
     name = config.name or socket.gethostname()
@@ -147,11 +147,10 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     transports = [transport_named(name) for name in config.transport]
     for transport in transports:
         transport.start()
-    programs = Programs(blobs, config.timeouts)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     servicer = health.servicer()
-    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
+    service = WorkerService(name, bool(config.name), config.threads, blobs, config.timeouts, config.tls)
     quotas = {**WorkerService.quotas(), **health.quotas()}
     server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
     add_ControlServicer_to_server(service, server)
@@ -166,17 +165,17 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
             if probed is not None:
                 probed.start()
             health.require_answer(address, has_tls=config.tls is not None)
-            registration = until_end.enter_context(_registered(config, name, address, programs))
-            programs.prepare()
+            registration = until_end.enter_context(_registered(config, name, address, service))
+            service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            wait_for_end()
+            _wait_for_end(signalled, config.exit_with_parent)
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
         servicer.enter_graceful_shutdown()
         if probed is not None:
             probed.stop(None)
         stopped = server.stop(STOP_SECONDS)
-        programs.close()
+        service.close()
         stopped.wait(STOP_SECONDS + 1)
         for transport in transports:
             transport.stop()
@@ -185,7 +184,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
 
 @contextlib.contextmanager
 def _registered(
-    config: WorkerConfig, name: str, address: str, programs: Programs
+    config: WorkerConfig, name: str, address: str, service: WorkerService
 ) -> Iterator[TrackerRegistration | None]:
     """Register the worker with its tracker, if it has one, while the body runs."""
     if config.entry is None:
@@ -194,8 +193,8 @@ def _registered(
     host, port = split_address(address)
     said = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
     tuning = (host, config.tuning_port or 0) if config.is_tuned else None
-    with TrackerRegistration(config.entry, port, said, lambda: bool(programs.names()), tuning) as registration:
-        programs.on_change = registration.look_again
+    with TrackerRegistration(config.entry, port, said, lambda: bool(service.deployments()), tuning) as registration:
+        service.on_change = registration.look_again
         if tuning is not None and not config.insecure:
             logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)
         yield registration
@@ -252,10 +251,7 @@ def main(results: IO[str], arguments: Sequence[str] | None = None) -> int:
         with contextlib.redirect_stdout(results):  # for --help
             config = config_from_arguments(arguments)
         serve(config, results)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except TvmSplitError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, InputError) else 1
     return 0
