@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.private_folder import private_folder
+from rpc_runtime.private_folder import private_folder, require_private
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -67,7 +67,7 @@ def test_a_cycle_of_links(shared: Path) -> None:
     (shared / "a").symlink_to("b")
     (shared / "b").symlink_to("a")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        private_folder(shared / "a/own")
+        require_private(shared / "a")
 
 
 def test_a_folder_with_an_access_list_that_admits_others(shared: Path) -> None:
