@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
+import resource
+import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -14,6 +17,7 @@ from typing import Self, TextIO
 
 from rpc_runtime.errors import WorkerError
 
+_PR_SET_PDEATHSIG = 1
 _LEFT: dict[Hashable, Callable[[], object]] = {}
 os.register_at_fork(after_in_child=_LEFT.clear)  # the parent cleans up
 
@@ -136,3 +140,25 @@ def take_stdout() -> TextIO:
     os.dup2(2 if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY), 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return results
+
+
+def keep_small(parent: int) -> None:
+    """Set up a child: it dies with its parent, writes no core file, and is the first victim of the OOM killer."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+
+
+def kill_group(child: int) -> None:
+    """Kill the child and its process group; the exit status of a child that has crashed before is kept."""
+    with contextlib.suppress(OSError):
+        os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.killpg(child, signal.SIGKILL)

@@ -18,9 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rpc_runtime.processes import take_stdout
+from rpc_runtime.processes import keep_small, kill_group, take_stdout
 from rpc_runtime.program.program import BlobSpec
-from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
 
 IDLE_SECONDS = 60.0
@@ -56,7 +55,7 @@ def _in_child(request: dict[str, Any], library: int, fill: int) -> int:
     ended = os.pidfd_open(child)
     ready, _, _ = select.select([0, ended], [], [])
     os.close(ended)
-    end(child)
+    kill_group(child)
     _, status = os.waitpid(child, 0)
     if 0 in ready:  # the worker has ended, or waits no longer
         sys.exit()

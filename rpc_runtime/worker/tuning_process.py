@@ -22,6 +22,7 @@ from secrets import token_hex
 from typing import Any, NoReturn
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.processes import keep_small, kill_group
 from rpc_runtime.wire.tracker import (
     MAXIMUM_KEY_LETTERS,
     RPC_MAGIC,
@@ -32,7 +33,6 @@ from rpc_runtime.wire.tracker import (
     TrackerEntry,
     receive_exactly,
 )
-from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
 from rpc_runtime.worker.tuning_gpu import register_tuning_functions
 
@@ -91,7 +91,7 @@ class Session:
         self.ended = os.pidfd_open(self._child)
 
     def close(self) -> None:
-        end(self._child)
+        kill_group(self._child)
         _, status = os.waitpid(self._child, 0)
         os.close(self.ended)
         if os.waitstatus_to_exitcode(status) == -signal.SIGALRM:
