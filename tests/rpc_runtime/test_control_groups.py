@@ -10,8 +10,7 @@ import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.control_groups import MemoryLimit, core_quota, memory_limits
-from rpc_runtime.hardware import HostCores, usable_together
+from rpc_runtime.hardware import HostCores, MemoryLimit, core_quota, memory_limits, usable_together
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 ROOT = "sys/fs/cgroup"
