@@ -184,27 +184,21 @@ def find_token(address: str) -> Token | None:
     Raises:
         InputError: the file exists but cannot be read, or another user may have written it.
     """
-    address = numeric_address(address)
-    if not is_loopback(split_address(address)[0]):
-        return None
-    folder = _folder()
-    if folder is None:
+    address, folder = numeric_address(address), _folder()
+    if folder is None or not is_loopback(split_address(address)[0]):
         return None
     path = folder / address
     _remove_if_stale(path)
     try:
-        token = token_from(path)
-        require_private(folder)
-    except InputError as error:
-        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+        if not path.exists():
             return None
-        raise
+        require_private(folder)
     except OSError as error:
         raise InputError(
             f"cannot trust the token in {path} ({reason_of(error)}): repair owner and mode (chown, chmod go-w), "
             "or give the token by --token-file"
         ) from error
-    return token
+    return token_from(path)
 
 
 @contextlib.contextmanager
