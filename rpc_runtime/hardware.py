@@ -60,14 +60,14 @@ def cpu_features() -> frozenset[str]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
-    found = features_in(text, platform.machine())
+    features = features_in(text, platform.machine())
     disabled = frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
-    if unknown := disabled - found - _KNOWN_FEATURES:
+    if unknown := disabled - features - _KNOWN_FEATURES:
         raise InputError(
             f"{DISABLED_FEATURES_VARIABLE} names {', '.join(sorted(unknown))}, which is no instruction set here; give "
             "names of /proc/cpuinfo with spaces between them"
         )
-    return found - disabled
+    return features - disabled
 
 
 def features_in(cpuinfo: str, architecture: str) -> frozenset[str]:

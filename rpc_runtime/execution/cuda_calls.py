@@ -158,9 +158,9 @@ class CudaCalls:
 
     def _made(self, function: str, *arguments: Any) -> int:
         """Call a function that writes the address of a new object to its first argument; return that address."""
-        found = ctypes.c_void_p()
-        self._call(function, ctypes.byref(found), *arguments)
-        return found.value or 0
+        address = ctypes.c_void_p()
+        self._call(function, ctypes.byref(address), *arguments)
+        return address.value or 0
 
     def _owned(self, made_by: str, dropped_by: str, *arguments: Any) -> Handle:
         """Make an object as `_made` does; ``dropped_by`` destroys it with its handle, and its errors are ignored."""

@@ -58,8 +58,8 @@ def _usual_places() -> Iterator[Path]:
 
 def installed_folders(name: str = "cu[0-9]*") -> list[Path]:
     """Return pip's folders of CUDA, such as ``nvidia/cu13``, or of another NVIDIA package by ``name`` (a glob)."""
-    found = find_spec("nvidia")
-    places = found.submodule_search_locations if found is not None else None
+    package = find_spec("nvidia")
+    places = package.submodule_search_locations if package is not None else None
     return [folder for place in places or () for folder in sorted(Path(place).glob(name), reverse=True)]
 
 
@@ -70,12 +70,12 @@ def toolkit_version() -> tuple[int, int] | None:
     if nvcc is None:
         return None
     try:
-        said = subprocess.run(  # noqa: S603 (no shell)
+        output = subprocess.run(  # noqa: S603 (no shell)
             [nvcc, "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    version = re.search(r"release (\d+)\.(\d+)", said)
+    version = re.search(r"release (\d+)\.(\d+)", output)
     return (int(version.group(1)), int(version.group(2))) if version else None
 
 
@@ -102,8 +102,8 @@ def unspilled(source: str, arch: str) -> bytes:
     Raises:
         NvccError: as `fatbin`, or a kernel spills registers to memory.
     """
-    code, said = _assembled(source, arch, [arch], "-Xptxas", "-v")
-    spilled = max((int(count) for count in _SPILLED.findall(said)), default=0)
+    code, output = _assembled(source, arch, [arch], "-Xptxas", "-v")
+    spilled = max((int(count) for count in _SPILLED.findall(output)), default=0)
     if spilled:
         raise NvccError(f"a thread spills {spilled} bytes of registers to memory on {arch}")
     return code
@@ -123,10 +123,10 @@ def _assembled(source: str, arch: str, codes: Sequence[str], *options: str) -> t
         path.write_text(source, encoding="utf-8")
         targets = [word for code in codes for word in ("-gencode", f"arch={_virtual(arch)},code={code}")]
         command = [str(nvcc), "-fatbin", *_OPTIONS, *targets, *options, "-o", str(result), str(path)]
-        exit_code, said = _run(command)
+        exit_code, output = _run(command)
         if exit_code != 0:
-            raise NvccError(f"{nvcc} for {arch}: {_complaint(said)}")
-        return result.read_bytes(), said
+            raise NvccError(f"{nvcc} for {arch}: {_complaint(output)}")
+        return result.read_bytes(), output
 
 
 def _run(command: list[str]) -> tuple[int, str]:
@@ -135,17 +135,17 @@ def _run(command: list[str]) -> tuple[int, str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
-            said, _ = process.communicate(timeout=COMPILE_SECONDS)
+            output, _ = process.communicate(timeout=COMPILE_SECONDS)
         except subprocess.TimeoutExpired:
             raise NvccError(f"{command[0]} took longer than {COMPILE_SECONDS:.0f} s") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-        return process.returncode, said
+        return process.returncode, output
 
 
-def _complaint(said: str) -> str:
-    lines = said.splitlines()
+def _complaint(output: str) -> str:
+    lines = output.splitlines()
     errors = [line for line in lines if "error" in line or "fatal" in line] or lines
     return (errors or ["it ended without a word"])[0].strip()
 

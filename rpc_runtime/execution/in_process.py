@@ -104,11 +104,11 @@ class InProcessRunner(Runner):
         if self._closed:
             raise WorkerError("this pipeline is closed")
         sequence, self._sequence = self._sequence, self._sequence + 1
-        given = {
+        by_name = {
             tensor.name: array
             for tensor, array in zip(self.program.given, given_arrays(self.program, arrays), strict=True)
         }
-        values = _Values({name: tensor_from_array(array) for name, array in given.items()})
+        values = _Values({name: tensor_from_array(array) for name, array in by_name.items()})
         for loaded in self._stages:
             stage = loaded.stage
             if sequence not in stage.own_turns:
@@ -121,8 +121,8 @@ class InProcessRunner(Runner):
             self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
             values.made.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
         return tuple(
-            given[tensor.name].copy()
-            if tensor.name in given
+            by_name[tensor.name].copy()
+            if tensor.name in by_name
             else array_from_tensor(self._value_at(CLIENT, tensor, sequence, values), tensor)
             for tensor in self.program.outputs
         )
@@ -140,12 +140,12 @@ class InProcessRunner(Runner):
         return values.arrived.get(key, values.made[tensor.name])
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        found = {
+        by_stage = {
             (stage.machine, stage.name): stage
             for recorder in self._recorders.values()
             for stage in recorder.statistics()
         }
-        return tuple(found[stage.machine, stage.name] for stage in self.program.stages)
+        return tuple(by_stage[stage.machine, stage.name] for stage in self.program.stages)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         return self.statistics()  # statistics are never lost: a failed stage stops no machine here

@@ -265,9 +265,9 @@ def load_library(content: Bytes, where: str) -> Any:
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:
     key = (*spec.content, kind)
-    found = cache.get(key)
-    if found is not None:
-        return found
+    tensor = cache.get(key)
+    if tensor is not None:
+        return tensor
     if content.size != spec.tensor.size_bytes:
         raise BlobError(
             f"{where}: weight {spec.tensor} takes {spec.tensor.size_bytes} bytes, and its blob {spec.blob.sha256[:12]} "

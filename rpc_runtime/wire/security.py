@@ -108,14 +108,14 @@ class Token:
 
     def __post_init__(self) -> None:
         if not self.text or not all(33 <= ord(letter) <= 126 for letter in self.text):
-            found = "" if self.file is None else f", and {self.file} holds something else"
-            raise InputError(f"a token is one or more printable ASCII letters without blanks{found}")
+            hint = "" if self.file is None else f", and {self.file} holds something else"
+            raise InputError(f"a token is one or more printable ASCII letters without blanks{hint}")
 
     def shown_in(self, metadata: Metadata) -> bool:
         """Return whether a caller's metadata has the token; compares in constant time."""
         expected = self.metadata[0][1].encode()
-        given = (value for key, value in metadata if key == _METADATA_KEY)
-        return any(hmac.compare_digest(_as_bytes(value), expected) for value in given)
+        tokens = (value for key, value in metadata if key == _METADATA_KEY)
+        return any(hmac.compare_digest(_as_bytes(value), expected) for value in tokens)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -142,9 +142,9 @@ class ListedServer:
         return cls(key, host, port, registration, fault)
 
 
-def _registration(said: object) -> Registration | None:
+def _registration(content: object) -> Registration | None:
     """Return the registration in a tracker's entry; None if it is invalid."""
-    match said:
+    match content:
         case {
             "name": str(name),
             "threads": int(threads),

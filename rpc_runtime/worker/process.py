@@ -89,7 +89,7 @@ def _check_callers(config: WorkerConfig) -> None:
     Raises:
         InputError: the configuration is unsafe; the message says which options to give.
     """
-    loopback, known = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
+    loopback, knows_callers = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
     if not config.insecure and not loopback:
         reached = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
         if config.tls is None:
@@ -97,12 +97,12 @@ def _check_callers(config: WorkerConfig) -> None:
                 f"{reached}: give --tls-certificate and --tls-key, and --tls-ca or a token, or --insecure on a network "
                 "that you trust"
             )
-        if not known:
+        if not knows_callers:
             raise InputError(
                 f"{reached}. --tls-certificate proves this worker to its callers, not them to it: give --tls-ca or "
                 "--token-file, or --insecure on a network that you trust"
             )
-    if config.insecure and not known:
+    if config.insecure and not knows_callers:
         who = "every user of this host" if loopback else "anybody who reaches this port"
         lacking = "TLS" if config.tls is None and not loopback else "--tls-ca or a token"
         logger.warning("listening on %s without %s: %s controls this machine", config.listen, lacking, who)
@@ -191,9 +191,9 @@ def _registered(
         yield None
         return
     host, port = split_address(address)
-    said = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
+    own = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
     tuning = (host, config.tuning_port or 0) if config.is_tuned else None
-    with TrackerRegistration(config.entry, port, said, lambda: bool(service.deployments()), tuning) as registration:
+    with TrackerRegistration(config.entry, port, own, lambda: bool(service.deployments()), tuning) as registration:
         service.on_change = registration.look_again
         if tuning is not None and not config.insecure:
             logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)

@@ -103,10 +103,10 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         """Return the quota of each method, by its path."""
         asking = CallQuota("questions", 64)
         working = CallQuota("requests to prepare or to time something", 32)
-        others = {"PutBlob": CallQuota("uploads", 32), "Watch": CallQuota("deployments", MAXIMUM_DEPLOYMENTS)}
-        others |= dict.fromkeys(("MissingBlobs", "LoadStages", "Connect", "LoadKernels", "TimeKernels"), working)
+        special = {"PutBlob": CallQuota("uploads", 32), "Watch": CallQuota("deployments", MAXIMUM_DEPLOYMENTS)}
+        special |= dict.fromkeys(("MissingBlobs", "LoadStages", "Connect", "LoadKernels", "TimeKernels"), working)
         methods = pb.DESCRIPTOR.services_by_name["Control"].methods_by_name
-        quotas = {f"/{CONTROL_SERVICE}/{name}": others.get(name, asking) for name in methods}
+        quotas = {f"/{CONTROL_SERVICE}/{name}": special.get(name, asking) for name in methods}
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
@@ -145,7 +145,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             if not first.HasField("blob"):
                 raise ProtocolError("the first message of PutBlob names the blob")
             program = program or self._program(first.deployment)
-            program.take_in(value_of(BlobSpec, first.blob), (each.chunk for each in chain([first], messages)))
+            program.take_in(value_of(BlobSpec, first.blob), (message.chunk for message in chain([first], messages)))
         return pb.PutBlobReply()
 
     def LoadStages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:

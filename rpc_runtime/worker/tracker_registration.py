@@ -97,7 +97,7 @@ class TrackerRegistration(Closing):
     Args:
         entry: the tracker, key and host.
         port: the worker's port for deployments.
-        said: the worker's registration; ``state`` is filled in.
+        own: the worker's registration; ``state`` is filled in.
         holds: returns whether the worker has deployments.
         tuning: host and port for TVM's RPC; None: no tuning.
 
@@ -109,7 +109,7 @@ class TrackerRegistration(Closing):
         self,
         entry: TrackerEntry,
         port: int,
-        said: Registration,
+        own: Registration,
         holds: Callable[[], bool],
         tuning: tuple[str, int] | None,
     ) -> None:
@@ -120,7 +120,7 @@ class TrackerRegistration(Closing):
         self._closed = False
         self._trouble = ""
         self._tuning = None if tuning is None else TuningServer(entry, *tuning)
-        self._said = replace(said, tunes=self._tuning is not None)
+        self._own = replace(own, tunes=self._tuning is not None)
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         self._thread.start()
 
@@ -156,8 +156,8 @@ class TrackerRegistration(Closing):
             while not self._closed:
                 state = self._state()
                 if state != listed:
-                    said = information(self._entry.key, self._entry.host, self._port, replace(self._said, state=state))
-                    tracker.tell(Code.UPDATE_INFO, said)
+                    entry = information(self._entry.key, self._entry.host, self._port, replace(self._own, state=state))
+                    tracker.tell(Code.UPDATE_INFO, entry)
                     if self._trouble:
                         logger.warning("registered with the tracker %s again", self._entry.tracker)
                     listed, self._trouble = state, ""

@@ -36,14 +36,14 @@ def describe_gpu() -> str:
             arch = device_arch(tvm.cuda(0))
         except Exception as error:  # the driver does not answer
             problem = str(error)
-    said = {
+    facts = {
         "hostname": socket.gethostname(),
         "arch": arch,
         "problem": "" if arch else problem or NO_DEVICE,
         "driver": driver_version(),
         "compiler": toolkit_text() if arch else "",
     }
-    return json.dumps(said)
+    return json.dumps(facts)
 
 
 def evict(*arguments: Any) -> None:

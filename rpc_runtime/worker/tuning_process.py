@@ -190,8 +190,8 @@ def _greet(connection: socket.socket, expected: str | None, own_key: str) -> lis
     magic, size = struct.unpack("<ii", receive_exactly(connection, 8, deadline))
     if magic != RPC_MAGIC or not 0 < size <= MAXIMUM_GREETING_BYTES:
         raise ValueError("it speaks something else")
-    said, *options = receive_exactly(connection, size, deadline).decode().split() or [""]
-    if expected is None or said != expected:
+    greeting, *options = receive_exactly(connection, size, deadline).decode().split() or [""]
+    if expected is None or greeting != expected:
         connection.sendall(_LENGTH.pack(RPC_MISMATCH))
         return None
     key = own_key.encode()
