@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import time
@@ -55,19 +54,13 @@ def profile_model(
         probe = probe_links(
             workers,
             sorted({int(edge.bytes) for edge in edges}),
-            stage_bytes=profile.even_bytes,
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
             cache_folder=folder,
             refresh=refresh,
         )
-    machines = tuple(
-        dataclasses.replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines
-    )
-    doubts = profile.doubts + probe.doubts
-    return dataclasses.replace(
-        measured, profile=dataclasses.replace(profile, machines=machines, links=probe.links, doubts=doubts)
-    )
+    machines = tuple(replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines)
+    return replace(measured, profile=replace(profile, machines=machines, links=probe.links))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """Profiles of a model with the links between its machines, measured on worker processes."""
 
-import math
-
 import pytest
 
 import tvm_split
 from rpc_runtime.hardware import own_cores
 from tests.models.small_onnx_model import small_model
-from tvm_split.profiling import link_samples
 from tvm_split.profiling.cluster_profile import profile_model
 
 A, B = "machine-a", "machine-b"
@@ -45,15 +42,6 @@ def test_pieces_and_links_are_measured(measured):
     assert [machine.cores for machine in profile.machines] == [1, 1]
     assert steps
     assert all(0 <= done <= whole for _, done, whole in steps)
-
-
-def test_streams_that_contradict_themselves_are_among_the_doubts(measured, monkeypatch):
-    """Of alike machines of a host the first one's is measured, and stands for the others."""
-    model, folder, *_ = measured
-    for slowest, expected in ((math.inf, set()), (0.0, {f"a stream through {A}"})):  # none of them does, and each
-        monkeypatch.setattr(link_samples, "SLOWEST_STREAM", slowest)
-        doubts = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder).profile.doubts
-        assert {text.split(" had a result every ")[0] for text in doubts if " had a result every " in text} == expected
 
 
 @pytest.mark.slow

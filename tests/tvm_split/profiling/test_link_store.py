@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rpc_runtime.transports.transport import LinkSetting
-from tvm_split.profiling.link_samples import LinkSample, StreamSample
-from tvm_split.profiling.link_store import LinkStore, MachineProbe, PairProbe, StreamProbe
+from tvm_split.profiling.link_model import LinkSample, MachineProbe, PairProbe
+from tvm_split.profiling.link_store import LinkStore
 from tvm_split.profiling.store import Store
 
 SAMPLES = (LinkSample(64, 1e-3, 5e-4), LinkSample(65536, 2e-3, None))
@@ -29,9 +29,6 @@ class Measuring:
     def pair(self) -> PairProbe:
         return PairProbe(self._now(), SAMPLES, "grpc")
 
-    def stream(self) -> StreamProbe:
-        return StreamProbe(self._now(), (StreamSample(3e-3, 4e-3, 3.5e-3), StreamSample(15e-3, 16e-3, 17e-3)))
-
     def _now(self) -> float:
         self.times += 1
         return float(self.times)
@@ -49,11 +46,10 @@ def links(folder: Path | None, refresh: bool = False) -> LinkStore:
 KINDS: list[Callable[[LinkStore, Measuring], object]] = [
     lambda kept, measuring: kept.known_or(MachineProbe, ["left"], measuring.machine),
     lambda kept, measuring: kept.known_or(PairProbe, ["left", "right"], measuring.pair),
-    lambda kept, measuring: kept.known_or(StreamProbe, ["left", "right"], measuring.stream),
 ]
 
 
-@pytest.mark.parametrize("probe", KINDS, ids=["machine", "pair", "stream"])
+@pytest.mark.parametrize("probe", KINDS, ids=["machine", "pair"])
 def test_measured_once(probe: Callable[[LinkStore, Measuring], object], measuring: Measuring, tmp_path: Path) -> None:
     first = probe(links(tmp_path), measuring)
     assert probe(links(tmp_path), measuring) == first
@@ -65,14 +61,6 @@ def test_measured_once(probe: Callable[[LinkStore, Measuring], object], measurin
     kept.write_text("{}")
     assert probe(links(tmp_path), measuring) not in (first, refreshed)
     assert list(tmp_path.glob("*.json")) == [kept]
-
-
-def test_streams_that_contradict_their_single_runs_are_told_and_not_kept(tmp_path: Path) -> None:
-    found = [StreamProbe(float(now), (StreamSample(15e-3, 16e-3, 52e-3),)) for now in (1, 2)]
-    measured = [links(tmp_path).known_or(StreamProbe, ["left"], lambda probe=each: probe) for each in found]
-    assert measured == found
-    assert found[0].doubts == ("had a result every 52 ms, and one alone took 16 ms",)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_kept_without_a_folder(measuring: Measuring) -> None:
