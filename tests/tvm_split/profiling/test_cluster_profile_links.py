@@ -11,17 +11,9 @@ A, B = "machine-a", "machine-b"
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory, busy_machine):
-    """A model, where its profile is kept, the profile, and what was said while it was made."""
-    model, folder, steps = tvm_split.load_model(small_model()), tmp_path_factory.mktemp("kept"), []
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile = profile_model(model, cluster, cache_folder=folder, on_progress=lambda *step: steps.append(step)).profile
-    return model, folder, profile, steps
-
-
-def test_pieces_and_links_are_measured(measured):
-    _, _, profile, steps = measured
+def test_pieces_and_links_are_measured(tmp_path):
+    model, cluster, steps = tvm_split.load_model(small_model()), tvm_split.Cluster.local(workers=2), []
+    profile = profile_model(model, cluster, cache_folder=tmp_path, on_progress=lambda *step: steps.append(step)).profile
     assert [machine.machine for machine in profile.machines] == [A, B]
     assert [layer for piece in profile.pieces for layer in piece.layers] == [
         "conv_1", "relu_1", "conv_2", "flatten", "dense"
@@ -42,16 +34,3 @@ def test_pieces_and_links_are_measured(measured):
     assert [machine.cores for machine in profile.machines] == [1, 1]
     assert steps
     assert all(0 <= done <= whole for _, done, whole in steps)
-
-
-@pytest.mark.slow
-def test_what_is_kept_is_found_again_until_it_is_refreshed(measured):
-    model, folder, profile, _ = measured
-    again = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder).profile
-    assert again.links == profile.links
-    assert [each.pieces for each in again.machines] == [each.pieces for each in profile.machines]
-    assert [each.measured_at for each in again.machines] == [each.measured_at for each in profile.machines]
-    anew = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder, refresh=True).profile
-    for machine, before in zip(anew.machines, profile.machines, strict=True):
-        assert machine.measured_at > before.measured_at
-    assert all(link.measured_at > profile.links[0].measured_at for link in anew.links)
