@@ -25,7 +25,6 @@ from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.profiling import link_model
@@ -156,23 +155,15 @@ class _Probing:
             chain = self._chain(host) if len(host) > 1 else None
             for name in host:
                 own = stream_cost(samples[name])
-                per_byte = machines.values[name].seconds_per_byte
                 # Each stage receives one tensor and sends one, so the cost is halved per transfer.
-                costs[name] = StreamingCost(
-                    transfer_seconds=own.seconds / 2,
-                    transfer_seconds_per_byte=per_byte,
-                    ratio=own.ratio,
-                    alone_transfer_seconds=own.seconds / 2,
-                    alone_ratio=own.ratio,
-                )
+                alone_seconds, transfer_seconds = own.seconds / 2, own.seconds / 2
+                per_byte = machines.values[name].seconds_per_byte
                 waking[name] = waking_seconds(samples[name], machines.values[name].round_trip_seconds)
                 if chain is not None:
-                    costs[name] = replace(
-                        costs[name],
-                        transfer_seconds=chain.cost.transfer_seconds,
-                        transfer_seconds_per_byte=max(per_byte, chain.cost.transfer_seconds_per_byte),
-                    )
                     chains[name] = chain
+                    transfer_seconds = chain.cost.transfer_seconds
+                    per_byte = max(per_byte, chain.cost.transfer_seconds_per_byte)
+                costs[name] = StreamingCost(transfer_seconds, per_byte, own.ratio, alone_seconds, own.ratio)
         self._steps.done()
         return LinkProbe(tuple(link_profiles(self._cluster, machines, measured, waking, chains)), costs)
 
@@ -232,14 +223,12 @@ class _Probing:
         first: dict[Hashable, tuple[StreamSample, ...]] = {}
         for name in host:
             if self._places[name] not in first:
-                first[self._places[name]] = self._probed_stream(name).samples
+                probe = partial(probe_stream, partial(self._open_busy, name))
+                first[self._places[name]] = self._store.known_or(StreamProbe, [name], probe).samples
         return {name: first[self._places[name]] for name in host}
 
-    def _probed_stream(self, name: str) -> StreamProbe:
-        def opened(products: int) -> Session:
-            return self._opened(self._programs.busy(name, products))
-
-        return self._store.known_or(StreamProbe, [name], partial(probe_stream, opened))
+    def _open_busy(self, machine: str, products: int) -> Session:
+        return self._opened(self._programs.busy(machine, products))
 
     def _chain(self, host: Sequence[str]) -> Chain:
         """Probe a chain over the machines that keep all cores of a host busy, at most `LONGEST_CHAIN` of them."""
@@ -352,12 +341,7 @@ def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
     """Whether a host has spare cores for transfers: cores on which none of its workers computes."""
     worker = workers[machine]
-    here = tuple(name for name, other in workers.items() if other.host == worker.host)
-    return SharedCores(here, worker.cores or 1).oversubscription(_threads(workers)) < 1
-
-
-def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:
-    return {name: worker.threads for name, worker in workers.items()}
+    return sum(other.threads for other in workers.values() if other.host == worker.host) < (worker.cores or 1)
 
 
 def _in_process(cluster: Cluster) -> LinkProbe:
