@@ -235,11 +235,11 @@ class _Probing:
         names = tuple(host[:LONGEST_CHAIN])
         cores = min(usable_together(self._workers[name].host_cores for name in names) or 1, len(names))
 
-        def opened(names: Sequence[str], size_bytes: int) -> Session:
+        def opened(size_bytes: int) -> Session:
             return self._opened(self._programs.chain(names, [size_bytes] * (len(names) + 1)))
 
         store = replace(self._store, sizes=(self._handed_on,))
-        probe = store.known_or(ChainProbe, names, partial(probe_chain, names, cores, opened, self._handed_on))
+        probe = store.known_or(ChainProbe, names, partial(probe_chain, cores, opened, self._handed_on))
         return Chain(names, chain_cost(probe.samples, len(names)))
 
     def _is_measured(self, source: str, destination: str) -> bool:

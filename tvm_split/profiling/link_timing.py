@@ -98,20 +98,18 @@ def probe_stream(opened: Callable[[int], Session]) -> StreamProbe:
     return StreamProbe(time.time(), tuple(map(median_sample, samples)))
 
 
-def probe_chain(
-    machines: Sequence[str], cores: int, opened: Callable[[Sequence[str], int], Session], size_bytes: int
-) -> ChainProbe:
+def probe_chain(cores: int, opened: Callable[[int], Session], size_bytes: int) -> ChainProbe:
     """Probe a chain of machines that keep all ``cores`` of a host busy, with streams and single micro-batches.
 
     Args:
-        opened: opens a pipeline over machines, closed here. Its stages forward tensors of the given bytes.
+        opened: opens a pipeline over the machines, closed here. Its stages forward tensors of the given bytes.
         size_bytes: size of larger tensors; 0 for none, if their bytes do not matter.
     """
     rounds: list[list[ChainSample]] = []
     with contextlib.ExitStack() as stack:
 
         def kept_open(size: int) -> Session:
-            return stack.enter_context(contextlib.closing(opened(machines, size)))
+            return stack.enter_context(contextlib.closing(opened(size)))
 
         pipelines = {SMALLEST_BYTES: kept_open(SMALLEST_BYTES)}
         if size_bytes:

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -54,12 +54,12 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
     monkeypatch.setattr(link_timing, "ROUNDS", 1)
     monkeypatch.setattr(link_timing, "MOST_HANDED_ON_SECONDS", most_seconds)
 
-    def opened(names: Sequence[str], size: int) -> Session:
-        program = programs.chain(names, [size] * (len(names) + 1))
+    def opened(size: int) -> Session:
+        program = programs.chain([A, B], [size] * 3)
         return Session(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
 
     with LocalWorkers([A, B]) as workers:
-        samples = probe_chain([A, B], 2, opened, size_bytes).samples
+        samples = probe_chain(2, opened, size_bytes).samples
     assert [each.size_bytes for each in samples] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
     assert all(min(each.period_seconds, each.single_seconds, each.busy_seconds) > 0 for each in samples)
 
