@@ -32,7 +32,7 @@ class Strategy(ABC):
 STRATEGIES: Registry[type[Strategy]] = Registry(
     "tvm_split.strategies",
     "strategy",
-    {"best": "tvm_split.planner.search.best:Best", "first-fit": "tvm_split.planner.first_fit:FirstFit"},
+    {"best": "tvm_split.planner.search.solve:Best", "first-fit": "tvm_split.planner.first_fit:FirstFit"},
     Strategy,
     PlanError,
 )
