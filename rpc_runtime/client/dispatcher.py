@@ -29,16 +29,15 @@ CLOSED = WorkerError("this pipeline is closed")
 UNDER_WAY_PER_LEAD = 4
 """Factor of the default limit of micro-batches in flight; more than all queues of a path can hold.
 
-It is multiplied by ``results_lead`` and the most replicas of a stage. `MOST_MORE` per link of the longest path is added
-for windows that links of high latency have widened.
+It is multiplied by ``results_lead`` and the most replicas of a stage. `MOST_MORE` per link of a chain of all stages is
+added for windows that links of high latency have widened.
 """
 
 
 def most_under_way(program: Program) -> int:
     """Return the default limit of micro-batches in flight: more than all queues of the pipeline can hold."""
     replicas = max(map(len, program.replicas.values()), default=1)
-    links = max(program.depths.values(), default=0) + 1
-    return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
+    return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * (len(program.replicas) + 1)
 
 
 @dataclass(eq=False)

@@ -82,8 +82,8 @@ class LocalWorkers(Closing):
                     self._await_ready(*starting.popleft())
                 self._processes[name] = self._start(name)
                 starting.append((name, time.monotonic() + start_timeout_seconds))
-            for each in starting:
-                self._await_ready(*each)
+            while starting:
+                self._await_ready(*starting.popleft())
         except BaseException:
             self.close()
             raise

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,7 @@ from rpc_runtime.program.runner import Array, Bytes
 from rpc_runtime.registry import Registry
 
 if TYPE_CHECKING:
+    from rpc_runtime.program.program import TensorSpec
     from rpc_runtime.program.routes import Route
 
 NONE = "none"
@@ -37,19 +38,6 @@ _SCALE = np.dtype("<f4")
 _TINY = float(np.finfo(np.float32).tiny)
 _LARGEST = 3.4e38
 """Slightly below the largest float32, so that rounding a scale cannot overflow."""
-
-
-class Tensor(Protocol):
-    """The tensor attributes that a codec needs; `rpc_runtime.program.program.TensorSpec` has them."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def size_bytes(self) -> int: ...
 
 
 class Codec(ABC):
@@ -68,7 +56,7 @@ class Codec(ABC):
     package: ClassVar[str] = ""
     """The package to install for ``module``."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: TensorSpec) -> None:
         self.tensor = tensor
 
     @abstractmethod
@@ -302,7 +290,7 @@ def codec_of(route: Route) -> Codec:
     return CODECS[route.codec](route.tensor)
 
 
-def fitting(name: str, tensor: Tensor) -> str:
+def fitting(name: str, tensor: TensorSpec) -> str:
     """Return the codec's name, or `NONE` if it does not fit the tensor."""
     return NONE if CODECS[name](tensor).unfit else name
 

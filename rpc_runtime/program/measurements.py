@@ -75,12 +75,12 @@ class TraceEvent:
 class Recorder:
     """Records the events of one machine. Thread-safe, with bounded memory."""
 
-    def __init__(self, machine: str, stages: Sequence[str], trace_events: int = TRACE_EVENTS) -> None:
+    def __init__(self, machine: str, stages: Sequence[str]) -> None:
         self._machine = machine
         self._lock = threading.Lock()
         self._totals = {name: _Totals() for name in stages}
         self._new: deque[tuple[Any, ...]] = deque()
-        self._events: deque[tuple[Any, ...]] = deque(maxlen=trace_events)
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=TRACE_EVENTS)
         self.activity = 0
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 

@@ -171,7 +171,7 @@ class Outbox:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._by_name = {route.tensor.name: Waiting(route, SendWindow(*depths(route))) for route in routes}
-        self._by_index = {each.route.index: each for each in self._by_name.values()}
+        self._by_index = {waiting.route.index: waiting for waiting in self._by_name.values()}
         self._queued: dict[int, Waiting] = {}
 
     def window(self, tensor_index: int) -> SendWindow:
@@ -237,6 +237,6 @@ class Grants:
 
     def due(self) -> Iterator[tuple[int, int, int]]:
         """Yield the credits to send now, as (tensor index, micro-batches consumed, micro-batches allowed in flight)."""
-        for tensor_index, window in [each for each in self._changed.items() if each[1].is_due]:
+        for tensor_index, window in [item for item in self._changed.items() if item[1].is_due]:
             del self._changed[tensor_index]
             yield (tensor_index, *window.announce())

@@ -296,11 +296,11 @@ class MpiCarrier(Carrier):
 
     def end(self, error: TvmSplitError) -> None:
         with self._telling:
-            told, on_end = self._over.is_set(), self._on_end
+            was_over, on_end = self._over.is_set(), self._on_end
             self._over.set()
             self._failure = self._failure or error
         self._world.remove(self)
-        if not told and on_end is not None:
+        if not was_over and on_end is not None:
             on_end(error)
 
     def close(self) -> None:

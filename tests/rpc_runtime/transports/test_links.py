@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
@@ -22,6 +23,9 @@ from rpc_runtime.transports.slots import Slot
 from rpc_runtime.transports.transport import Carrier, OnEnd
 from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
     FrameFlag,
     FrameKind,
     control_frame,
@@ -150,6 +154,15 @@ def test_a_peer_without_credit_is_refused() -> None:
 def test_what_does_not_fit_is_refused(messages: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
         take(receiver_of(route(0, "t")), *messages)
+
+
+@pytest.mark.parametrize("codec", [*CODECS])
+def test_sizes_that_a_codec_cannot_make_are_refused(codec: str) -> None:
+    tensor = TensorSpec("cut", (4, 4), "float32")
+    for size in (0, 7, 65, 1 << 40) if CODECS[codec].is_lossy else (0, 65, 1 << 40):
+        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 0, 0, 0, 0, size)
+        with pytest.raises(ProtocolError, match="'cut'"):
+            take(receiver_of(Route(0, tensor, "a", "b", 3, codec=codec)), header + bytes(min(size, CHUNK_BYTES)))
 
 
 @given(st.lists(st.binary(max_size=80), max_size=5), st.booleans())
