@@ -12,6 +12,7 @@ import pytest
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.shared_memory import SECRET_BYTES, host_proof
+from rpc_runtime.transports.transport import DEFAULT, LinkSetting
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
@@ -29,6 +30,22 @@ from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 GRPC = pb.Offer(transport="grpc")
+
+
+@pytest.mark.parametrize(
+    ("setting", "domains", "expected"),
+    [
+        (DEFAULT, ("one", "one"), "shm"),
+        (DEFAULT, ("one", "other"), "grpc"),
+        (DEFAULT, ("", ""), "grpc"),
+        (LinkSetting(address="10.0.0.2:7001"), ("one", "one"), "grpc"),
+        (LinkSetting(transport="grpc"), ("one", "one"), "grpc"),
+        (LinkSetting(transport="mpi"), ("one", "other"), "mpi"),
+        (LinkSetting(transport="nccl"), ("one", "one"), "nccl"),
+    ],
+)
+def test_what_will_carry_a_link(setting: LinkSetting, domains: tuple[str, str], expected: str) -> None:
+    assert setting.expected(*domains) == expected
 
 
 def greeting(*offers: pb.Offer) -> tuple[tuple[str, bytes], ...]:
