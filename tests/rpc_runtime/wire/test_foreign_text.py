@@ -28,8 +28,8 @@ from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, clean
 from rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
 from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker
+from tests.helpers.rpc_runtime.joined_links import Idle
 from tests.helpers.rpc_runtime.methods import METHODS
-from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.status import status as status_command
