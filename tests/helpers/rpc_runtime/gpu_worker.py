@@ -18,6 +18,7 @@ from typing import Any
 
 from rpc_runtime.program.program import StageSpec
 from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.mappings import open_files
 from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 
 HALF_A_COPY_MICROSECONDS = 300
@@ -65,12 +66,7 @@ class GpuWorkers:
         return maps.count("memfd:stand-in")
 
     def files(self, name: str) -> int:
-        """Open ones of a worker, without what gRPC waits with."""
-        count = 0
-        for path in Path(f"/proc/{self.processes[name].pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                count += not str(path.readlink()).startswith("anon_inode:[event")
-        return count
+        return open_files(self.processes[name].pid)
 
 
 @contextlib.contextmanager
