@@ -12,12 +12,11 @@ import tvm
 from tvm import relax, tirx
 from tvm_ffi.structural import StructuralKey
 
-from rpc_runtime.errors import InputError
+from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.wire.tracker import TrackerAddress
-from schedules import tuning
+from rpc_runtime.wire.tracker import TrackerAddress, listed_servers
+from schedules import machine_of, templates_of, tuning
 from schedules.blocks import without_symbol
-from schedules.templates import machine_of, templates_of
 from schedules.tuning import KernelResult, TunableKernel, TuningProgress
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.cuda_code import tuning_needs
@@ -240,7 +239,26 @@ def _tracker(address: str | None, key: str | None, device_timeout_seconds: float
         where = TrackerAddress.parse(address)
     except InputError as error:
         raise TuningUseError(f"tracker {address!r}: {error}") from None
-    return tuning.Tracker(where.host, where.port, key, device_timeout_seconds=device_timeout_seconds)
+    return tracker_at(where, key, device_timeout_seconds=device_timeout_seconds)
+
+
+def tracker_at(address: TrackerAddress, key: str, **options: float) -> tuning.Tracker:
+    """Return the devices of one key at a tracker; ``options`` are timeouts of `schedules.tuning.Tracker`."""
+
+    def list_servers() -> list[tuple[str, bool, str]]:
+        try:
+            servers = listed_servers(address)
+        except TvmSplitError as error:
+            raise tuning.DeviceError(str(error)) from error
+        # TVM's own servers do not report a state as this project's workers do.
+        return [
+            (server.key, server.registration.tunes, server.registration.state)
+            if server.registration
+            else (server.key, not server.fault, "ready")
+            for server in servers
+        ]
+
+    return tuning.Tracker(address.host, address.port, key, list_servers, **options)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from schedules import machine_of
 from schedules.blocks import last_line
 from schedules.template import (
     Choices,
@@ -22,11 +23,9 @@ from schedules.template import (
     choices_from,
     choices_only,
     say_failure,
-    schedule_by,
     scheduled_function,
     text_of,
 )
-from schedules.templates import machine_of
 from schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
 from schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
 from schedules.tuning.measuring import MAIN, Built, Measurer, Timing
@@ -285,7 +284,7 @@ class Tuner:
 
     def _schedule(self, state: _State, choices: Choices) -> s_tir.Schedule:
         with self._target:
-            return schedule_by(state.kernel.template, state.kernel.function, self._machine, choices)
+            return state.kernel.template.schedule(state.kernel.function, self._machine, choices)
 
     def _finish(self, batch: _Batch, started: Sequence[object]) -> tuple[_Batch, list[Timing]]:
         try:

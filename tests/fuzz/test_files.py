@@ -22,8 +22,7 @@ from tests.helpers.planner.steps import step
 from tests.helpers.scenarios import scenario_of_problem
 from tests.helpers.trials import Trials
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.measured_file import read_computing, read_measured
+from tvm_split.deployment.deployment_report import DeploymentReport, read_computing, read_measured
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.display.plan import plan_parts
 from tvm_split.display.view import print_parts
@@ -35,7 +34,7 @@ from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import calibrated, corrections_of
 from tvm_split.planner.search import solve
 from tvm_split.planner.step_graph import StepGraph, Transfer
-from tvm_split.simulation.of_prediction import scenario_of_plan, with_measured_compute
+from tvm_split.simulation.scenario import scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import simulate
 
 PROFILE = chain_profile({A: [0.02, 0.01, 0.03], B: [0.02, 0.01, 0.03], C: [0.04, 0.01, 0.02]})

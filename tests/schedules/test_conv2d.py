@@ -112,25 +112,20 @@ def test_one_axis(inputs, outputs, grouped, shape, epilogue):
     check(2, inputs, inputs if grouped else outputs, inputs if grouped else 1, shape, epilogue)
 
 
-def test_deep_channels_come_in_chunks_of_weights():
-    x, weight, bias = normal(0, 1, 512, 7, 7), normal(1, 64, 512, 3, 3) / 60, normal(2, 64)
-    actual, chosen = evaluate(convolution(weight, bias, padding=(1, 1)), [x])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "size", "kernel", "residual"),
+    [
+        (512, 64, 7, 3, False),  # weights in chunks
+        (32, 255, 13, 1, False),  # channels that no block divides are padded
+        (32, 32, 9, 3, True),  # added in the same kernel
+    ],
+)
+def test_kernels_with_bias_and_activation(inputs, outputs, size, kernel, residual):
+    x, weight, bias = normal(0, 1, inputs, size, size), normal(1, outputs, inputs, kernel, kernel), normal(2, outputs)
+    attributes = {"padding": (kernel // 2, kernel // 2)}
+    actual, chosen = evaluate(convolution(weight / 60, bias, **attributes), [x, x] if residual else [x])
     assert chosen == {"conv2d", "elementwise"}
-    assert_close(actual, expected(x, weight, bias, padding=(1, 1)))
-
-
-def test_channels_that_no_block_divides_are_padded():
-    x, weight, bias = normal(0, 1, 32, 13, 13), normal(1, 255, 32, 1, 1), normal(2, 255)
-    actual, chosen = evaluate(convolution(weight, bias), [x])
-    assert chosen == {"conv2d", "elementwise"}
-    assert_close(actual, expected(x, weight, bias))
-
-
-def test_residual_is_added_in_the_same_kernel():
-    x, weight, bias = normal(0, 1, 32, 9, 9), normal(1, 32, 32, 3, 3), normal(2, 32)
-    actual, chosen = evaluate(convolution(weight, bias, padding=(1, 1)), [x, x])
-    assert chosen == {"conv2d", "elementwise"}
-    assert_close(actual, expected(x, weight, bias, residual=x, padding=(1, 1)))
+    assert_close(actual, expected(x, weight / 60, bias, residual=x if residual else 0, **attributes))
 
 
 def test_half_precision_accumulates_in_single():

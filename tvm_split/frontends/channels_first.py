@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relay_passes.shards.along.elementwise import ELEMENTWISE, REDUCTIONS
+from relay_passes.sharding.compute_rules import ELEMENTWISE, REDUCTIONS
 from tvm_split.frontends.importing import Imported, RecordingBuilder
 from tvm_split.frontends.normal_form import layers_of_all
 from tvm_split.frontends.operators import Operators, numbers_of, shape_of

@@ -18,7 +18,6 @@ from typing import Any
 
 from rpc_runtime.program.program import StageSpec
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.mappings import open_files
 from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 
 HALF_A_COPY_MICROSECONDS = 300
@@ -32,7 +31,7 @@ def main(library: str, *arguments: str) -> int:
     load_runtime()
     from rpc_runtime.execution.cuda_calls import CudaCalls
     from rpc_runtime.execution.device_transfers import DeviceTransfers
-    from rpc_runtime.result_stream import take_stdout
+    from rpc_runtime.processes import take_stdout
     from rpc_runtime.worker import loaded_program, process
     from tests.helpers.rpc_runtime.cuda_stand_in import Launched, on_device
 
@@ -64,9 +63,6 @@ class GpuWorkers:
         except OSError:
             return 0
         return maps.count("memfd:stand-in")
-
-    def files(self, name: str) -> int:
-        return open_files(self.processes[name].pid)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.methods import METHODS
+from tests.helpers.rpc_runtime.raw_calls import METHODS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.planner.profile import Bus

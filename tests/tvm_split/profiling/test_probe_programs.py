@@ -7,7 +7,7 @@ import platform
 import numpy as np
 import pytest
 
-from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache, tensor_bytes, tensor_slot
+from rpc_runtime.execution.loaded_stage import LoadedStage, tensor_bytes, tensor_slot
 from tvm_split.profiling.probe_programs import ProbePrograms
 
 
@@ -16,7 +16,7 @@ def test_what_is_handed_on_is_computed_and_not_copied_by_the_runtime(taken: int,
     programs = ProbePrograms({"here": platform.machine()})
     (stage,) = programs.chain(["here"], [taken, made]).stages
     library = np.fromfile(programs.blob_path(stage.library.sha256), np.uint8)
-    executable = LoadedStage(stage, library, (), WeightCache())
+    executable = LoadedStage(stage, library, (), {})
     slot = tensor_slot(stage.inputs[0])
     given = np.arange(taken).astype(np.uint8)
     slot.data[:] = given

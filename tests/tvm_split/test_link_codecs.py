@@ -1,0 +1,73 @@
+"""The choice of codecs, from numbers written by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from rpc_runtime.program.codecs import CODECS, NONE
+from tests.helpers.planner.predictions import machine_prediction, prediction
+from tvm_split.link_codecs import LEAST_GAIN, fastest, may_limit
+from tvm_split.profiling.codec_trials import CodecTrial
+
+MEGABYTE = 1_000_000
+PLAIN = CodecTrial("cut", NONE, MEGABYTE, MEGABYTE)
+LZ4 = CodecTrial("cut", "lz4", MEGABYTE, 600_000, 0.001, 0.001)
+ZSTD = CodecTrial("cut", "zstd", MEGABYTE, 500_000, 0.010, 0.005)
+INT8 = CodecTrial("cut", "int8", MEGABYTE, 250_000, 0.002, 0.001, 0.02)
+TRIALS = (LZ4, ZSTD, INT8)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "largest_error", "expected"),
+    [
+        (1e6, 0.0, ZSTD),  # 1 s; 0.602; 0.515
+        (1e7, 0.0, LZ4),  # 0.1 s; 0.062; 0.065
+        (1e9, 0.0, PLAIN),  # 1 ms; 2.6 ms
+        (1e6, 0.05, INT8),
+        (1e6, 0.01, ZSTD),
+        (1e9, 1.0, PLAIN),
+    ],
+)
+def test_what_takes_least(bytes_per_second: float, largest_error: float, expected: CodecTrial) -> None:
+    assert fastest(PLAIN, TRIALS, bytes_per_second, largest_error) is expected
+
+
+@given(
+    trials=st.lists(
+        st.builds(
+            CodecTrial,
+            tensor=st.just("cut"),
+            codec=st.sampled_from([*CODECS]),
+            size_bytes=st.just(MEGABYTE),
+            encoded_bytes=st.integers(1, MEGABYTE),
+            encode_seconds=st.floats(0, 1),
+            decode_seconds=st.floats(0, 1),
+            output_error=st.floats(0, 1),
+        )
+    ),
+    bytes_per_second=st.floats(1e3, 1e12),
+    largest_error=st.floats(0, 1),
+)
+def test_nothing_allowed_is_faster_by_more_than_the_least_gain(
+    trials: list[CodecTrial], bytes_per_second: float, largest_error: float
+) -> None:
+    chosen = fastest(PLAIN, trials, bytes_per_second, largest_error)
+    assert not CODECS[chosen.codec].is_lossy or chosen.output_error <= largest_error
+    assert chosen.seconds(bytes_per_second) <= PLAIN.seconds(bytes_per_second)
+    for trial in trials:
+        if not CODECS[trial.codec].is_lossy or trial.output_error <= largest_error:
+            seconds = trial.seconds(bytes_per_second)
+            assert chosen.seconds(bytes_per_second) * (1 - LEAST_GAIN) <= seconds * (1 + 1e-12)
+
+
+def test_a_link_limits_where_its_ends_send_or_receive_longer_than_any_computes() -> None:
+    computes = prediction((machine_prediction("a", 0.010), machine_prediction("b", 0.002, receive_seconds=0.009)))
+    assert not may_limit(computes, "throughput", "a", "b")
+    assert may_limit(computes, "latency", "a", "b")
+    assert may_limit(None, "throughput", "a", "b")
+    receives = prediction((machine_prediction("a", 0.010), machine_prediction("b", 0.002, receive_seconds=0.011)))
+    assert may_limit(receives, "throughput", "a", "b")
+    assert not may_limit(receives, "throughput", "b", "client")
+    sends = prediction((machine_prediction("a", 0.010, send_seconds=0.02), machine_prediction("b", 0.002)))
+    assert may_limit(sends, "throughput", "a", "client")
