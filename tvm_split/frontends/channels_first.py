@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from relay_passes.contract import bindings_of
 from relay_passes.shards.along.elementwise import ELEMENTWISE, REDUCTIONS
-from tvm_split.frontends.importing import Imported, RecordingBuilder
-from tvm_split.frontends.normal_form import layers_of_all
+from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.operators import Operators, numbers_of, shape_of
 
 _FIRST = "NCHW"
@@ -77,39 +77,25 @@ Result = Value | list[Value]
 Rule = Callable[[Arranger, relax.Call, Sequence[Value]], Result]
 
 
-@dataclass(frozen=True)
-class LaidOut:
-    """The rewritten function; axis i of the variable for ``source`` is the source's axis ``orders[source][i]``."""
+def channels_first(built: Built) -> tuple[Built, dict[str, tuple[int, ...]]]:
+    """Rewrite a network to channels first.
 
-    imported: Imported
-    orders: Mapping[Any, tuple[int, ...]]
-
-    def named(self, variables: Mapping[Any, str]) -> dict[str, tuple[int, ...]]:
-        """The orders of axes by the names of ``variables``."""
-        return {variable: self.orders[source] for source, variable in variables.items()}
-
-
-def channels_first(imported: Imported) -> LaidOut:
-    """Rewrite ``imported`` to channels first; it must be one block of straight-line code with static shapes."""
-    function = imported.function
-    bindings = [binding for block in function.body.blocks for binding in block.bindings]
-    layer_of = layers_of_all(bindings, imported.layers)
-    builder = RecordingBuilder()
+    Returns it with the orders of axes by variable: axis i of a variable is axis ``order[i]`` of the source's value.
+    """
+    function = built.module["main"]
+    builder = ModelBuilder()
     op = Arranger(builder)
-    values: dict[relax.Var, Result] = {parameter: in_place(parameter) for parameter in function.params}
-    with builder.function("main", function.params):
-        with builder.dataflow():
-            for binding in bindings:
-                builder.layer = layer_of[binding.var]
-                values[binding.var] = _converted(op, binding.value, values)
-            fields = [_returned(op, value) for value in _listed(_value(op, function.body.body, values))]
-            builder.layer = "output"
-            result = builder.emit_output(relax.Tuple(fields))
-        builder.emit_func_output(result)
+    values: dict[relax.Var, Result] = {}
+    with builder.main(built.inputs) as parameters:
+        values.update((old, in_place(new)) for old, new in zip(function.params, parameters, strict=True))
+        for binding in bindings_of(function):
+            builder.layer = built.layers[binding.var.name]
+            values[binding.var] = _converted(op, binding.value, values)
+        builder.outputs = [_returned(op, value) for value in _listed(_value(op, function.body.body, values))]
     by_name = {variable.name: value for variable, value in values.items() if isinstance(value, Value)}
-    held = {source: by_name[name] for name, source in imported.held.items() if name in by_name}
-    orders = {source: value.order for source, value in held.items()}
-    return LaidOut(builder.imported({source: value.expr for source, value in held.items()}), orders)
+    held = {source: by_name[name] for source, name in built.held.items()}
+    arranged = builder.built({source: value.expr for source, value in held.items()})
+    return arranged, {name: held[source].order for source, name in arranged.held.items()}
 
 
 def _returned(op: Arranger, value: Value) -> relax.Expr:

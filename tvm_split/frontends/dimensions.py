@@ -128,7 +128,7 @@ def bound_inputs(
 
 def _checked_examples(specs: Specs, given: Any) -> list[Array]:
     """Return the examples as arrays. Raises ModelImportError if a shape or dtype does not fit its input."""
-    arrays = [np.asarray(value) for value in in_order([name for name, _, _ in specs], given)]
+    arrays = [np.asarray(value, order="C") for value in in_order([name for name, _, _ in specs], given)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
         fits = array.ndim == len(shape) and all(
             size in (None, mine) for size, mine in zip(shape, array.shape, strict=True)

@@ -18,7 +18,7 @@ from tests.helpers.frontends.digits import TRAINED, digits
 from tests.helpers.frontends.keras_networks import attention, convolutions
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.frontends.keras.scopes import scopes_of_keras
+from tvm_split.frontends.names import scopes_of_keras
 
 LIMIT = 1e-4
 

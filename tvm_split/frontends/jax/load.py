@@ -17,8 +17,8 @@ from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.dimensions import bound_inputs, with_rows
 from tvm_split.frontends.frontend import ImportRequest
 from tvm_split.frontends.jax.flax_modules import function_of
-from tvm_split.frontends.normal_form import UniqueNames, identifier
-from tvm_split.frontends.stablehlo.building import model_of
+from tvm_split.frontends.names import UniqueNames, identifier
+from tvm_split.frontends.stablehlo.importer import model_of
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
 from tvm_split.frontends.stablehlo.modules import (
     Array,

@@ -18,7 +18,7 @@ import numpy as np
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.dimensions import OpenSizes, in_order, with_rows
 from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.normal_form import identifier
+from tvm_split.frontends.names import identifier
 from tvm_split.model import Model
 
 BACKENDS = ("jax", "torch")

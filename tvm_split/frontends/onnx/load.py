@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,12 @@ import numpy as np
 import onnx
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.dimensions import in_order
+from tvm_split.frontends.dimensions import bound_inputs, in_order
 from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.normal_form import identifier, normal_form
-from tvm_split.frontends.onnx.adapter import import_onnx, importable_operators
+from tvm_split.frontends.names import identifier
 from tvm_split.frontends.onnx.annotations import split_from_annotations
-from tvm_split.frontends.onnx.dimensions import bind_sizes
 from tvm_split.frontends.onnx.graph import model_inputs, numpy_name, static_graph
+from tvm_split.frontends.onnx.importer import import_onnx, importable_operators
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
@@ -32,15 +32,13 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     Raises ModelImportError.
     """
     model = _read(source)
-    examples = None if request.example_inputs is None else _examples(model, request.example_inputs)
-    model = bind_sizes(model, examples, request.batch, request.dimensions)
+    examples = _bind_sizes(model, request)
     graph = static_graph(model, importable_operators())
-    imported = import_onnx(graph)
-    form = normal_form(imported.function, imported.layers, graph.inputs)
+    built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
-    reference = InChildProcess(OnnxReference(model, graph.inputs, form.variables(imported.held)))
-    outputs = form.outputs(graph.outputs)
-    loaded = Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
+    reference = InChildProcess(OnnxReference(model, graph.inputs, built.held))
+    outputs = built.outputs(graph.outputs)
+    loaded = Model(identifier(name), "onnx", built.module, built.inputs, outputs, built.layers, reference, examples)
     return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))
 
 
@@ -90,12 +88,32 @@ def _check_inputs(model: onnx.ModelProto) -> None:
             )
 
 
-def _examples(model: onnx.ModelProto, given: Any) -> tuple[Array, ...]:
-    wanted = model_inputs(model)
-    values = in_order([value.name for value in wanted], given)
-    arrays = tuple(np.asarray(value, order="C") for value in values)
-    for value, array in zip(wanted, arrays, strict=True):
-        dtype = numpy_name(value.type.tensor_type.elem_type)
-        if str(array.dtype) != dtype:
-            raise ModelImportError(f"input {value.name!r} is {dtype}, example_inputs has {array.dtype}")
-    return arrays
+def _bind_sizes(model: onnx.ModelProto, request: ImportRequest) -> tuple[Array, ...] | None:
+    """Bind the open sizes of all inputs in place; return the example inputs if they have these sizes."""
+    inputs = model_inputs(model)
+    examples: list[Any] = [None] * len(inputs)
+    if request.example_inputs is not None:
+        examples = in_order([value.name for value in inputs], request.example_inputs)
+    specs: list[tuple[str, Sequence[int | None], str]] = []
+    symbols: dict[str, str] = {}
+    for value, example in zip(inputs, examples, strict=True):
+        kind = value.type.tensor_type
+        if not kind.HasField("shape"):
+            if example is None:
+                raise ModelImportError(f"input {value.name!r} has no shape in the model; give example_inputs")
+            kind.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in np.shape(example))
+        sizes = [size.dim_value if size.dim_value > 0 else None for size in kind.shape.dim]
+        specs.append((value.name, sizes, numpy_name(kind.elem_type)))
+        symbols.update((f"{value.name}[{axis}]", size.dim_param) for axis, size in enumerate(kind.shape.dim))
+    shapes, fitting = bound_inputs(specs, request, {place: symbol for place, symbol in symbols.items() if symbol})
+    for value, shape in zip(inputs, shapes, strict=True):
+        if 0 in shape:
+            raise ModelImportError(f"the example input for {value.name!r} has the shape {shape}; a size is at least 1")
+        for dimension, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+            dimension.dim_value = size
+    # Recorded shapes of other tensors may contain symbols that are bound now; shape inference computes them again.
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    return None if fitting is None else tuple(fitting)

@@ -11,10 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.importing import BRANCH, LOOP, refuse
+from tvm_split.frontends.convert import BRANCH, LOOP, refuse
 from tvm_split.frontends.stablehlo.folding import folded
-from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of
-from tvm_split.frontends.stablehlo.locations import words_of
+from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of, words_of
 from tvm_split.frontends.stablehlo.modules import Array, block_of, functions, in_context, main_of
 
 MOST_OPERATIONS = 200_000
@@ -109,7 +108,7 @@ class _Flattening:
     def _written(
         self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
     ) -> Sequence[ir.Value]:
-        words = frame.words_within(words_of(str(operation.location)))
+        words = frame.words_within(words_of(operation.location))
         kind = operation.name
         if kind in ("func.call", "stablehlo.composite"):
             callee = "callee" if kind == "func.call" else "decomposition"

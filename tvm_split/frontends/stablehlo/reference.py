@@ -14,7 +14,7 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
 from tvm_split.errors import ModelImportError, VerificationError, last_line
-from tvm_split.frontends.stablehlo.attributes import result_kind
+from tvm_split.frontends.stablehlo.conversions.call import result_kind
 from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of
 
 _BYTES_AT_A_TIME = 1 << 28

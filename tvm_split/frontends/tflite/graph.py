@@ -15,8 +15,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.convert import Kind
 from tvm_split.frontends.dimensions import Array, Specs
-from tvm_split.frontends.normal_form import UniqueNames
+from tvm_split.frontends.names import UniqueNames
 from tvm_split.frontends.tflite.dilation import Dilation, dilations
 from tvm_split.frontends.tflite.reference import interpreter_of
 
@@ -56,20 +57,19 @@ DTYPES = {
 class Operator:
     """An operator: its kind (``CONV_2D``), the numbers of inputs (-1: none) and outputs, and its first output's name.
 
-    ``is_fused`` is true if an activation is part of it.
+    ``options`` are named as in ``schema_py_generated``.
     """
 
     kind: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     name: str
-    is_fused: bool = False
+    options: Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class Tensor:
-    shape: tuple[int, ...]
-    dtype: str
+    @property
+    def is_fused(self) -> bool:
+        """Whether an activation is part of the operator."""
+        return bool(self.options.get("fusedActivationFunction"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class TfliteGraph:
 
     content: bytes
     operators: Sequence[Operator]
-    tensors: Mapping[int, Tensor]
+    tensors: Mapping[int, Kind]
     inputs: Mapping[int, str]
     outputs: Sequence[tuple[int, str]]
     weights: Mapping[int, str]
@@ -155,7 +155,7 @@ class TfliteFile:
         model.subgraphs[0].operators = [each for place, each in enumerate(written) if place not in part_of]
         used = {number for each in operators for number in (*each.inputs, *each.outputs)}
         used |= {*self.inputs, *(number for number, _ in self.outputs)}
-        tensors = {number: Tensor(tuple(sizes[number]), self.dtype(number)) for number in sorted(used - {-1})}
+        tensors = {number: Kind(self.dtype(number), tuple(sizes[number])) for number in sorted(used - {-1})}
         computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
         return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), self._is_quantized())
@@ -204,7 +204,7 @@ class TfliteFile:
             kind = f"custom operator {_text(self.model.operatorCodes[given.opcodeIndex].customCode)}"
         name = _text(self.graph.tensors[outputs[0]].name) if outputs else ""
         inputs = tuple(int(number) for number in _listed(given.inputs))
-        return Operator(kind, inputs, outputs, name, bool(getattr(given.builtinOptions, "fusedActivationFunction", 0)))
+        return Operator(kind, inputs, outputs, name, vars(given.builtinOptions) if given.builtinOptions else {})
 
     def _declared(self, number: int) -> list[int | None]:
         tensor = self.graph.tensors[number]
@@ -240,7 +240,7 @@ def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
     return replace(operator, inputs=inputs, outputs=(dilation.result,))
 
 
-def _static(model: Any, tensors: Mapping[int, Tensor], computed: Mapping[int, Array]) -> bytes:
+def _static(model: Any, tensors: Mapping[int, Kind], computed: Mapping[int, Array]) -> bytes:
     """Return the file with static shapes, ``computed`` values as constants, and tensors named by their numbers."""
     for number, tensor in enumerate(model.subgraphs[0].tensors):
         tensor.name = str(number)

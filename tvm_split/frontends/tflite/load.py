@@ -7,10 +7,10 @@ from pathlib import Path
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import bound_inputs
 from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.names import identifier
 from tvm_split.frontends.reference import Arranged, InChildProcess
-from tvm_split.frontends.tflite.adapter import import_tflite, require_end
 from tvm_split.frontends.tflite.graph import TfliteFile
+from tvm_split.frontends.tflite.importer import import_tflite, require_end
 from tvm_split.frontends.tflite.names import parts_of
 from tvm_split.frontends.tflite.reference import TfliteReference
 from tvm_split.model import Model
@@ -37,18 +37,15 @@ def load_tflite(source: str | Path | bytes, request: ImportRequest) -> Model:
     shapes, examples = bound_inputs(specs, request)
     require_end(file.operators, parts_of(file.operators, file.weights()))
     graph = file.bound(shapes)
-    laid_out = channels_first(import_tflite(graph, parts_of(graph.operators, graph.weights)))
-    form = normal_form(laid_out.imported.function, laid_out.imported.layers, list(graph.inputs.values()))
-    variables = form.variables(laid_out.imported.held)
+    built, orders = channels_first(import_tflite(graph, parts_of(graph.operators, graph.weights)))
     reference = TfliteReference(
         file.content,
         dict(zip(graph.inputs, shapes, strict=True)),
         [number for number, _ in graph.outputs],
-        {number: variables[number] for number in laid_out.imported.held.values() if number in variables},
+        {int(key): variable for key, variable in built.held.items()},
     )
-    arranged = Arranged(InChildProcess(reference), laid_out.named(variables))
-    outputs = form.outputs([output for _, output in graph.outputs])
     return Model(
-        identifier(name), "tflite", form.module, form.inputs, outputs, form.layers, arranged,
-        None if examples is None else tuple(examples), QUANTIZED_TOLERANCE if graph.is_quantized else None,
+        identifier(name), "tflite", built.module, built.inputs, built.outputs([output for _, output in graph.outputs]),
+        built.layers, Arranged(InChildProcess(reference), orders), None if examples is None else tuple(examples),
+        QUANTIZED_TOLERANCE if graph.is_quantized else None,
     )  # fmt: skip

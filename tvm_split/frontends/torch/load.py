@@ -17,12 +17,12 @@ from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.names import identifier
 from tvm_split.frontends.reference import Arranged
 from tvm_split.frontends.tested_versions import warn_if_untested
-from tvm_split.frontends.torch.adapter import import_graph
 from tvm_split.frontends.torch.dimensions import TENSOR, bound_sizes, checked_leaves, constant_leaves, with_batch
-from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
+from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed
+from tvm_split.frontends.torch.importer import import_graph
 from tvm_split.frontends.torch.reference import TorchReference
 from tvm_split.frontends.torch.tensors import shown, to_numpy, to_torch
 from tvm_split.model import Model, Reference
@@ -85,26 +85,17 @@ def _model(
     fixed(lowered, sizes)
     names = LayerNames(lowered)
     check_no_state(lowered, names)
-    graph = import_graph(lowered, names)
-    laid_out = channels_first(graph) if has_channels_last else None
-    graph = graph if laid_out is None else laid_out.imported
-    form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs(lowered)])
-    inputs = form.inputs
-    variables = form.variables(graph.held)
-    reference: Reference = TorchReference(run, _structure(program, len(inputs)), lowered, variables)
-    if laid_out is not None:
-        reference = Arranged(reference, laid_out.named(variables))
-    arrays = _arrays(examples, inputs)
+    built = import_graph(lowered, names)
+    if has_channels_last:
+        built, orders = channels_first(built)
+    inputs = built.inputs
+    reference: Reference = TorchReference(run, _structure(program, len(inputs)), lowered, built.held)
+    if has_channels_last:
+        reference = Arranged(reference, orders)
     return Model(
-        identifier(request.name or "model"),
-        "torch",
-        form.module,
-        inputs,
-        form.outputs(),
-        form.layers,
-        reference,
-        arrays,
-    )
+        identifier(request.name or "model"), "torch", built.module, inputs, built.outputs(), built.layers, reference,
+        _arrays(examples, inputs),
+    )  # fmt: skip
 
 
 def _arrays(examples: list[Any] | None, inputs: Sequence[TensorSpec]) -> tuple[Any, ...] | None:
