@@ -58,7 +58,7 @@ def _interpreted(operation: ir.Operation, operands: Sequence[Array]) -> list[Arr
     results = [kind_of(result) for result in operation.results]
     function = func.FuncOp("main", ir.FunctionType.get(kinds, results), ip=ir.InsertionPoint(module.body))
     block = ir.InsertionPoint(function.add_entry_block())
-    attributes = {entry.name: entry.attr for entry in operation.attributes}
+    attributes = {name: operation.attributes[name] for name in operation.attributes}
     arguments = list(function.arguments)
     copy = ir.Operation.create(operation.name, results, arguments, attributes=attributes, ip=block)
     func.ReturnOp(list(copy.results), ip=block)
