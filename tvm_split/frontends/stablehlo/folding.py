@@ -63,19 +63,13 @@ def _interpreted(operation: ir.Operation, operands: Sequence[Array]) -> list[Arr
     copy = ir.Operation.create(operation.name, results, arguments, attributes=attributes, ip=block)
     func.ReturnOp(list(copy.results), ip=block)
     constants = [
-        _attribute(np.broadcast_to(array, sizes), kind.element_type) for array, kind in zip(compact, kinds, strict=True)
+        ir.DenseElementsAttr.get(
+            np.ascontiguousarray(np.broadcast_to(array, sizes)), type=kind.element_type, shape=list(sizes)
+        )
+        for array, kind in zip(compact, kinds, strict=True)
     ]
     (value,) = stablehlo.eval_module(module, constants)
     return [np.broadcast_to(array_of(value), result_kind(operation)[0])]
-
-
-def _attribute(array: Array, element: ir.Type) -> ir.Attribute:
-    shape = array.shape
-    if array.dtype == bool:
-        array = np.packbits(array, bitorder="little")
-    elif array.dtype.kind == "V":
-        array = np.ascontiguousarray(array).view(np.uint16)
-    return ir.DenseElementsAttr.get(np.ascontiguousarray(array), type=element, shape=shape)
 
 
 def without_repeats(array: Array) -> Array:
