@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvm_split.errors import ModelImportError, OpenAxesError
-from tvm_split.frontends.frontend import ImportRequest
+from tvm_split.frontends import ImportRequest
 
 Array = np.ndarray[Any, Any]
 Specs = Sequence[tuple[str, Sequence[int | None], str]]

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.dimensions import bound_inputs, in_order
-from tvm_split.frontends.frontend import ImportRequest
 from tvm_split.frontends.names import identifier
 from tvm_split.frontends.onnx.annotations import split_from_annotations
 from tvm_split.frontends.onnx.graph import model_inputs, numpy_name, static_graph

@@ -6,7 +6,7 @@ which also computes the reference values, computes both once, and the results be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
 from tvm_split.frontends.dimensions import Array, Specs
 from tvm_split.frontends.names import UniqueNames
-from tvm_split.frontends.tflite.dilation import Dilation, dilations
 from tvm_split.frontends.tflite.reference import interpreter_of
 
 IDENTIFIER = b"TFL3"
@@ -281,3 +280,70 @@ def _listed(vector: Any) -> Any:
 
 def _text(name: Any) -> str:
     return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name or ""
+
+
+_CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D")
+
+
+@dataclass(frozen=True)
+class Dilation:
+    """A dilated convolution: the numbers of its input and output, its dilation (height, width) and its padding."""
+
+    data: int
+    result: int
+    steps: tuple[int, int]
+    padding: int
+
+
+def dilations(
+    operators: Sequence[Any],
+    options: Sequence[Any],
+    shapes: Mapping[int, Sequence[int]],
+    constant: Callable[[int], Array | None],
+    outputs: Sequence[int],
+) -> dict[int, Dilation]:
+    """Find dilated convolutions, by position; the operators right before and after each are part of it.
+
+    ``operators`` have ``kind``, ``inputs`` and ``outputs``, and ``options`` are theirs. ``constant`` returns the value
+    of a tensor that depends on no input, else None. ``outputs`` are the graph's.
+    """
+    readers = [number for operator in operators for number in operator.inputs] + list(outputs)
+    found = {}
+    for place in range(1, len(operators) - 1):
+        before, own, after = operators[place - 1 : place + 2]
+        kinds = (before.kind, after.kind)
+        if own.kind not in _CONVOLUTIONS or kinds != ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"):
+            continue
+        inner = (before.outputs[0], own.outputs[0])
+        if (own.inputs[0], after.inputs[0]) != inner or any(readers.count(number) != 1 for number in inner):
+            continue
+        dilation = _dilation(before, own, after, options[place], shapes, constant)
+        if dilation is not None:
+            found[place] = dilation
+    return found
+
+
+def _dilation(
+    before: Any,
+    own: Any,
+    after: Any,
+    options: Any,
+    shapes: Mapping[int, Sequence[int]],
+    constant: Callable[[int], Array | None],
+) -> Dilation | None:
+    is_plain = (options.strideH, options.strideW) == (options.dilationHFactor, options.dilationWFactor) == (1, 1)
+    known = [constant(number) for number in (*before.inputs[1:], *after.inputs[1:])]
+    if not is_plain or options.padding != schema.Padding.VALID or any(each is None for each in known):
+        return None
+    steps, widths, same_steps, cuts = [each.tolist() for each in known if each is not None]
+    if len(steps) != 2 or steps != same_steps:
+        return None
+    borders = [(low - first, high - last) for (low, high), (first, last) in zip(widths, cuts, strict=True)]
+    reach = [(size - 1) * step for size, step in zip(shapes[own.inputs[1]][1:3], steps, strict=True)]
+    if borders == [(each // 2, each - each // 2) for each in reach]:
+        padding = schema.Padding.SAME
+    elif borders == [(0, 0), (0, 0)]:
+        padding = schema.Padding.VALID
+    else:
+        return None
+    return Dilation(before.inputs[0], after.outputs[0], (steps[0], steps[1]), padding)

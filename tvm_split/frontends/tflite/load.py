@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import bound_inputs
-from tvm_split.frontends.frontend import ImportRequest
 from tvm_split.frontends.names import identifier
 from tvm_split.frontends.reference import Arranged, InChildProcess
 from tvm_split.frontends.tflite.graph import TfliteFile

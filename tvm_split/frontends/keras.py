@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.dimensions import OpenSizes, in_order, with_rows
-from tvm_split.frontends.frontend import ImportRequest
 from tvm_split.frontends.names import identifier
 from tvm_split.model import Model
 
@@ -58,7 +58,7 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
     if backend == "torch":
         model = _through_torch(call, source, arrays, identifiers, called)
         return model if request.example_inputs is not None else replace(model, example_inputs=None)
-    from tvm_split.frontends.jax.load import traced_model
+    from tvm_split.frontends.jax import traced_model
     from tvm_split.frontends.stablehlo.layer_names import below_the_network
 
     return traced_model(
