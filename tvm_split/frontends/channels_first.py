@@ -151,9 +151,11 @@ def _as_it_is(op: Arranger, call: relax.Call, values: Mapping[relax.Var, Result]
 
 def _changed(op: Arranger, call: relax.Call, arguments: Sequence[relax.Expr], **changes: Any) -> relax.Expr:
     """Emit ``call`` with other arguments, and with ``changes`` of its attributes."""
-    info = type(call.attrs).__tvm_ffi_type_info__
-    values = {entry.name: getattr(call.attrs, entry.name) for entry in info.fields}
-    attributes = tvm.ir.make_node(info.type_key, **{**values, **changes}) if changes else call.attrs
+    attributes = call.attrs
+    if changes:
+        info = type(attributes).__tvm_ffi_type_info__
+        values = {entry.name: getattr(attributes, entry.name) for entry in info.fields}
+        attributes = tvm.ir.make_node(info.type_key, **{**values, **changes})
     return op.builder.emit(relax.Call(call.op, list(arguments), attributes, call.ty_args))
 
 

@@ -29,47 +29,55 @@ _ARITHMETIC = frozenset(
 )  # fmt: skip
 
 
+_INTERPRETED = frozenset(("stablehlo.reverse", "stablehlo.dynamic_update_slice", "stablehlo.bitcast_convert"))
+
+
 def folded(operation: ir.Operation, operands: Sequence[Array]) -> list[Array] | None:
     """Return the results of an operation on known operands; None if it is not folded."""
     kind = operation.name
     if kind == "stablehlo.constant":
         return [array_of(operation.attributes["value"])]
+    if kind not in _MOVING and kind not in _ARITHMETIC and kind not in _INTERPRETED:
+        return None
+    shape, dtype = result_kind(operation)
     if kind in _MOVING:
-        shape, dtype = result_kind(operation)
         return [_MOVING[kind](operation, operands, shape).astype(dtype, copy=False)]
-    return _interpreted(operation, operands) if kind in _ARITHMETIC else None
-
-
-def _interpreted(operation: ir.Operation, operands: Sequence[Array]) -> list[Array] | None:
-    """Compute an elementwise operation; None for a large one, or a division that the interpreter cannot survive."""
+    if kind in _INTERPRETED:
+        return _interpreted(operation, operands, shape)
     compact = [without_repeats(operand) for operand in operands]
+    # The interpreter ends the process where it divides an integer by 0.
+    if (
+        kind in ("stablehlo.divide", "stablehlo.remainder")
+        and compact[1].dtype.kind in "iu"
+        and (compact[1] == 0).any()
+    ):
+        return None
     sizes = np.broadcast_shapes(*(operand.shape for operand in compact))
+    values = _interpreted(operation, [np.broadcast_to(operand, sizes) for operand in compact], sizes)
+    return values and [np.broadcast_to(value, shape) for value in values]
+
+
+def _interpreted(operation: ir.Operation, operands: Sequence[Array], sizes: Sequence[int]) -> list[Array] | None:
+    """Compute an operation of one result of the shape ``sizes`` on operands of any shape; None for a large one."""
     if math.prod(sizes) > LARGEST:
         return None
-    is_division = operation.name in ("stablehlo.divide", "stablehlo.remainder") and compact[1].dtype.kind in "iu"
-    if is_division and (compact[1] == 0).any():
-        return None
 
-    def kind_of(value: ir.Value) -> ir.Type:
-        return ir.RankedTensorType.get(sizes, ir.RankedTensorType(value.type).element_type)
+    def kind_of(value: ir.Value, shape: Sequence[int]) -> ir.Type:
+        return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(value.type).element_type)
 
+    kinds = [kind_of(value, array.shape) for value, array in zip(operation.operands, operands, strict=True)]
+    result = kind_of(operation.results[0], sizes)
     module = ir.Module.create()
-    kinds = [kind_of(operand) for operand in operation.operands]
-    results = [kind_of(result) for result in operation.results]
-    function = func.FuncOp("main", ir.FunctionType.get(kinds, results), ip=ir.InsertionPoint(module.body))
+    function = func.FuncOp("main", ir.FunctionType.get(kinds, [result]), ip=ir.InsertionPoint(module.body))
     block = ir.InsertionPoint(function.add_entry_block())
     attributes = {name: operation.attributes[name] for name in operation.attributes}
-    arguments = list(function.arguments)
-    copy = ir.Operation.create(operation.name, results, arguments, attributes=attributes, ip=block)
+    copy = ir.Operation.create(operation.name, [result], list(function.arguments), attributes=attributes, ip=block)
     func.ReturnOp(list(copy.results), ip=block)
     constants = [
-        ir.DenseElementsAttr.get(
-            np.ascontiguousarray(np.broadcast_to(array, sizes)), type=kind.element_type, shape=list(sizes)
-        )
-        for array, kind in zip(compact, kinds, strict=True)
+        ir.DenseElementsAttr.get(np.ascontiguousarray(array), type=kind.element_type, shape=list(array.shape))
+        for array, kind in zip(operands, kinds, strict=True)
     ]
-    (value,) = stablehlo.eval_module(module, constants)
-    return [np.broadcast_to(array_of(value), result_kind(operation)[0])]
+    return [array_of(value) for value in stablehlo.eval_module(module, constants)]
 
 
 def without_repeats(array: Array) -> Array:
@@ -114,24 +122,9 @@ def _starts(operand: Array, starts: Sequence[Array], sizes: Sequence[int]) -> tu
     return tuple(slice(place, place + size) for place, size in zip(places, sizes, strict=True))
 
 
-def _dynamic_update(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    operand, update, *starts = operands
-    result = np.array(operand)
-    result[_starts(operand, starts, update.shape)] = update
-    return result
-
-
-def _bits(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    return np.array(operands[0]).view(result_kind(operation)[1]).reshape(shape)
-
-
 def _slice(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, ...]) -> Array:
     firsts, lasts, steps = (integers(operation, name) for name in ("start_indices", "limit_indices", "strides"))
     return operands[0][tuple(map(slice, firsts, lasts, steps))]
-
-
-def _reverse(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    return np.flip(operands[0], tuple(integers(operation, "dimensions")))
 
 
 _MOVING: dict[str, Callable[[ir.Operation, Sequence[Array], tuple[int, ...]], Array]] = {
@@ -140,13 +133,10 @@ _MOVING: dict[str, Callable[[ir.Operation, Sequence[Array], tuple[int, ...]], Ar
     "stablehlo.reshape": _reshape,
     "stablehlo.transpose": lambda operation, operands, shape: operands[0].transpose(integers(operation, "permutation")),
     "stablehlo.slice": _slice,
-    "stablehlo.reverse": _reverse,
     "stablehlo.concatenate": lambda operation, operands, shape: np.concatenate(
         operands, ir.IntegerAttr(operation.attributes["dimension"]).value
     ),
     "stablehlo.dynamic_slice": lambda operation, operands, shape: operands[0][
         _starts(operands[0], operands[1:], integers(operation, "slice_sizes"))
     ],
-    "stablehlo.dynamic_update_slice": _dynamic_update,
-    "stablehlo.bitcast_convert": _bits,
 }

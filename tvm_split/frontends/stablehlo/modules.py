@@ -172,20 +172,10 @@ def array_of(attribute: ir.Attribute) -> Array:
     if isinstance(attribute, ir.DenseResourceElementsAttr):
         raise ModelImportError("a constant's values were left out of the text; write it with all its values")
     shape, dtype = shape_and_dtype(ir.ShapedType(attribute.type))
-    numpy_dtype = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-    elements = ir.DenseElementsAttr(attribute)
-    if elements.is_splat:
-        splat = elements.get_splat_value()
-        number = ir.FloatAttr(splat).value if "float" in dtype else ir.IntegerAttr(splat).value
-        return np.full(shape, _wrapped(number, numpy_dtype), numpy_dtype)
+    sizes = [size for size in shape if size is not None]
     if dtype == "bfloat16":
-        return _bfloat16_of(str(attribute)).reshape(shape)
-    return np.array(elements).astype(numpy_dtype).reshape(shape)
-
-
-def _wrapped(number: Any, dtype: np.dtype[Any]) -> Any:
-    """Convert an integer to the range of ``dtype``: MLIR returns the bits of unsigned integers as signed."""
-    return number % (np.iinfo(dtype).max + 1) if dtype.kind == "u" else number
+        return np.resize(_bfloat16_of(str(attribute)), sizes)
+    return np.array(ir.DenseElementsAttr(attribute)).reshape(sizes)
 
 
 def _bfloat16_of(text: str) -> Array:
