@@ -17,91 +17,100 @@ of each micro-batch. (The annotated graph shows such a stage on its first machin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import tvm
 from tvm import relax
 from tvm.ir import StringImm
 from tvm.relax.global_info import VDevice
 
-from relay_passes.contract import operations_of, returned_fields
-from relay_passes.partition import Computation, PlacedStage, Placement
-from relay_passes.rewrite import emit_operations, substitute
+from relay_passes.ir import emit_operations, new_function, operations_of, returned_fields, substitute
+from relay_passes.partition import Computation
 
 RECEIVE = "tvm_split.receive"
 SEND = "tvm_split.send"
 CLIENT = "client"
 
 
-def virtual_devices(placement: Placement) -> dict[str, VDevice]:
+class PlacedStage(Protocol):
+    """The machines of a stage: its replicas, or one.
+
+    Micro-batch ``s`` is computed by ``machines[turns[s % len(turns)]]``. Graphs show a stage on its first machine.
+    """
+
+    @property
+    def machines(self) -> tuple[str, ...]: ...
+
+    @property
+    def turns(self) -> tuple[int, ...]: ...
+
+
+Parts = Sequence[tuple[PlacedStage, Computation]]
+"""The stages of a whole graph in topological order, each with its computation."""
+
+
+def virtual_devices(parts: Parts, targets: Mapping[str, tvm.target.Target]) -> dict[str, VDevice]:
     """Return one `VDevice` per machine that has a stage; devices of the same target kind are numbered from 0."""
     counts: dict[str, int] = {}
     devices: dict[str, VDevice] = {}
-    for machine in (machine for stage in placement.stages for machine in stage.machines):
-        if machine not in devices:
-            target = placement.targets[machine]
-            kind = target.kind.name
-            devices[machine] = VDevice(target, counts.get(kind, 0), machine)
-            counts[kind] = counts.get(kind, 0) + 1
+    for machine in dict.fromkeys(machine for stage, _ in parts for machine in stage.machines):
+        kind = targets[machine].kind.name
+        devices[machine] = VDevice(targets[machine], counts.get(kind, 0), machine)
+        counts[kind] = counts.get(kind, 0) + 1
     return devices
 
 
 def annotated_module(
     parameters: Sequence[relax.Var],
     cuts: Sequence[relax.VarBinding],
-    computations: Sequence[Computation],
+    parts: Parts,
     outputs: Sequence[str],
-    placement: Placement,
+    devices: Mapping[str, VDevice],
 ) -> tvm.IRModule:
     """Return the stages as one graph that takes the model's ``parameters`` and returns the tensors named ``outputs``.
 
     ``cuts`` are the slices of parameters that the client computes before it sends them; they are on no device.
     """
-    devices = virtual_devices(placement)
     made: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
     # The tensors on each machine, by the machine's and the tensor's name.
     present: dict[tuple[str, str], relax.Expr] = {}
-    builder = relax.BlockBuilder()
-    with builder.function("main", list(parameters)):
-        with builder.dataflow():
-            emit_operations(builder, cuts, made)
-            for stage, part in zip(placement.stages, computations, strict=True):
-                machine = stage.machine
-                for name in part.received:
-                    if (machine, name) not in present:
-                        crossing = relax.op.to_vdevice(made[name], devices[machine])
-                        hint = f"{name}_on_{machine.replace('-', '_')}"
-                        present[machine, name] = builder.emit(crossing, name_hint=hint)
-                values = {
-                    parameter.name: present[machine, name]
-                    for parameter, name in zip(part.function.params, part.received, strict=True)
-                }
-                sent = _emit_stage(builder, part, values)
-                made.update(sent)
-                present.update({(machine, name): value for name, value in sent.items()})
-            result = builder.emit_output(relax.Tuple([made[name] for name in outputs]))
-        builder.emit_func_output(result)
-    module = builder.get()
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        emit_operations(builder, cuts, made)
+        for stage, part in parts:
+            machine = stage.machines[0]
+            for name in part.received:
+                if (machine, name) not in present:
+                    crossing = relax.op.to_vdevice(made[name], devices[machine])
+                    hint = f"{name}_on_{machine.replace('-', '_')}"
+                    present[machine, name] = builder.emit(crossing, name_hint=hint)
+            values = {
+                parameter.name: present[machine, name]
+                for parameter, name in zip(part.function.params, part.received, strict=True)
+            }
+            sent = _emit_stage(builder, part, values)
+            made.update(sent)
+            present.update({(machine, name): value for name, value in sent.items()})
+        return [made[name] for name in outputs]
+
+    module = tvm.IRModule({"main": new_function("main", parameters, emit)})
     module.update_global_info("vdevice", list(devices.values()))
     return module
 
 
-def machine_modules(
-    computations: Sequence[Computation], outputs: Sequence[str], placement: Placement
-) -> dict[str, tvm.IRModule]:
+def machine_modules(parts: Parts, outputs: Sequence[str], devices: Mapping[str, VDevice]) -> dict[str, tvm.IRModule]:
     """Return the module with sends and receives of every machine, by name, in the order of their first stages."""
-    devices = virtual_devices(placement)
-    stages = list(zip(placement.stages, computations, strict=True))
-    sources = {name: _written(stage) for stage, part in stages for name in part.sent}
+    sources = {name: _written(stage) for stage, part in parts for name in part.sent}
     destinations: dict[str, dict[str, None]] = {}
-    for stage, part in stages:
+    for stage, part in parts:
         for name in part.received:
             destinations.setdefault(name, {}).setdefault(_written(stage))
     for name in outputs:
         destinations.setdefault(name, {}).setdefault(CLIENT)
     functions: dict[str, dict[str, relax.Function]] = {}
-    for stage, part in stages:
+    for stage, part in parts:
         for replica, machine in enumerate(stage.machines):
-            turns = {"replica": replica, "turns": list(stage.turns)} if stage.turns else {}
+            turns = {"replica": replica, "turns": list(stage.turns)} if len(stage.machines) > 1 else {}
             builder = relax.BlockBuilder()
             with builder.function(part.name, [], attrs={"machine": machine, **turns}, pure=False):
                 values: dict[str, relax.Expr] = {}
@@ -117,7 +126,7 @@ def machine_modules(
                         builder.emit(send, name_hint="sent")
                 builder.emit_func_output(relax.Tuple([]))
             functions.setdefault(machine, {})[part.name] = builder.get()[part.name]
-    modules = {machine: tvm.IRModule(parts) for machine, parts in functions.items()}
+    modules = {machine: tvm.IRModule(stages) for machine, stages in functions.items()}
     for module in modules.values():
         # List all devices, since the number of a device in the printed types is its position in this list.
         module.update_global_info("vdevice", list(devices.values()))

@@ -20,9 +20,17 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
+from relay_passes.ir import (
+    bindings_of,
+    constant,
+    is_tensor_constant,
+    main_function,
+    operator_name,
+    returned_fields,
+    rewrite_main,
+    shape_of,
+    used_variables,
+)
 
 # Operator → (axis of the output's channels from the end, axis of the weight's output channels)
 _PRODUCTS = {"relax.nn.conv1d": (2, 0), "relax.nn.conv2d": (3, 0), "relax.nn.conv3d": (4, 0), "relax.matmul": (1, -1)}

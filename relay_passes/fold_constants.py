@@ -20,8 +20,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
+from relay_passes.ir import constant, is_tensor_constant, operator_name, rewrite_main, shape_of
 
 Array = np.ndarray[Any, Any]
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {

@@ -14,8 +14,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.operands import convolution_like
-from relay_passes.rewrite import operator_name, rewrite_main
+from relay_passes.ir import convolution_like, operator_name, rewrite_main
 
 _CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
 

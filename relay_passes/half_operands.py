@@ -22,9 +22,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.contract import main_function, names_of
-from relay_passes.operands import CONVOLUTIONS, convolution_like
-from relay_passes.rewrite import operator_name, rewrite_main
+from relay_passes.ir import CONVOLUTIONS, convolution_like, main_function, names_of, operator_name, rewrite_main
 
 MULTIPLYING = ("relax.matmul", *CONVOLUTIONS)
 OTHERS = ("relax.einsum", "relax.nn.attention", "relax.nn.attention_bias")

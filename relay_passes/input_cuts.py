@@ -13,15 +13,18 @@ from typing import NamedTuple
 import tvm
 from tvm import relax
 
-from relay_passes.contract import (
+from relay_passes.ir import (
     ContractError,
+    emit_operations,
     main_function,
     operations_of,
+    operator_name,
     require_whole_graph,
     returned_fields,
+    substitute,
     used_variables,
+    with_main,
 )
-from relay_passes.rewrite import emit_operations, operator_name, substitute, with_main
 from relay_passes.shards.passing import slice_ranges
 
 

@@ -16,8 +16,7 @@ from itertools import chain
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, used_variables
-from relay_passes.rewrite import is_tensor_constant
+from relay_passes.ir import bindings_of, is_tensor_constant, main_function, used_variables
 
 Key = tuple[object, ...]
 

@@ -16,8 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relay_passes.contract import main_function
-from relay_passes.rewrite import with_main
+from relay_passes.ir import main_function, with_main
 
 LARGEST_EMBEDDED_BYTES = 64
 

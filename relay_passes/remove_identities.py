@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.rewrite import operator_name, rewrite_main
+from relay_passes.ir import operator_name, rewrite_main
 
 
 @tvm.transform.module_pass(opt_level=0, name="RemoveIdentities")

@@ -14,8 +14,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relay_passes.contract import main_function, names_of
-from relay_passes.rewrite import with_main
+from relay_passes.ir import main_function, names_of, with_main
 
 
 @tvm.transform.module_pass(opt_level=0, name="UniqueNames")

@@ -16,7 +16,6 @@ from typing import IO
 from platformdirs import PlatformDirs
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.private_folder import tighten
 
 CACHE_VARIABLE = "TVM_SPLIT_CACHE"
 WRITING = ".writing-"
@@ -37,7 +36,7 @@ def cache_folder(subject: str) -> Path:
     if named:
         return Path(named) / subject
     try:
-        return _own(_OWN.user_cache_path, subject)
+        return _OWN.user_cache_path / subject
     except RuntimeError as error:
         raise InputError(f"this user has no home to keep a cache in: name a folder in ${CACHE_VARIABLE}") from error
 
@@ -45,16 +44,9 @@ def cache_folder(subject: str) -> Path:
 def state_folder(subject: str) -> Path | None:
     """Return the folder ``subject`` in ``tvm-split`` in the user's state folder; None without a home folder."""
     try:
-        return _own(_OWN.user_state_path, subject)
+        return _OWN.user_state_path / subject
     except RuntimeError:
         return None
-
-
-def _own(folder: Path, subject: str) -> Path:
-    """Return ``subject`` in this project's folder, after removing write permissions that old versions gave others."""
-    for path in (folder, folder / subject):
-        tighten(path)
-    return folder / subject
 
 
 def reason_of(error: OSError) -> str:

@@ -46,7 +46,7 @@ def takes_options(group: type) -> Callable[[Function], Function]:
 
     def shown(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         named = [
             inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(field), annotation=field.type

@@ -5,7 +5,6 @@ Needs only Python's standard library: `tvm-split up` sends this file to machines
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import grp
 import os
@@ -46,14 +45,6 @@ def require_private(path: Path) -> None:
     for location in links:
         _require_private(location, may_be_roots=True)
     _require_private(folder, may_be_roots=False)
-
-
-def tighten(path: Path) -> None:
-    """Remove group and other write permission from a folder of this user, which an older version may have made."""
-    with contextlib.suppress(OSError):
-        status = path.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & 0o022:
-            path.chmod(status.st_mode & 0o755)
 
 
 def _links_and_target(path: Path) -> list[Path]:

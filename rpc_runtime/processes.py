@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -89,3 +90,28 @@ def module_environment(**variables: str) -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, "PYTHONPATH": path, **variables}
+
+
+def start_child(module: str, *arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start ``rpc_runtime.MODULE``, which talks by pipes, forks, and ends with its input, however this process ends."""
+    return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+        [*module_command(module), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # One thread only: a second one (of numpy's BLAS) could hold a lock that a fork waits for.
+        env=module_environment(OPENBLAS_NUM_THREADS="1"),
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+
+
+def end_child(child: subprocess.Popen[bytes], timeout_seconds: float) -> None:
+    """End a child by closing its input; kill it after ``timeout_seconds``."""
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+    try:
+        child.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

@@ -32,8 +32,9 @@ class Registry(Generic[Kind]):
         group: the group of entry points, such as ``tvm_split.transports``. A plug-in cannot replace a built-in kind.
         noun: the name of a kind in messages, such as ``transport``.
         built_in: the kinds by name, each as an object or as ``module:attribute``.
-        base: the class that each kind must be an instance or a subclass of.
+        base: the class that each kind must be a subclass of.
         unknown: the error class for an unknown name.
+        instances: kinds are instances of ``base`` instead.
     """
 
     def __init__(
@@ -43,12 +44,15 @@ class Registry(Generic[Kind]):
         built_in: Mapping[str, Kind | str],
         base: type | None = None,
         unknown: type[TvmSplitError] = InputError,
+        *,
+        instances: bool = False,
     ) -> None:
         self._group = group
         self._noun = noun
         self._built_in = dict(built_in)
         self._base = base
         self._unknown = unknown
+        self._instances = instances
         self._loaded: dict[str, Kind] = {}
 
     @property
@@ -103,8 +107,12 @@ class Registry(Generic[Kind]):
 
     def _checked(self, kind: Kind) -> Kind:
         base = self._base
-        if base and not (isinstance(kind, base) or (isinstance(kind, type) and issubclass(kind, base))):
-            raise TypeError(f"{kind!r} is no {base.__name__}")
+        if base and not (
+            isinstance(kind, base) if self._instances else isinstance(kind, type) and issubclass(kind, base)
+        ):
+            raise TypeError(f"{kind!r} is no {'' if self._instances else 'subclass of '}{base.__name__}")
+        if missing := getattr(kind, "__abstractmethods__", ()):
+            raise TypeError(f"{kind!r} does not define {', '.join(sorted(missing))}")
         return kind
 
     def _plugins(self) -> dict[str, EntryPoint]:

@@ -81,7 +81,7 @@ def shared() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def three_workers() -> Iterator[tvm_split.Cluster]:
+def three_workers() -> Iterator[tvm_split.Workers]:
     """Three real worker processes, started once for the tests that only need some."""
     with tvm_split.Cluster.local(workers=3, threads=1) as cluster:
         cluster.endpoints()  # now, and not when a test counts its processes already

@@ -126,7 +126,7 @@ def test_workers_reach_each_other_through_a_relay_and_the_client_goes_straight(m
         right = workers.endpoints["right"].address
         with Relay(right, latency_seconds=0.05) as relay:
             links = {("left", "right"): LinkSetting(relay.address)}
-            with Session.open(program, workers.endpoints, maker.blob_path, links=links) as pipeline:
+            with Session(program, workers.endpoints, maker.blob_path, links=links) as pipeline:
                 start = time.monotonic()
                 (y,) = pipeline.run(inputs)
                 seconds = time.monotonic() - start
@@ -143,7 +143,7 @@ def test_a_machine_of_half_speed_computes_and_is_heard(maker: ProgramMaker) -> N
     with LocalWorkers(["machine"]) as workers:
         worker = psutil.Process(workers.process_ids["machine"])
         with (
-            Session.open(program, workers.endpoints, maker.blob_path) as pipeline,
+            Session(program, workers.endpoints, maker.blob_path) as pipeline,
             half_speed(worker.pid, [core]),
         ):
             assert len(list(pipeline.stream(itertools.repeat(inputs, 100)))) == 100

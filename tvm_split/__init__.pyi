@@ -10,7 +10,7 @@ from rpc_runtime.errors import (
     WorkerUnavailableError as WorkerUnavailableError,
 )
 from tvm_split.api import compile_and_deploy as compile_and_deploy
-from tvm_split.cluster.cluster import Cluster as Cluster
+from tvm_split.cluster.cluster import Cluster as Cluster, Workers as Workers
 from tvm_split.cluster.machine import Link as Link, Machine as Machine
 from tvm_split.cluster.shared_cores import SharedCores as SharedCores
 from tvm_split.compiler.bundle import Bundle as Bundle

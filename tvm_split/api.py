@@ -6,12 +6,13 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rpc_runtime.option import takes_options
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiling import compile
-from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy
+from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.planner.explain import one_machine_advice
@@ -48,7 +49,7 @@ def compile_and_deploy(
         source: a torch module or exported program, a function of JAX or a module of Flax, a Keras model, a file of
             any of these or of ONNX, or a `Model`; see `tvm_split.load_model`.
         example_inputs: a tuple of the model's inputs; needed for modules and functions.
-        cluster: the machines; by default two worker processes on this host.
+        cluster: the machines, or a session of their workers; by default two worker processes on this host.
         request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before deployment.
@@ -59,17 +60,22 @@ def compile_and_deploy(
     """
     request = PlanRequest.of(request, fields, split=split, stages=stages, objective=objective)
     cluster = cluster if cluster is not None else Cluster.local()
-    with cluster.kept(), contextlib.ExitStack() as bars:
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as bars:
         bars.enter_context(_rare_garbage_collection())
-        with cluster.starting():  # workers start while the frontend is imported
+        workers = undo.enter_context(cluster.start())
+        with ThreadPoolExecutor(1) as pool:  # workers start while the frontend is imported
+            starting = None if cluster.launcher.in_process else pool.submit(workers.endpoints)
             model = load_model(source, example_inputs, batch=batch)
+        if starting is not None:
+            starting.result()
         report = on_progress or bars.enter_context(step_progress("planning"))
-        planned = plan(model, cluster, request=request, on_progress=report)
+        planned = plan(model, workers, request=request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
-    return deploy(bundle, cluster, timeout_seconds=timeout_seconds, in_flight=in_flight)
+        undo.pop_all()
+    return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight)
 
 
 @contextlib.contextmanager

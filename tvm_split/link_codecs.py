@@ -10,12 +10,13 @@ from pathlib import Path
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
-from rpc_runtime.program.codec import CODECS, NONE, encoded_bytes, fitting, is_lossy, unfit
+from rpc_runtime.program.codecs import CODECS, NONE, fitting
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.transports.transport import AUTO, DEFAULT, Host, uses_codecs
-from tvm_split.cluster.cluster import Cluster
+from rpc_runtime.transports.transport import AUTO, DEFAULT, uses_codecs
+from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import AUTO_CODEC, Link
-from tvm_split.compiler.targets import host_target, reached_workers, runs_here
+from tvm_split.compiler.machine_targets import reached_workers
+from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError
@@ -51,7 +52,7 @@ class _Choice:
 
 def with_codecs(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     plan: Plan,
     request: PlanRequest,
     profile: ClusterProfile | None = None,
@@ -101,7 +102,7 @@ def _runnable_here(plan: Plan) -> Plan:
     return dataclasses.replace(plan, machines=tuple(machines))
 
 
-def _asking(cluster: Cluster, route: Route) -> Link | None:
+def _asking(cluster: Workers, route: Route) -> Link | None:
     link = cluster.link(route.source, route.destination)
     return None if link is None or link.codec == NONE else link
 
@@ -113,7 +114,7 @@ class _Uncoded:
     """
 
     def __init__(
-        self, cluster: Cluster, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
+        self, cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
     ) -> None:
         self._cluster = cluster
         self._workers = workers
@@ -127,7 +128,7 @@ class _Uncoded:
             return not uses_codecs(self._measured[source, destination])
         if setting.wanted != AUTO:
             return not uses_codecs(setting.wanted)
-        ends = (Host(self._domains.get(end, "")) for end in (source, destination))
+        ends = (self._domains.get(end, "") for end in (source, destination))
         return not uses_codecs(setting.expected(*ends))
 
     @cached_property
@@ -144,7 +145,7 @@ def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
     for route, link in routes.items():
         if link.codec == AUTO_CODEC:
             continue
-        ends, why = f"{route.source} → {route.destination}", unfit(link.codec, route.tensor)
+        ends, why = f"{route.source} → {route.destination}", CODECS[link.codec](route.tensor).unfit
         if why:
             yield f"{ends}: {route.tensor.name} travels as it is: {why}"
         elif shared.joins(route.source, route.destination):
@@ -164,7 +165,7 @@ def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
             )
         codec, tensor = fitting(link.codec, route.tensor), route.tensor
         yield _Choice(
-            route, _plain(route), CodecTrial(tensor.name, codec, tensor.size_bytes, encoded_bytes(codec, tensor))
+            route, _plain(route), CodecTrial(tensor.name, codec, tensor.size_bytes, CODECS[codec](tensor).encoded_bytes)
         )
 
 
@@ -173,7 +174,7 @@ def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCode
     for each in choices:
         trial = each.chosen
         if trial.codec != NONE:
-            ratio = trial.ratio if tried or is_lossy(trial.codec) else None
+            ratio = trial.ratio if tried or CODECS[trial.codec].is_lossy else None
             yield PlannedCodec(trial.tensor, *each.ends, trial.codec, ratio, trial.output_error if tried else None)
 
 
@@ -182,7 +183,7 @@ class _Speeds:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Workers,
         request: PlanRequest,
         profile: ClusterProfile | None,
         sizes_bytes: Sequence[int],
@@ -245,7 +246,7 @@ class _Choosing:
         refused: set[tuple[str, str]] = set()
         while True:
             found = [self._fastest(route, refused) for route in free]
-            lossy = {each.chosen.tensor: each.chosen for each in found if is_lossy(each.chosen.codec)}
+            lossy = {each.chosen.tensor: each.chosen for each in found if CODECS[each.chosen.codec].is_lossy}
             together = self._trials.output_error({name: each.codec for name, each in lossy.items()})
             if not lossy or together <= self._largest_error:
                 return [*named, *found]
@@ -262,7 +263,7 @@ class _Choosing:
         trials = [
             self._trial(route, codec)
             for codec in self._candidates
-            if not unfit(codec, route.tensor) and (route.tensor.name, codec) not in refused
+            if not CODECS[codec](route.tensor).unfit and (route.tensor.name, codec) not in refused
         ]
         return _Choice(route, plain, fastest(plain, trials, self._speeds.of(*ends), self._largest_error))
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from rpc_runtime.option import takes_options
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
+from tvm_split.compiler.machine_targets import fitting_workers, require_known_targets, resolve_targets
 from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
-from tvm_split.compiler.targets import fitting_workers, require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.model import Model
@@ -85,14 +85,17 @@ def plan(
     if isinstance(request.split, str):
         request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
     require_known_targets(cluster)
-    workers = fitting_workers(cluster)
     inputs = model.inputs
     model = in_precision(model, request.precision)
-    found = _without_codecs(model, cluster, request, on_progress, on_problem)
-    planned = replace(found.plan, precision=request.precision, request=replace(request, profile=None), inputs=inputs)
-    coded = with_codecs(
-        model, cluster, planned, request, found.profile, found.predict_coded, on_progress, workers=workers
-    )
+    with cluster.start() as workers:
+        described = fitting_workers(workers)
+        found = _without_codecs(model, workers, request, on_progress, on_problem)
+        planned = replace(
+            found.plan, precision=request.precision, request=replace(request, profile=None), inputs=inputs
+        )
+        coded = with_codecs(
+            model, workers, planned, request, found.profile, found.predict_coded, on_progress, workers=described
+        )
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, request.precision)))
 
 
@@ -107,7 +110,7 @@ class _Found:
 
 def _without_codecs(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     request: PlanRequest,
     on_progress: StepProgress | None,
     on_problem: Callable[[Problem], None] | None,
@@ -148,7 +151,7 @@ def _without_codecs(
 
 
 def _chosen(
-    model: Model, cluster: Cluster, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
+    model: Model, cluster: Workers, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
 ) -> Choice:
     """Return the best plan of whole layers; for latency, or if none fits, possibly one with sharded layers."""
     refusal, whole = None, None
@@ -172,7 +175,7 @@ def _whole(model: Model, posed: PosedProblem, found: Solution) -> Choice:
 
 
 def _considering(
-    model: Model, cluster: Cluster, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
+    model: Model, cluster: Workers, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
 ) -> ShardChoice:
     """Return the choice of shards: it times parts if pieces were measured in this call, else estimates them."""
     make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
@@ -183,7 +186,7 @@ def _considering(
 
 def _by_hand(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     request: PlanRequest,
     stages: tuple[Stage, ...],
     on_progress: StepProgress | None,
@@ -243,29 +246,30 @@ def replan(
     require_strategy(request.strategy)
     require_known_pins(model.graph, request, cluster.machine_names)
     model = in_precision(model, current.precision)
-    posed = pose(model, cluster, request, on_progress)
-    if measured.profiled_at not in (None, posed.profile.measured_at):
-        raise PlanError(
-            "the machines have been profiled again since the measured plan was made, so what was measured says nothing "
-            "about this profile; make a new plan"
-        )
-    machines = [machine for stage in current.stages for machine in stage.machines]
-    has_parts = any(stage.sharding for stage in current.stages) or len(set(machines)) < len(machines)
-    solved = None if has_parts else stages_of_pieces(posed.profile, current.stages)
-    if solved is None and not has_parts:
-        raise PlanError(
-            "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about other "
-            "cuts; make a new plan"
-        )
-    profile = calibrated(posed.profile, corrections_of(measured))
-    posed = replace(posed, profile=profile, problem=problem_of(model, cluster, profile, request))
-    if solved is None:
-        chosen, change = _parts_again(model, cluster, request, posed, current.stages, threshold, on_progress)
-    else:
-        chosen, change = _whole_again(model, request, posed, current.stages, solved, threshold)
-    plan = _plan(model, cluster, request.objective, "corrected by measurements", chosen.stages, chosen.prediction)
-    plan = replace(plan, precision=current.precision, request=replace(request, profile=None), inputs=inputs)
-    coded = with_codecs(model, cluster, plan, request, profile, chosen.predict_coded, on_progress)
+    with cluster.start() as workers:
+        posed = pose(model, workers, request, on_progress)
+        if measured.profiled_at not in (None, posed.profile.measured_at):
+            raise PlanError(
+                "the machines have been profiled again since the measured plan was made, so what was measured says "
+                "nothing about this profile; make a new plan"
+            )
+        machines = [machine for stage in current.stages for machine in stage.machines]
+        has_parts = any(stage.sharding for stage in current.stages) or len(set(machines)) < len(machines)
+        solved = None if has_parts else stages_of_pieces(posed.profile, current.stages)
+        if solved is None and not has_parts:
+            raise PlanError(
+                "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about "
+                "other cuts; make a new plan"
+            )
+        profile = calibrated(posed.profile, corrections_of(measured))
+        posed = replace(posed, profile=profile, problem=problem_of(model, workers, profile, request))
+        if solved is None:
+            chosen, change = _parts_again(model, workers, request, posed, current.stages, threshold, on_progress)
+        else:
+            chosen, change = _whole_again(model, request, posed, current.stages, solved, threshold)
+        plan = _plan(model, workers, request.objective, "corrected by measurements", chosen.stages, chosen.prediction)
+        plan = replace(plan, precision=current.precision, request=replace(request, profile=None), inputs=inputs)
+        coded = with_codecs(model, workers, plan, request, profile, chosen.predict_coded, on_progress)
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision))), change
 
 
@@ -291,7 +295,7 @@ def _whole_again(
 
 def _parts_again(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     request: PlanRequest,
     posed: PosedProblem,
     current: tuple[Stage, ...],
@@ -309,7 +313,7 @@ def _parts_again(
 
 def _plan(
     model: Model,
-    cluster: Cluster,
+    cluster: Workers,
     objective: Objective,
     origin: str,
     stages: tuple[Stage, ...],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.build_problem import model_problem, stages_of_pieces
@@ -31,7 +31,7 @@ class PosedProblem:
     origin: str
 
 
-def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
+def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
     """Measure or estimate the profile, unless ``request`` has one, and build the problem; errors as of `plan`."""
     profile, origin = request.profile, "measured"
     if profile is None and (request.estimate or cluster.launcher.in_process):

@@ -20,12 +20,12 @@ from schedules.blocks import without_symbol
 from schedules.templates import machine_of, templates_of
 from schedules.tuning import KernelResult, TunableKernel, TuningProgress
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.build import link_command, unscheduled_stage
 from tvm_split.compiler.cuda_code import tuning_needs
-from tvm_split.compiler.placement import tvm_target
-from tvm_split.compiler.targets import runs_here
+from tvm_split.compiler.precision import in_precision
+from tvm_split.compiler.sharding import partition
+from tvm_split.compiler.stage import StageCompiler, link_command
+from tvm_split.compiler.targets import runs_here, tvm_target
 from tvm_split.compiler.tuning_folder import usable_folder
-from tvm_split.compiling import cut_model
 from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
@@ -114,7 +114,7 @@ def tune(
             tuning.Measurer(built_for, where_measured, effort, linker, gpu, own_cores().count) as measurer,
         ):
             # Prepare the kernels only after a device of the right kind was found, because it takes long.
-            kernels = tunable_kernels(model, planned, [each.name for each in machines], built_for)
+            kernels = tunable_kernels(model, planned, [each.name for each in machines], target)
             run = tuning.Tuner(
                 kernels, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
             )
@@ -181,16 +181,17 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
 
 
 def tunable_kernels(
-    model: Model, plan: Plan, machines: Sequence[str], target: tvm.target.Target
+    model: Model, plan: Plan, machines: Sequence[str], target: Mapping[str, Any]
 ) -> tuple[TunableKernel, ...]:
     """Return the distinct tunable kernels of these machines' stages, with the number of calls in one run."""
-    cut = cut_model(model, plan)
-    templates, machine = templates_of(target), machine_of(target)
+    whole = partition(in_precision(model, plan.precision), plan)
+    compiler, built_for = StageCompiler(target), tvm_target(target)
+    templates, machine = templates_of(built_for), machine_of(built_for)
     found: dict[StructuralKey, TunableKernel] = {}
-    for stage, computation in zip(cut.plan.stages, cut.computations, strict=True):
+    for stage, computation in whole.parts:
         if not set(stage.machines) & set(machines):
             continue
-        for name, function, count in _called_kernels(unscheduled_stage(computation, target)):
+        for name, function, count in _called_kernels(compiler.lower(computation.function, until="fuse")["fuse"]):
             template = next((each for each in templates if each.space(function, machine) is not None), None)
             if template is None:
                 continue

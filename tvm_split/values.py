@@ -73,7 +73,7 @@ class Document:
         except (ValueError, RecursionError) as failure:
             if not isinstance(failure, ValidationError):
                 raise self.error(f"{self.source}: this is no JSON: {failure}") from failure
-            wrong = [(each["loc"], _sentence(each)) for each in failure.errors(include_url=False)]
+            wrong = [(each["loc"], sentence(each)) for each in failure.errors(include_url=False)]
             raise self.complaint(wrong) from failure
 
     def complaint(self, wrong: Iterable[tuple[Location, str]]) -> TvmSplitError:
@@ -147,7 +147,7 @@ def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in _distinct(pairs).items() if value is not None}
 
 
-def _sentence(problem: ErrorDetails) -> str:
+def sentence(problem: ErrorDetails) -> str:
     """Return what is wrong, with the value if it is short."""
     text, value = WORDS.get(problem["type"], problem["msg"].removeprefix("Value error, ")), problem["input"]
     is_shown = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN

@@ -26,9 +26,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import main_function, names_of
-from relay_passes.operands import leaves_of, shape_of, with_leaves
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant, leaves_of, main_function, names_of, shape_of, with_leaves
 from relay_passes.shards.dealt_axes import Axis
 from relay_passes.shards.decisions import Decisions, Step
 from relay_passes.shards.region import (

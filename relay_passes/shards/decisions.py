@@ -20,10 +20,8 @@ from typing import Literal
 import numpy as np
 from tvm import relax
 
-from relay_passes.contract import ContractError
 from relay_passes.fold_constants import folded
-from relay_passes.operands import leaves_of, shape_of, with_leaves
-from relay_passes.rewrite import constant, is_tensor_constant, operator_name
+from relay_passes.ir import ContractError, constant, is_tensor_constant, leaves_of, operator_name, shape_of, with_leaves
 from relay_passes.shards.dealt_axes import Axis, Dealing, Passage, is_dealable
 from relay_passes.shards.look_ahead import Dealt, LookAhead
 from relay_passes.shards.region import Region, ShardError

@@ -16,10 +16,18 @@ from itertools import count
 import tvm
 from tvm import relax
 
-from relay_passes.contract import main_function, names_of, operations_of, returned_fields, used_variables
 from relay_passes.input_cuts import InputRange, range_of
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import operator_name, substitute, with_main
+from relay_passes.ir import (
+    main_function,
+    names_of,
+    operations_of,
+    operator_name,
+    returned_fields,
+    shape_of,
+    substitute,
+    used_variables,
+    with_main,
+)
 from relay_passes.shards.along.rule import sliced
 from relay_passes.shards.region import part_name
 

@@ -15,8 +15,7 @@ from math import prod
 
 from tvm import relax
 
-from relay_passes.operands import leaves_of, shape_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import leaves_of, operator_name, shape_of
 from relay_passes.shards.dealt_axes import Axis, Dealing, Passage
 from relay_passes.shards.passing import RULES, section_ends, slice_ranges
 

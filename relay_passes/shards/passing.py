@@ -12,8 +12,7 @@ from math import prod
 
 from tvm import relax
 
-from relay_passes.operands import convolution_like, leaves_of, shape_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import convolution_like, leaves_of, operator_name, shape_of
 from relay_passes.shards.dealt_axes import Adapt, Axis, Emit, Operands, Passage, Scaled
 
 Axes = Sequence[Axis | None]

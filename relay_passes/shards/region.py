@@ -20,8 +20,16 @@ import tvm
 from tvm import relax
 from tvm_ffi import register_error
 
-from relay_passes.contract import main_function, names_of, operations_of, returned_fields, used_variables
-from relay_passes.rewrite import emit_operations, substitute, with_main
+from relay_passes.ir import (
+    emit_operations,
+    main_function,
+    names_of,
+    operations_of,
+    returned_fields,
+    substitute,
+    used_variables,
+    with_main,
+)
 
 
 @register_error

@@ -14,8 +14,7 @@ from itertools import accumulate, pairwise
 
 from tvm import relax
 
-from relay_passes.contract import used_variables
-from relay_passes.operands import leaves_of, shape_of
+from relay_passes.ir import leaves_of, shape_of, used_variables
 from relay_passes.shards.along.rule import Along, Operand, Operation, Range, Total
 from relay_passes.shards.along.table import rule_of
 from relay_passes.shards.region import RegionWriter, ShardError, bounds, has_empty

@@ -25,9 +25,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import dependent_names, main_function
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import constant, substitute
+from relay_passes.ir import constant, dependent_names, main_function, shape_of, substitute
 from relay_passes.shards.along.rule import Along, Emit, Operand, Range, Total, sliced
 from relay_passes.shards.region import (
     Region,

@@ -15,8 +15,7 @@ from enum import Enum
 import numpy as np
 from tvm import relax
 
-from relay_passes.operands import leaves_of, shape_of, with_leaves
-from relay_passes.rewrite import constant, is_tensor_constant, operator_name
+from relay_passes.ir import constant, is_tensor_constant, leaves_of, operator_name, shape_of, with_leaves
 
 
 class Use(Enum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -19,7 +18,7 @@ from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Array
-from rpc_runtime.transports.credit_window import MOST_MORE
+from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
@@ -30,16 +29,15 @@ CLOSED = WorkerError("this pipeline is closed")
 UNDER_WAY_PER_LEAD = 4
 """Factor of the default limit of micro-batches in flight; more than all queues of a path can hold.
 
-It is multiplied by ``results_lead`` and the most replicas of a stage. `MOST_MORE` per link of the longest path is added
-for windows that links of high latency have widened.
+It is multiplied by ``results_lead`` and the most replicas of a stage. `MOST_MORE` per link of a chain of all stages is
+added for windows that links of high latency have widened.
 """
 
 
 def most_under_way(program: Program) -> int:
     """Return the default limit of micro-batches in flight: more than all queues of the pipeline can hold."""
     replicas = max(map(len, program.replicas.values()), default=1)
-    links = max(program.depths.values(), default=0) + 1
-    return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
+    return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * (len(program.replicas) + 1)
 
 
 @dataclass(eq=False)
@@ -105,7 +103,7 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self._last_activity = time.monotonic()
         self._failure: TvmSplitError | None = None
-        self._closed = False
+        """Why the pipeline has ended; `CLOSED` after `close`."""
         part = program.on(CLIENT)
         self.outgoing = {
             machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
@@ -150,9 +148,17 @@ class Dispatcher:
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
         """Yield the outputs for many micro-batches, in order."""
-        with self._begun() as stream:
-            threading.Thread(target=self._feed, args=(stream, batches), name="feed", daemon=True).start()
+        self.own_process.require()
+        stream = _Stream()
+        threading.Thread(target=self._feed, args=(stream, batches), name="feed", daemon=True).start()
+        try:
             yield from self._drain(stream)
+        finally:
+            self.own_process.require()
+            with self.lock:
+                stream.over = True
+                stream.ready.clear()
+                self._notify_locked()
 
     def require_usable(self) -> None:
         """Raise the error that ended the pipeline, if it has ended."""
@@ -163,8 +169,8 @@ class Dispatcher:
     def require_open(self) -> None:
         """Raise a `WorkerError` if the pipeline is closed; a failed one still has its statistics."""
         self.own_process.require()
-        with self.lock:
-            self._require_open_locked()
+        if self._failure is CLOSED:
+            raise _copy(CLOSED)
 
     @property
     def has_failed(self) -> bool:
@@ -189,8 +195,7 @@ class Dispatcher:
     def close(self) -> bool:
         """End the pipeline; return whether it was usable, that is neither closed nor failed."""
         with self.lock:
-            was_usable = not self._closed and self._failure is None
-            self._closed = True
+            was_usable, self._failure = self._failure is None, CLOSED
             calls = self._halt_locked()
         _fail(calls, CLOSED)
         return was_usable
@@ -217,19 +222,6 @@ class Dispatcher:
     def starves_locked(self, route: Route, sequence: int) -> bool:
         """Return True: results are returned at once, so the client always waits for the next tensor."""
         return True
-
-    @contextlib.contextmanager
-    def _begun(self) -> Iterator[_Stream]:
-        self.own_process.require()
-        stream = _Stream()
-        try:
-            yield stream
-        finally:
-            self.own_process.require()
-            with self.lock:
-                stream.over = True
-                stream.ready.clear()
-                self._notify_locked()
 
     def _feed(self, stream: _Stream, batches: Iterable[Sequence[Any]]) -> None:
         error: BaseException | None = None
@@ -347,7 +339,7 @@ class Dispatcher:
         """Feed calls that had to wait for room, and fail calls that take too long, until the pipeline ends."""
         while True:
             with self.lock:
-                if self._closed or self._failure is not None:
+                if self._failure is not None:
                     return
                 done, late = self._dispatch_locked(), self._late_locked()
                 if not done and not late:
@@ -372,13 +364,8 @@ class Dispatcher:
         return late
 
     def _require_usable_locked(self) -> None:
-        self._require_open_locked()
         if self._failure is not None:
             raise _copy(self._failure)
-
-    def _require_open_locked(self) -> None:
-        if self._closed:
-            raise _copy(CLOSED)
 
     def _notify_locked(self) -> None:
         """Wake the threads that wait for a change."""

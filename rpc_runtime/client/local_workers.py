@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,16 +32,6 @@ STARTING_PER_CORE = 4
 """Workers that start at the same time per core: if many started on few cores, none would be ready in time."""
 
 
-def most_at_once() -> int:
-    """Return how many workers may start at the same time if the host does nothing else."""
-    return STARTING_PER_CORE * own_cores().count
-
-
-def beside_this_thread() -> int:
-    """Return how many workers may start at the same time if each uses a core and this process needs one."""
-    return max(1, own_cores().count - 1)
-
-
 class LocalWorkers(Closing):
     """Starts one worker process per name on this host. A context manager.
 
@@ -52,7 +42,6 @@ class LocalWorkers(Closing):
         cache: folder for blobs; default: a temporary folder that is removed at the end.
         token: the workers' token; default: a random one.
         environment: variables added to this process's environment.
-        at_once: called before each start; returns how many workers may be starting at the same time.
 
     Raises:
         InputError: names are missing, duplicate or reserved.
@@ -71,7 +60,6 @@ class LocalWorkers(Closing):
         token: str | None = None,
         start_timeout_seconds: float = 60.0,
         environment: Mapping[str, str] | None = None,
-        at_once: Callable[[], int] = most_at_once,
     ) -> None:
         if not names or len(set(names)) != len(names) or CLIENT in names or "" in names:
             raise InputError(f"workers need names, all different and none {CLIENT!r}, got {list(names)}")
@@ -90,12 +78,12 @@ class LocalWorkers(Closing):
         try:
             starting: deque[tuple[str, float]] = deque()
             for name in names:
-                while len(starting) >= at_once():
+                while len(starting) >= STARTING_PER_CORE * own_cores().count:
                     self._await_ready(*starting.popleft())
                 self._processes[name] = self._start(name)
                 starting.append((name, time.monotonic() + start_timeout_seconds))
-            for each in starting:
-                self._await_ready(*each)
+            while starting:
+                self._await_ready(*starting.popleft())
         except BaseException:
             self.close()
             raise

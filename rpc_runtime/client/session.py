@@ -16,12 +16,7 @@ from typing import Any, TypeVar
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import DESCRIBE_SECONDS, MEASUREMENT_SECONDS, WorkerClient
-from rpc_runtime.errors import (
-    InputError,
-    ProtocolError,
-    TvmSplitError,
-    WorkerUnavailableError,
-)
+from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram
@@ -48,29 +43,43 @@ Answer = TypeVar("Answer")
 
 
 class Session(Runner):
-    """A program loaded on workers, made by `Session.open`. A context manager.
+    """A program loaded on workers. A context manager.
 
-    Several threads may run and stream at the same time. `run`, `submit` and `stream` raise:
+    The constructor sends missing blobs to the workers, loads the stages, and connects the machines. Several threads may
+    then run and stream at the same time. `run`, `submit` and `stream` raise:
         InputError: an input does not fit the program.
         WorkerUnavailableError: a worker has ended, hangs, or lost a connection; the session is then unusable.
         StageError: a stage raised; the session is then unusable.
         DeadlineError: there was no progress for ``timeout_seconds`` while a result was due.
+
+    Args:
+        blob_path: returns the file of a blob by its SHA-256.
+        timeout_seconds: how long each step, and later each result, may make no progress.
+        on_transfer: called from one thread at a time.
+        links: settings of links that differ from the default.
+        in_flight: limit of micro-batches that were fed and not taken; default: only the queues limit them.
+        timeouts: after how long a silent worker or link counts as dead.
+
+    Raises:
+        TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
     """
 
     def __init__(
         self,
         program: Program,
         endpoints: Mapping[str, WorkerEndpoint],
-        timeout_seconds: float,
+        blob_path: Callable[[str], Path],
+        *,
+        timeout_seconds: float = 60.0,
+        on_transfer: TransferProgress | None = None,
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        """Prepare a session without connecting; use `open` instead."""
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
             raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
-        self._program = program
+        self.program = program
         self._timeout_seconds = timeout_seconds
         self._settings = links
         self.deployment = secrets.token_hex(16)
@@ -85,53 +94,22 @@ class Session(Runner):
         self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._dispatcher.queued
         self._most_activity = {machine: activity_of_one(part) for machine, part in parts.items()}
         self._clock_offsets: dict[str, int] = {}
-        self._blob_bytes_sent = 0
-        self._weight_bytes: dict[str, int] = {}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         self._is_open = False
         stages = {machine: [stage.name for stage in part.stages] for machine, part in parts.items()}
         self._watch = WorkerWatch(self.deployment, self._clients, stages, self._fail, self._worker_moved, timeouts)
-
-    @classmethod
-    def open(
-        cls,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
-        blob_path: Callable[[str], Path],
-        *,
-        timeout_seconds: float = 60.0,
-        on_transfer: TransferProgress | None = None,
-        links: LinkSettings = NO_SETTINGS,
-        in_flight: int | None = None,
-        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
-    ) -> Session:
-        """Send missing blobs to the workers, load the stages, connect the machines, and return the session.
-
-        Args:
-            blob_path: returns the file of a blob by its SHA-256.
-            timeout_seconds: how long each step, and later each result, may make no progress.
-            on_transfer: called from one thread at a time.
-            links: settings of links that differ from the default.
-            in_flight: limit of micro-batches that were fed and not taken; default: only the queues limit them.
-            timeouts: after how long a silent worker or link counts as dead.
-
-        Raises:
-            TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
-        """
-        session = cls(program, endpoints, timeout_seconds, links, in_flight, timeouts)
         try:
-            session._open(blob_path, on_transfer)
+            self._open(blob_path, on_transfer)
         except BaseException:
-            session.close()
+            self.close()
             raise
-        return session
 
     def _open(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> None:
         self._describe()
         self._watch.start(self._timeout_seconds)
         try:
-            self._weight_bytes = self._load(blob_path, on_transfer)
+            self.weight_bytes = self._load(blob_path, on_transfer)
             self._links_of_workers = self._connect()
             self._open_links()
         except TvmSplitError as error:
@@ -146,8 +124,8 @@ class Session(Runner):
     def _describe(self) -> None:
         """Check that all workers answer, and measure the offsets of their clocks from this process's clock."""
         seconds = min(self._timeout_seconds, DESCRIBE_SECONDS)
-        found = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
-        self._clock_offsets = {machine: each.clock_offset_nanoseconds for machine, each in found.items()}
+        workers = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
+        self._clock_offsets = {machine: worker.clock_offset_nanoseconds for machine, worker in workers.items()}
 
     def _load(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> dict[str, int]:
         """Send missing blobs and load the stages; return the bytes of the weights by machine."""
@@ -160,12 +138,12 @@ class Session(Runner):
                         on_transfer(machine, sent, total)
 
             client = self._clients[machine]
-            blobs = [blob for stage in self._program.stages_on(machine) for blob in stage.blobs]
+            blobs = [blob for stage in self.program.stages_on(machine) for blob in stage.blobs]
             sent = client.send_blobs(self.deployment, blobs, blob_path, self._timeout_seconds, progress)
             with progress_lock:
-                self._blob_bytes_sent += sent
+                self.blob_bytes_sent += sent
             own = {link: secret for link, secret in self.link_secrets.items() if machine in link}
-            return client.load(self.deployment, self._program, own, self._timeout_seconds)
+            return client.load(self.deployment, self.program, own, self._timeout_seconds)
 
         return self._on_every_machine(load)
 
@@ -211,39 +189,19 @@ class Session(Runner):
             return error
         return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
 
-    @property
-    def program(self) -> Program:
-        return self._program
-
-    @property
-    def blob_bytes_sent(self) -> int:
-        return self._blob_bytes_sent
-
-    @property
-    def weight_bytes(self) -> Mapping[str, int]:
-        return self._weight_bytes
-
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
-        """Return the outputs for one micro-batch, in the program's order."""
         return self._dispatcher.submit(inputs).result()
 
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
-        """Queue one micro-batch, whose inputs must not change until it is sent; return a future for its outputs."""
         return self._dispatcher.submit(inputs)
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
-        """Yield the outputs for many micro-batches, lazily and in order.
-
-        A thread takes ``batches`` from the iterable when the pipeline has room. So a slow iterable does not delay ready
-        results, and a long one needs bounded memory. An error of the iterable is raised here after the results before
-        it. Closing the generator early drops the micro-batches in flight.
-        """
         return self._dispatcher.stream(batches)
 
     def _waited_for(self, sequence: int) -> str:
         """Describe what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
         finished = self._watch.finished()
-        for stage in self._program.stages:
+        for stage in self.program.stages:
             own = stage.own_turns
             if sequence in own and finished.get((stage.machine, cleaned(stage.name)), 0) <= own.count_before(sequence):
                 endpoint = self._endpoints[stage.machine]
@@ -256,17 +214,17 @@ class Session(Runner):
             self._dispatcher.moved()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage and replica since `open`, in the program's order.
+        """Return the statistics of each stage and replica since it was opened, in the program's order.
 
         Raises:
             ProtocolError: a worker's reply lacks a stage that it holds.
         """
         self._dispatcher.require_usable()
-        answers = self._on_every_machine(lambda machine: self._statistics_of(machine, MEASUREMENT_SECONDS))
-        for stage in self._program.stages:
-            if cleaned(stage.name) not in answers[stage.machine]:
+        known = self._by_stage(lambda machine: self._clients[machine].statistics(self.deployment, MEASUREMENT_SECONDS))
+        for stage, statistics in zip(self.program.stages, known, strict=True):
+            if statistics is None:
                 raise ProtocolError(f"{self._endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
-        return self._in_order(answers)
+        return tuple(statistics for statistics in known if statistics is not None)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         """Return `statistics`; after a failure, those up to the failure, of stages whose machines still answer."""
@@ -275,22 +233,20 @@ class Session(Runner):
             with contextlib.suppress(WorkerUnavailableError):  # a failure that the watch has not noticed yet
                 return self.statistics()
 
-        def if_it_answers(machine: str) -> dict[str, StageStatistics]:
+        def if_it_answers(machine: str) -> tuple[StageStatistics, ...]:
             try:
-                return self._statistics_of(machine, LAST_WORD_SECONDS)
+                return self._clients[machine].statistics(self.deployment, LAST_WORD_SECONDS)
             except TvmSplitError:
-                return {}
+                return ()
 
-        return self._in_order(self._on_every_machine(if_it_answers))
+        known = self._by_stage(if_it_answers)
+        return tuple(statistics for statistics in known if statistics is not None)
 
-    def _statistics_of(self, machine: str, timeout_seconds: float) -> dict[str, StageStatistics]:
-        """Return a machine's statistics by stage name."""
-        found = self._clients[machine].statistics(self.deployment, timeout_seconds)
-        return {stage.name: stage for stage in found}
-
-    def _in_order(self, answers: Mapping[str, Mapping[str, StageStatistics]]) -> tuple[StageStatistics, ...]:
-        found = (answers[stage.machine].get(cleaned(stage.name)) for stage in self._program.stages)
-        return tuple(stage for stage in found if stage is not None)
+    def _by_stage(self, ask: Callable[[str], tuple[StageStatistics, ...]]) -> list[StageStatistics | None]:
+        """Return the statistics of each stage, in the program's order; None if its machine's answer lacks them."""
+        answers = chain.from_iterable(self._on_every_machine(ask).values())
+        known = {(statistics.machine, statistics.name): statistics for statistics in answers}
+        return [known.get((stage.machine, cleaned(stage.name))) for stage in self.program.stages]
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

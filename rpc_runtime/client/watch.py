@@ -26,18 +26,20 @@ from rpc_runtime.errors import (
     WorkerUnavailableError,
 )
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, Clock, LinkTimeouts, Liveness
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
 from rpc_runtime.wire.foreign_text import clean_message
 
 
-class ReportKind(enum.Enum):
-    STAGE = "stage"
-    PROTOCOL = "protocol"
-    INTERNAL = "internal"
-    GONE = "gone"
-    LINK = "link"
+class ReportKind(enum.IntEnum):
+    """Kinds of reports, the likeliest cause first; a LINK is a symptom."""
+
+    STAGE = enum.auto()
+    PROTOCOL = enum.auto()
+    INTERNAL = enum.auto()
+    GONE = enum.auto()
+    LINK = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ _ERRORS: dict[ReportKind, type[TvmSplitError]] = {
     ReportKind.PROTOCOL: ProtocolError,
     ReportKind.INTERNAL: WorkerError,
 }
-_FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, ReportKind.GONE)
 
 
 def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
@@ -68,11 +69,10 @@ def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
 
     ``all_alive``: every worker has sent an event since the first report.
     """
-    for kind in _FIRST_HAND:
-        for report in reports:
-            if report.kind is kind:
-                return report
-    return _broken_first(reports) if reports and all_alive else None
+    cause = min(reports, key=lambda report: report.kind, default=None)
+    if cause is None or cause.kind is not ReportKind.LINK:
+        return cause
+    return _broken_first(reports) if all_alive else None
 
 
 def _broken_first(reports: Sequence[Report]) -> Report:
@@ -104,11 +104,9 @@ class WorkerWatch:
         on_failure: Callable[[TvmSplitError], None],
         on_activity: Callable[[str, int], None],
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
-        clock: Clock = time.monotonic,
     ) -> None:
         self._beat_seconds = timeouts.beat_seconds
         self._timeouts = replace(timeouts, silence_seconds=timeouts.silence_seconds + timeouts.beat_seconds)
-        self._clock = clock
         self._deployment = deployment
         self._connections = connections
         self._stages = stages
@@ -117,7 +115,7 @@ class WorkerWatch:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._heard: dict[str, float] = {}
-        self._lives = {machine: Liveness(self._timeouts, clock) for machine in connections}
+        self._lives = {machine: Liveness(self._timeouts) for machine in connections}
         self._activity: dict[str, int] = {}
         self._finished: dict[tuple[str, str], int] = {}
         self._reports: list[Report] = []
@@ -140,10 +138,10 @@ class WorkerWatch:
         for machine, connection in self._connections.items():
             self._calls[machine] = connection.watch(self._deployment)
             self._begin(self._read, machine)
-        deadline = self._clock() + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds
         with self._lock:
             while len(self._heard) < len(self._connections) and not self._reports:
-                remaining = deadline - self._clock()
+                remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     silent = [str(c.endpoint) for m, c in self._connections.items() if m not in self._heard]
                     raise DeadlineError(f"{', '.join(silent)} did not answer within {timeout_seconds:g} seconds")
@@ -200,7 +198,7 @@ class WorkerWatch:
         with self._lock:
             moved = event.activity > self._activity.get(machine, 0)
             self._activity[machine] = max(event.activity, self._activity.get(machine, 0))
-            self._heard[machine] = self._clock()
+            self._heard[machine] = time.monotonic()
             self._lives[machine].hear()
             for stage in event.stages:
                 self._finished[machine, stage.stage] = stage.finished
@@ -217,7 +215,7 @@ class WorkerWatch:
             if self._closed:
                 return
             if not self._reports:
-                self._first_report = self._clock()
+                self._first_report = time.monotonic()
             self._reports.append(report)
             self._changed.notify_all()
 
@@ -231,7 +229,7 @@ class WorkerWatch:
                 if cause is not None:
                     error = self._error(cause)
                     break
-                since = self._clock()
+                since = time.monotonic()
                 self._changed.wait(self._beat_seconds / 2)
                 silent = [machine for machine, life in self._lives.items() if life.is_silent(since)]
             for machine in silent:
@@ -246,7 +244,7 @@ class WorkerWatch:
         done = {name: self._finished[machine, name] for name in names if (machine, name) in self._finished}
         if not done:
             return ", ".join(map(repr, names))
-        ago = self._clock() - self._heard.get(machine, self._clock())
+        ago = time.monotonic() - self._heard.get(machine, time.monotonic())
         known = {name: f" (at least {count} micro-batches done)" for name, count in done.items()}
         counts = (f"{name!r}{known.get(name, '')}" for name in names)
         return f"{', '.join(counts)}, as it told {ago:.1f} s before"

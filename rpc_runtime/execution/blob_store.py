@@ -22,7 +22,7 @@ import numpy as np
 
 from rpc_runtime.errors import BlobError
 from rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
-from rpc_runtime.private_folder import private_folder, tighten
+from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.program.runner import Bytes
 
@@ -51,19 +51,24 @@ class BlobStore:
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
         self._temporary = folder / "temporary"
-        self._checked: os.stat_result | None = None
         self._pin_path = folder / "pins" / uuid.uuid4().hex
         self._pin_file: IO[bytes] | None = None
         self._closed = False
+        with self._explained():
+            for path in (folder, *self._inner):
+                private_folder(path)
         with self._exclusively():
-            self._sweep()
+            for path, status in _statuses(self._temporary.iterdir()):
+                if time.time() - status.st_mtime > STALE_SECONDS:
+                    path.unlink(missing_ok=True)
+            self._all_pins()
             held = sum(status.st_size for _, status in self._entries())
             self._say_held(held)
             free = shutil.disk_usage(folder).free + held
         self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
 
     def path(self, blob: BlobSpec) -> Path:
-        return self._path(blob.sha256)
+        return self.folder / "blobs" / blob.sha256[:2] / blob.sha256
 
     def pin(self, owner: str, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until ``unpin(owner)``. Return the missing ones without duplicates."""
@@ -74,9 +79,10 @@ class BlobStore:
             return tuple(blob for blob in wanted.values() if not self._present(blob))
 
     def unpin(self, owner: str) -> None:
-        with self._exclusively(makes_folder=False):
-            if self._pins.pop(owner, None) is not None and not self._closed:
-                self._write_pins()
+        if self.folder.exists():  # a client that was killed may have had it removed: do not make it again
+            with self._exclusively():
+                if self._pins.pop(owner, None) is not None:
+                    self._write_pins()
 
     def write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         """Store a blob atomically: it becomes visible only when it is complete and its digest is correct.
@@ -88,7 +94,7 @@ class BlobStore:
             self._make_folders()
             self._require_room(blob, shutil.disk_usage(self.folder).free)
             digest, size = hashlib.sha256(), 0
-            path = self._path(blob.sha256)
+            path = self.path(blob)
             with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
                 for chunk in chunks:
                     size += len(chunk)
@@ -109,7 +115,7 @@ class BlobStore:
             BlobError: the blob is missing, has another size, or its content has changed. Only a changed blob is
                 removed, so that it will be sent again.
         """
-        path = self._path(blob.sha256)
+        path = self.path(blob)
         try:
             content = read_blob(path, blob)
         except ChangedBlobError:
@@ -121,20 +127,19 @@ class BlobStore:
 
     def close(self) -> None:
         """Release all pins; the blobs stay in the folder."""
-        with self._exclusively(makes_folder=False):
-            if not self._closed:
-                self._closed = True
-                self._pins.clear()
-                self._pin_path.unlink(missing_ok=True)
-                if self._pin_file is not None:
-                    self._pin_file.close()
+        with self._mutex, contextlib.suppress(OSError):
+            self._closed = True
+            self._pin_path.unlink(missing_ok=True)
+            if self._pin_file is not None:
+                self._pin_file.close()
 
-    def _path(self, sha256: str) -> Path:
-        return self.folder / "blobs" / sha256[:2] / sha256
+    @property
+    def _inner(self) -> tuple[Path, ...]:
+        return self.folder / "blobs", self._temporary, self._pin_path.parent
 
     def _present(self, blob: BlobSpec) -> bool:
         """Return whether the file exists with this size. A file of another size stays, as either size may be wrong."""
-        path = self._path(blob.sha256)
+        path = self.path(blob)
         try:
             if path.stat().st_size != blob.size_bytes:
                 return False
@@ -144,28 +149,22 @@ class BlobStore:
         return True
 
     def _make_folders(self) -> None:
-        """Make missing folders. Check owner and mode of a folder before its first use, also if it was replaced."""
-        inner = [self.folder / name for name in ("blobs", "temporary", "pins")]
-        if self._checked is None or not _is_still(self.folder, self._checked):
+        if not self.folder.exists():
             private_folder(self.folder)
-            for path in inner:
-                tighten(path)
-                private_folder(path)
-            self._checked = self.folder.stat()
-        for path in inner:
+        for path in self._inner:
             path.mkdir(mode=0o700, exist_ok=True)
 
     @contextlib.contextmanager
-    def _exclusively(self, *, makes_folder: bool = True) -> Iterator[None]:
-        """Hold the lock of all processes. Make a removed folder again, except to release: its owner may be gone."""
+    def _exclusively(self) -> Iterator[None]:
+        """Hold the lock of all processes. Make a removed folder again, with this store's pins."""
         with self._mutex, self._explained():
-            if not (makes_folder or self.folder.exists()):
-                yield
-                return
             self._make_folders()
             with locked(self.folder / "lock", self._lock_seconds):
                 if not self._closed and not self._pin_path.exists():
-                    self._begin_pins()
+                    descriptor = os.open(self._pin_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                    self._pin_file = os.fdopen(descriptor, "wb")
+                    keep(self._pin_file)
+                    self._write_pins()
                 yield
 
     @contextlib.contextmanager
@@ -178,27 +177,12 @@ class BlobStore:
                 "chmod go-w), or give the worker another --cache"
             ) from error
 
-    def _begin_pins(self) -> None:
-        if self._pin_file is not None:
-            self._pin_file.close()
-        self._pin_file = os.fdopen(os.open(self._pin_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb")
-        keep(self._pin_file)
-        self._write_pins()
-
-    def _sweep(self) -> None:
-        """Remove files that killed processes left incomplete."""
-        for path, status in _statuses(self._temporary.iterdir()):
-            if time.time() - status.st_mtime > STALE_SECONDS:
-                path.unlink(missing_ok=True)
-        self._all_pins()
-
     def _write_pins(self) -> None:
-        if self._pin_file is None:
-            return
-        self._pin_file.seek(0)
-        self._pin_file.truncate()
-        self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
-        self._pin_file.flush()
+        if self._pin_file is not None and not self._closed:
+            self._pin_file.seek(0)
+            self._pin_file.truncate()
+            self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
+            self._pin_file.flush()
 
     def _require_room(self, blob: BlobSpec, free: int) -> None:
         where = f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self.folder}"
@@ -211,7 +195,7 @@ class BlobStore:
         """Remove unpinned blobs until a new one fits. Requires the lock of all processes."""
         total = self._held() + blob.size_bytes
         if total > self.limit_bytes:
-            entries = [each for each in self._entries() if each[0].name != blob.sha256]
+            entries = [entry for entry in self._entries() if entry[0].name != blob.sha256]
             total = sum(status.st_size for _, status in entries) + blob.size_bytes
             pinned = self._all_pins() if total > self.limit_bytes else set()
             for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
@@ -231,9 +215,7 @@ class BlobStore:
     def _held(self) -> int:
         """Return an upper bound of the blobs' total bytes (removals are not recorded); listing all takes too long."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            said = int((self.folder / "held").read_text(encoding="ascii"))
-            if said >= 0:
-                return said
+            return int((self.folder / "held").read_text(encoding="ascii"))
         return sum(status.st_size for _, status in self._entries())
 
     def _say_held(self, size_bytes: int) -> None:
@@ -242,7 +224,7 @@ class BlobStore:
     def _all_pins(self) -> set[str]:
         """Return the digests that open stores use; remove the pin files of stores that are gone."""
         pins = set().union(*self._pins.values())
-        for path in (self.folder / "pins").iterdir():
+        for path in self._pin_path.parent.iterdir():
             if path == self._pin_path:
                 continue
             with path.open("rb") as file:
@@ -253,21 +235,11 @@ class BlobStore:
         return pins
 
 
-def _is_still(folder: Path, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(folder.stat(), status)
-    except FileNotFoundError:
-        return False
-
-
 def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the files that still exist, with their status: other processes may rename or remove files meanwhile."""
     for path in paths:
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            continue
-        yield path, status
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 class ChangedBlobError(BlobError):

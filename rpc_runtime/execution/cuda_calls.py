@@ -13,8 +13,10 @@ This module was written without a GPU and has not run on one.
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +35,9 @@ NOT_READY = 600
 """``cudaErrorNotReady``."""
 NULL_STREAM, DEVICE = None, 0
 LONGEST_BUS_IDENTITY = 32
+SMALL_BYTES, LARGE_BYTES = 4096, 32 << 20
+ROUNDS = 5
+"""Sizes of the copies that measure the bus, and how often each is made."""
 
 _pointer, _out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -172,3 +177,39 @@ class CudaCalls:
         handle = kind(self._made(made_by, *arguments))
         weakref.finalize(handle, self._functions[dropped_by], handle.address).atexit = False  # as in `memory_at`
         return handle
+
+
+@dataclass(frozen=True)
+class BusSpeed:
+    """``latency_seconds + b / bytes_per_second`` for b bytes, in the slower direction."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> BusSpeed:
+    """Measure copies between page-locked host memory and device memory, one at a time; take the best of `ROUNDS`.
+
+    Args:
+        address: allocates device memory of a size in bytes; returns an object that keeps it alive, and its address.
+    """
+    mark = calls.mark()
+    host = calls.host_memory(LARGE_BYTES)
+    kept, device = address(LARGE_BYTES)
+
+    def best(size_bytes: int) -> float:
+        slower = 0.0
+        for copy, ends in ((calls.upload, (host.ctypes.data, device)), (calls.download, (device, host.ctypes.data))):
+            times = []
+            for _ in range(ROUNDS):
+                start = time.perf_counter()
+                copy(*ends, size_bytes, mark)
+                calls.wait(mark)
+                times.append(time.perf_counter() - start)
+            slower = max(slower, min(times))
+        return slower
+
+    best(SMALL_BYTES)  # warm-up
+    latency, whole = best(SMALL_BYTES), best(LARGE_BYTES)
+    del kept
+    return BusSpeed((LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency)

@@ -29,7 +29,6 @@ import tvm
 
 from rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
 from rpc_runtime.execution.cuda_runtime import runtime_library
-from rpc_runtime.execution.executor import RunnableStage
 from rpc_runtime.execution.loaded_stage import (
     TensorSlot,
     find_device,
@@ -150,20 +149,6 @@ class _Slot(TensorSlot):
 
     def copy_in(self, value: Tensor) -> None:
         self.transfers.download(value, self.data, self.mark)
-
-
-class OverlappedStage:
-    """A stage that computes while other tensors are transferred; its executable calls `DeviceTransfers.end` last."""
-
-    def __init__(self, executable: RunnableStage, transfers: DeviceTransfers) -> None:
-        self._executable, self._transfers = executable, transfers
-
-    @property
-    def stage(self) -> StageSpec:
-        return self._executable.stage
-
-    def run(self, inputs: Sequence[Tensor | Uploaded]) -> Sequence[Tensor]:
-        return self._executable.run(self._transfers.begin(inputs))
 
 
 class UploadingStation:

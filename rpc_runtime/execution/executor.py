@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rpc_runtime.execution.scheduler import Scheduler, StageState, Wait
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
@@ -14,16 +14,8 @@ from rpc_runtime.program.routes import MachineProgram, Route
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import OutgoingLink
 
-
-class RunnableStage(Protocol):
-    """A loaded stage."""
-
-    @property
-    def stage(self) -> StageSpec: ...
-
-    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the stage's outputs, in memory that no later call changes."""
-        ...
+if TYPE_CHECKING:
+    from rpc_runtime.execution.loaded_stage import LoadedStage
 
 
 class StageExecutor:
@@ -36,7 +28,7 @@ class StageExecutor:
         self,
         lock: threading.Lock,
         plan: MachineProgram,
-        stages: Sequence[RunnableStage],
+        stages: Sequence[LoadedStage],
         recorder: Recorder,
         on_failure: Callable[[StageSpec, Exception], None],
     ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from rpc_runtime.execution.loaded_stage import (
     on_host,
     tensor_from_array,
 )
-from rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
+from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, given_arrays
 from rpc_runtime.program.measurements import (
@@ -46,11 +47,8 @@ class _Values:
 class InProcessRunner(Runner):
     """Runs the stages of a ``Pipeline`` one after another, with the same results. A context manager.
 
-    Several threads may call `run` and `stream` at the same time; micro-batches are computed in order of arrival.
-
-    Stages run on a `ComputingThread`, so runners with different ``threads`` never compute at the same time.
-    ``crossing`` is called once per route with a copy of each tensor that a link would carry; it returns the tensor as
-    received.
+    Several threads may call `run` and `stream` at the same time. Stages run on a `ComputingThread`. ``crossing`` is
+    called once per route with a copy of each tensor that a link would carry; it returns the tensor as received.
 
     Raises:
         WorkerError: a stage cannot run on this machine.
@@ -67,10 +65,12 @@ class InProcessRunner(Runner):
         crossing: Crossing | None = None,
     ) -> None:
         self._crossing = crossing
-        self._program = program
+        self.program = program
+        # What each machine would hold if it were a separate process.
+        self.weight_bytes = {machine: weight_bytes(program.stages_on(machine)) for machine in program.machines}
         self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
         self._own_process = OwnProcess()
-        self._turns = TakingTurns()
+        self._lock = threading.Lock()
         self._recorders = {
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
             for machine in program.machines
@@ -85,31 +85,18 @@ class InProcessRunner(Runner):
             self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
-    @property
-    def program(self) -> Program:
-        return self._program
-
-    @property
-    def blob_bytes_sent(self) -> int:
-        return 0
-
-    @property
-    def weight_bytes(self) -> Mapping[str, int]:
-        """Bytes of weights that each machine would hold if it were a separate process."""
-        return {machine: weight_bytes(self._program.stages_on(machine)) for machine in self._program.machines}
-
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """Return the outputs for one micro-batch. Raises InputError, StageError."""
-        arrays = checked_inputs(self._program, inputs)
+        arrays = checked_inputs(self.program, inputs)
         self._own_process.require()
-        with self._turns.one():
+        with self._lock:
             if self._closed:
                 raise WorkerError("this pipeline is closed")
             return self._thread.run(self._compute, arrays)
 
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
         """Compute one micro-batch in the background; the inputs must not change meanwhile."""
-        arrays = checked_inputs(self._program, inputs)
+        arrays = checked_inputs(self.program, inputs)
         try:
             return self._calls.submit(self.run, arrays)
         except RuntimeError as error:
@@ -124,7 +111,7 @@ class InProcessRunner(Runner):
         sequence, self._sequence = self._sequence, self._sequence + 1
         given = {
             tensor.name: array
-            for tensor, array in zip(self._program.given, given_arrays(self._program, arrays), strict=True)
+            for tensor, array in zip(self.program.given, given_arrays(self.program, arrays), strict=True)
         }
         values = _Values({name: tensor_from_array(array) for name, array in given.items()})
         for loaded in self._stages:
@@ -142,7 +129,7 @@ class InProcessRunner(Runner):
             given[tensor.name].copy()
             if tensor.name in given
             else array_from_tensor(self._value_at(CLIENT, tensor, sequence, values), tensor)
-            for tensor in self._program.outputs
+            for tensor in self.program.outputs
         )
 
     def _value_at(self, destination: str, tensor: TensorSpec, sequence: int, values: _Values) -> Any:
@@ -150,7 +137,7 @@ class InProcessRunner(Runner):
         key = (tensor.name, destination)
         if self._crossing is None or key in values.arrived:
             return values.arrived.get(key, values.made[tensor.name])
-        for route in self._program.routes:
+        for route in self.program.routes:
             if (route.tensor.name, route.destination) == key and sequence in route.when:
                 array = self._crossing(route, array_from_tensor(values.made[tensor.name], tensor))
                 values.arrived[key] = tensor_from_array(array)
@@ -163,7 +150,7 @@ class InProcessRunner(Runner):
             for recorder in self._recorders.values()
             for stage in recorder.statistics()
         }
-        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
+        return tuple(found[stage.machine, stage.name] for stage in self.program.stages)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         return self.statistics()  # statistics are never lost: a failed stage stops no machine here
@@ -182,6 +169,6 @@ class InProcessRunner(Runner):
             return
         self._closed = True
         self._calls.shutdown(wait=False)
-        with self._turns.one():
+        with self._lock:
             self._thread.close()
             self._stages.clear()

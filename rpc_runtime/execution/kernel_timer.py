@@ -11,9 +11,10 @@ from __future__ import annotations
 import mmap
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ import tvm
 from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
 from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.hardware import available_memory_bytes
+from rpc_runtime.processes import Closing
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.measurements import now
 from rpc_runtime.program.program import TensorSpec
@@ -41,6 +44,8 @@ LAUNCHES = 10
 """Launches of a GPU kernel per measurement: back to back, as in a network, with one wait at the end."""
 
 
+_Key = tuple[Any, ...]
+"""Role of an argument ("weight", "input" or "result"), then what distinguishes memories of that role."""
 _Sample = tuple[float, float]
 """Seconds of one call: (wall-clock time, CPU time); the wall-clock time twice if the CPU time is not known."""
 
@@ -62,8 +67,8 @@ class KernelTimer:
         self._on_cpu = kernels.device == "cpu"
         self._has_cpu_time = self._on_cpu and threads == 1 and cpu_clock_step_seconds() < COARSE_CLOCK_SECONDS
         self._kernels = kernels.kernels
-        rings, inputs, outputs = _sizes(kernels)
-        self.allocated_bytes = sum(rings.values()) + sum(inputs.values()) + sum(outputs.values())
+        sizes = _sizes(kernels)
+        self.allocated_bytes = sum(sizes.values())
         free = available_memory_bytes() if self._on_cpu else 0
         if free and self.allocated_bytes > free:
             raise WorkerError(
@@ -76,12 +81,7 @@ class KernelTimer:
             self._library: Any = load_library(library, where)
             has_network = any(kernel.function == NETWORK for kernel in self._kernels)
             self._network: Any = VirtualMachine(self._library, self._device)[NETWORK] if has_network else None
-            self._rings: dict[str, _Ring | _DeviceCopies] = {
-                dtype: _Ring(size, dtype) if self._on_cpu else _DeviceCopies(size, dtype, self._device)
-                for dtype, size in rings.items()
-            }
-            self._inputs = {key: self._filled(size, key[0]) for key, size in inputs.items()}
-            self._outputs = {place: self._filled(size, "uint8") for place, size in outputs.items()}
+            self._memories = {key: self._memory(key, size) for key, size in sizes.items()}
         except WorkerError:
             raise
         except Exception as error:
@@ -100,7 +100,7 @@ class KernelTimer:
         """Free the library and all memory, after waiting for the running kernel. Idempotent."""
         self._closed = True
         self._thread.close()
-        self._rings, self._inputs, self._outputs = {}, {}, {}
+        self._memories = {}
         self._library = self._network = None
 
     def _measure(self, effort: TimingEffort, is_wanted: Callable[[], bool]) -> tuple[KernelTime, ...]:
@@ -112,10 +112,10 @@ class KernelTimer:
             if rounds == 0:
                 start = now()
             for kernel in self._kernels:
-                if kernel.function in errors:
-                    continue
                 if (now() - begin) * 1e-9 > effort.limit_seconds or self._closed or not is_wanted():
                     return self._times(samples, errors)
+                if kernel.function in errors:
+                    continue
                 try:
                     sample = self._time(kernel)
                 except Exception as error:
@@ -123,6 +123,8 @@ class KernelTimer:
                     continue
                 if rounds >= 0:
                     samples[kernel.function].append(sample)
+            if len(errors) == len(samples):
+                break
             rounds += 1
         return self._times(samples, errors)
 
@@ -151,17 +153,45 @@ class KernelTimer:
         return clock * 1e-9 / len(calls), cpu * 1e-9 / len(calls)
 
     def _arguments(self, kernel: TimedKernel) -> list[Tensor]:
-        return [
-            (self._rings[place].next(spec) if kind == "weight" else _view(self._buffer(kind, place), spec))
-            for kind, place, spec in _roles(kernel)
-        ]
+        return [self._memories[key].next(spec) for key, spec in _roles(kernel)]
 
-    def _buffer(self, kind: str, place: Any) -> Tensor:
-        return (self._inputs if kind == "input" else self._outputs)[place]
+    def _memory(self, key: _Key, size_bytes: int) -> _Buffer | _Ring | _DeviceCopies:
+        role, place = key[:2]
+        if role == "weight":
+            return _Ring(size_bytes, place) if self._on_cpu else _DeviceCopies(size_bytes, place, self._device)
+        tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, place if role == "input" else "uint8"))
+        return _Buffer(tensor if self._on_cpu else tensor.copyto(self._device))
 
-    def _filled(self, size_bytes: int, dtype: str) -> Tensor:
-        tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, dtype))
-        return tensor if self._on_cpu else tensor.copyto(self._device)
+
+class InProcessKernels(Closing):
+    """Times the kernels of one loaded library at a time in this process; `RemoteKernels` does it on another machine."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._timer: KernelTimer | None = None
+
+    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
+        """Load kernels, replacing those loaded before; return the bytes allocated for their arguments.
+
+        Raises:
+            WorkerError: this machine cannot run them, or does not have the memory.
+            BlobError: the library is missing or damaged.
+        """
+        self.close()
+        library = read_blob(blob_path(kernels.library.sha256), kernels.library)
+        self._timer = KernelTimer(kernels, library, self._threads)
+        return self._timer.allocated_bytes
+
+    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
+        """Return the time of each loaded kernel, in order. Raises WorkerError if none are loaded."""
+        if self._timer is None:
+            raise WorkerError("no kernels are loaded that could be timed")
+        return self._timer.measure(effort)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
 
 
 def undisturbed_seconds(samples: Sequence[tuple[float, float]]) -> float:
@@ -182,6 +212,16 @@ def cpu_clock_step_seconds() -> float:
     while (end := time.thread_time_ns()) == start:
         pass
     return (end - start) * 1e-9
+
+
+class _Buffer:
+    """Memory that arguments of several kernels share."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+
+    def next(self, spec: TensorSpec) -> Tensor:
+        return _view(self._memory, spec)
 
 
 class _Ring:
@@ -251,38 +291,34 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _roles(kernel: TimedKernel) -> Sequence[tuple[str, Any, TensorSpec]]:
-    """Return (role, buffer key, spec) of every argument of a kernel.
+def _roles(kernel: TimedKernel) -> Iterator[tuple[_Key, TensorSpec]]:
+    """Yield the key of the memory of each argument of a kernel, and the argument.
 
     Weights come from the ring of their dtype. The n-th inputs of a dtype share one buffer over all kernels. Results
     use buffers that are never inputs, so that inputs keep their safe values.
     """
     first_result = len(kernel.arguments) - kernel.results
-    counts: dict[str, int] = {}
-    roles: list[tuple[str, Any, TensorSpec]] = []
+    counts: Counter[str] = Counter()
     for position, spec in enumerate(kernel.arguments):
         if position >= first_result:
-            roles.append(("result", position - first_result, spec))
+            yield ("result", position - first_result), spec
         elif position in kernel.weights:
-            roles.append(("weight", spec.dtype, spec))
+            yield ("weight", spec.dtype), spec
         else:
-            number = counts[spec.dtype] = counts.get(spec.dtype, -1) + 1
-            roles.append(("input", (spec.dtype, number), spec))
-    return roles
+            counts[spec.dtype] += 1
+            yield ("input", spec.dtype, counts[spec.dtype]), spec
 
 
-def _sizes(kernels: KernelSet) -> tuple[dict[str, int], dict[tuple[str, int], int], dict[int, int]]:
-    """Return the bytes of each ring, of each input buffer and of each result buffer."""
-    largest: dict[str, dict[Any, int]] = {"weight": {}, "input": {}, "result": {}}
-    weights: dict[str, int] = {}
+def _sizes(kernels: KernelSet) -> dict[_Key, int]:
+    """Return the bytes of each ring and buffer."""
+    sizes: dict[_Key, int] = {}
+    weights: Counter[_Key] = Counter()
     for kernel in kernels.kernels:
-        for kind, place, spec in _roles(kernel):
-            largest[kind][place] = max(largest[kind].get(place, 1), _aligned(spec.size_bytes))
-            if kind == "weight":
-                weights[place] = weights.get(place, 0) + _aligned(spec.size_bytes)
-    whole = sum(weights.values())
-    rings = {
-        dtype: max(largest["weight"][dtype], _aligned(kernels.weight_bytes * size // max(whole, 1)))
-        for dtype, size in weights.items()
-    }
-    return rings, largest["input"], largest["result"]
+        for key, spec in _roles(kernel):
+            size = _aligned(spec.size_bytes)
+            sizes[key] = max(sizes.get(key, 1), size)
+            if key[0] == "weight":
+                weights[key] += size
+    for key, size in weights.items():
+        sizes[key] = max(sizes[key], _aligned(kernels.weight_bytes * size // max(weights.total(), 1)))
+    return sizes

@@ -80,8 +80,8 @@ class WeightCache:
 class LoadedStage:
     """A stage that is ready to run.
 
-    On a GPU, each run ends by synchronizing the device, or by ``finish`` if given. On a CPU, or with ``finish``, the
-    memory of inputs may be reused after the run.
+    On a GPU, each run begins by copying inputs from the host, and ends by synchronizing the device; ``begin`` and
+    ``finish`` replace these steps. On a CPU, or with ``finish``, the memory of inputs may be reused after the run.
 
     Raises:
         WorkerError: this machine cannot run the stage: no such device, another architecture, too little memory.
@@ -94,12 +94,14 @@ class LoadedStage:
         library: Bytes,
         weights: Iterable[Bytes],
         cache: WeightCache,
+        begin: Callable[[Sequence[Any]], Sequence[Tensor]] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
         self.stage = stage
         where = f"stage {stage.name!r} on machine {stage.machine!r}"
         self._device = find_device(stage.device, where)
         self._on_cpu = stage.device == "cpu"
+        self._begin = begin or (None if self._on_cpu else self._on_device)
         self._finish = finish or (None if self._on_cpu else self._device.sync)
         self._reuses_inputs = self._on_cpu or finish is not None
         # Whether each output is a view of an input; set by the first run, because it is the same in every run, and the
@@ -117,15 +119,15 @@ class LoadedStage:
             for spec, content in zip(stage.weights, weights, strict=True)
         ]
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def run(self, inputs: Sequence[Any]) -> list[Tensor]:
         """Return the outputs for one micro-batch, in memory that neither an input shares nor a later call changes.
 
         Raises:
             StageError: the library raised, or its outputs do not match the stage's specification.
         """
         stage = self.stage
-        if not self._on_cpu:
-            inputs = [tensor.copyto(self._device) if _is_on_host(tensor) else tensor for tensor in inputs]
+        if self._begin is not None:
+            inputs = self._begin(inputs)
         try:
             result = self._main(*inputs, *self._weights)
             outputs = self._outputs(result, inputs)
@@ -137,6 +139,9 @@ class LoadedStage:
             text = f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
             raise StageError(text) from error
         return outputs
+
+    def _on_device(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.copyto(self._device) if _is_on_host(tensor) else tensor for tensor in inputs]
 
     def _outputs(self, result: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
         stage = self.stage

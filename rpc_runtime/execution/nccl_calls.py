@@ -22,7 +22,7 @@ from rpc_runtime.execution.loaded_stage import first_line
 from rpc_runtime.execution.nvcc import installed_folders
 from rpc_runtime.hardware import boot_id
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, version_text
+from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, version_text
 
 LIBRARY = "libnccl.so.2"
 OLDEST = 21800
@@ -111,7 +111,7 @@ class NcclLibrary:
 
 
 class NcclCommunicator:
-    """A `transports.nccl_device.Communicator`; this end is ``rank`` 0 or 1. Only one thread may begin operations."""
+    """A `transports.nccl.Communicator`; this end is ``rank`` 0 or 1. Only one thread may begin operations."""
 
     def __init__(self, nccl: NcclLibrary, cuda: CudaCalls, unique_id: bytes, rank: int) -> None:
         self._nccl, self._cuda, self._peer = nccl, cuda, 1 - rank

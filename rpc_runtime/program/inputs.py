@@ -79,7 +79,7 @@ def _of_numbers(value: Any, wanted: np.dtype[Any]) -> Array:
     """
     array = np.asarray(value)
     numbers = np.asarray(value, object)
-    is_whole = all(isinstance(each, int | np.integer) and not isinstance(each, bool) for each in numbers.flat)
+    is_whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers.flat)
     if array.dtype.kind not in "iufO" or wanted.kind not in (
         "iufV" if is_whole else "fV"
     ):  # V: floats unknown to numpy

@@ -75,12 +75,12 @@ class TraceEvent:
 class Recorder:
     """Records the events of one machine. Thread-safe, with bounded memory."""
 
-    def __init__(self, machine: str, stages: Sequence[str], trace_events: int = TRACE_EVENTS) -> None:
+    def __init__(self, machine: str, stages: Sequence[str]) -> None:
         self._machine = machine
         self._lock = threading.Lock()
         self._totals = {name: _Totals() for name in stages}
         self._new: deque[tuple[Any, ...]] = deque()
-        self._events: deque[tuple[Any, ...]] = deque(maxlen=trace_events)
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=TRACE_EVENTS)
         self.activity = 0
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
@@ -115,20 +115,16 @@ class Recorder:
 class _Totals:
     def __init__(self) -> None:
         self.micro_batches = 0
-        self.bytes_received = 0
-        self.bytes_sent = 0
         self.seconds = dict.fromkeys((RECEIVE, COMPUTE, WAIT, SEND), 0.0)
+        self.bytes = dict.fromkeys(self.seconds, 0)
         self.samples: deque[float] = deque(maxlen=COMPUTE_SAMPLES)
 
     def add(self, kind: str, seconds: float, size_bytes: int) -> None:
         self.seconds[kind] += seconds
+        self.bytes[kind] += size_bytes
         if kind == COMPUTE:
             self.micro_batches += 1
             self.samples.append(seconds)
-        elif kind == RECEIVE:
-            self.bytes_received += size_bytes
-        elif kind == SEND:
-            self.bytes_sent += size_bytes
 
     def statistics(self, name: str, machine: str) -> StageStatistics:
         return StageStatistics(
@@ -140,8 +136,8 @@ class _Totals:
             wait_seconds=self.seconds[WAIT],
             receive_seconds=self.seconds[RECEIVE],
             send_seconds=self.seconds[SEND],
-            bytes_received=self.bytes_received,
-            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes[RECEIVE],
+            bytes_sent=self.bytes[SEND],
         )
 
 

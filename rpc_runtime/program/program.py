@@ -15,7 +15,7 @@ from functools import cached_property
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
-from rpc_runtime.program.codec import NONE, require_known, unfit
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
@@ -99,7 +99,7 @@ class StageSpec:
 
 def weight_bytes(stages: Iterable[StageSpec]) -> int:
     """Return the bytes of the weights of these stages on one machine; weights with equal content count once."""
-    return sum({each.content: each.tensor.size_bytes for stage in stages for each in stage.weights}.values())
+    return sum({weight.content: weight.tensor.size_bytes for stage in stages for weight in stage.weights}.values())
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class RouteCodec:
     codec: str
 
     def __post_init__(self) -> None:
-        require_known(self.codec)
+        _ = CODECS[self.codec]  # raises `InputError` for an unknown name
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ class Program:
     @cached_property
     def replicas(self) -> dict[str, tuple[StageSpec, ...]]:
         """The replicas (often one) by stage name, in topological order."""
-        found: dict[str, tuple[StageSpec, ...]] = {}
+        by_name: dict[str, tuple[StageSpec, ...]] = {}
         for stage in self.stages:
-            found[stage.name] = (*found.get(stage.name, ()), stage)
-        return found
+            by_name[stage.name] = (*by_name.get(stage.name, ()), stage)
+        return by_name
 
     @cached_property
     def producers(self) -> dict[str, tuple[StageSpec, ...]]:
@@ -213,10 +213,10 @@ class Program:
         Raises:
             ValueError: the machine has more of them than a worker accepts, or a codec does not fit its route.
         """
-        found = MachineProgram.of(machine, self.stages_on(machine), self._routes_by_machine.get(machine, ()))
+        part = MachineProgram.of(machine, self.stages_on(machine), self._routes_by_machine.get(machine, ()))
         if machine != CLIENT:
-            found.require_limits()
-        return found
+            part.require_limits()
+        return part
 
     def for_worker(self, machine: str) -> Program:
         """Return the program to send to the worker of ``machine``; its `on` is the same for that machine.
@@ -237,11 +237,11 @@ class Program:
 
     @cached_property
     def _routes_by_machine(self) -> dict[str, list[Route]]:
-        found: dict[str, list[Route]] = {}
+        by_machine: dict[str, list[Route]] = {}
         for route in self.handovers:
             for end in dict.fromkeys((route.source, route.destination)):
-                found.setdefault(end, []).append(route)
-        return found
+                by_machine.setdefault(end, []).append(route)
+        return by_machine
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
@@ -267,7 +267,7 @@ class Program:
                     when, window = ways[key][1] | when, max(ways[key][2], window)
                 ways[key] = (tensor, when, window)
         indexes = {name: index for index, name in enumerate(self.producers)}
-        codecs = {(each.tensor, each.source, each.destination): each.codec for each in self.codecs}
+        codecs = {(codec.tensor, codec.source, codec.destination): codec.codec for codec in self.codecs}
         routes = {
             key: Route(indexes[tensor.name], tensor, *key[1:], queue_depth(when, window), when, codecs.get(key, NONE))
             for key, (tensor, when, window) in ways.items()
@@ -290,15 +290,6 @@ class Program:
             yield CLIENT, EVERY, 0
         for stage in producers:
             yield stage.machine, stage.own_turns, self.leads[stage.name]
-
-    @cached_property
-    def depths(self) -> dict[str, int]:
-        """The depth of each stage by name: 1 if it takes only model inputs, else 1 more than its deepest producer."""
-        depths: dict[str, int] = {}
-        for name, (stage, *_) in self.replicas.items():
-            before = [self.producers[tensor.name] for tensor in stage.inputs]
-            depths[name] = 1 + max((depths[p[0].name] for p in before if p), default=0)
-        return depths
 
     @cached_property
     def leads(self) -> dict[str, int]:
@@ -334,22 +325,22 @@ def _check_use(tensor: TensorSpec, made: Mapping[str, TensorSpec], user: str) ->
 
 def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, str], Route]) -> None:
     """Raise `ValueError` for a codec that has no route, or does not fit its tensor."""
-    for each in codecs:
-        route = routes.get((each.tensor, each.source, each.destination))
-        where = f"the codec {each.codec} of tensor {each.tensor!r} from {each.source!r} to {each.destination!r}"
-        if route is None or each.source == each.destination:
+    for codec in codecs:
+        route = routes.get((codec.tensor, codec.source, codec.destination))
+        where = f"the codec {codec.codec} of tensor {codec.tensor!r} from {codec.source!r} to {codec.destination!r}"
+        if route is None or codec.source == codec.destination:
             crossing = sorted(
-                {name for name, source, end in routes if (source, end) == (each.source, each.destination)}
+                {name for name, source, end in routes if (source, end) == (codec.source, codec.destination)}
             )
             raise ValueError(f"{where}: this tensor does not go that way; there go {', '.join(crossing) or 'none'}")
-        if reason := unfit(each.codec, route.tensor):
+        if reason := CODECS[codec.codec](route.tensor).unfit:
             raise ValueError(f"{where} does not fit {route.tensor}: {reason}")
 
 
 def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:
     """Raise `ValueError` if a cut does not lie in its input."""
-    whole = next((each for each in inputs if each.name == cut.input), None)
-    if whole is None or cut.tensor.name in {each.name for each in inputs}:
+    whole = next((tensor for tensor in inputs if tensor.name == cut.input), None)
+    if whole is None or cut.tensor.name in {tensor.name for tensor in inputs}:
         raise ValueError(f"{cut.tensor} is to be cut of the input {cut.input!r}, which is no other input")
     axis, length = cut.axis, cut.tensor.shape[cut.axis : cut.axis + 1]
     fits = (

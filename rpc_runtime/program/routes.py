@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rpc_runtime.program.codec import NONE
+from rpc_runtime.program.codecs import NONE
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class MachineProgram:
         """The number of micro-batches after which all routes here repeat; 1 without replicas."""
         routes = (*self.incoming, *self.outgoing, *self.local)
         turns = (*(stage.own_turns for stage in self.stages), *(route.when for route in routes))
-        return cycle_of({each.period for each in turns})
+        return cycle_of({recurrence.period for recurrence in turns})
 
     def require_limits(self) -> None:
         """Raise `ValueError` if there are more stages, neighbours or turns than a worker accepts."""
@@ -108,12 +108,12 @@ class MachineProgram:
 
     def sends(self, tensors: Sequence[TensorSpec]) -> list[list[tuple[str, int, str]]]:
         """Return the sends of these tensors for each micro-batch of one period: (name, position, destination)."""
-        found: list[list[tuple[str, int, str]]] = [[] for _ in range(self.period)]
+        sends: list[list[tuple[str, int, str]]] = [[] for _ in range(self.period)]
         for position, tensor in enumerate(tensors):
             for route in self._leaving.get(tensor.name, ()):
                 for turn in route.when.within(self.period):
-                    found[turn].append((tensor.name, position, route.destination))
-        return found
+                    sends[turn].append((tensor.name, position, route.destination))
+        return sends
 
     @cached_property
     def _leaving(self) -> dict[str, list[Route]]:
@@ -121,10 +121,10 @@ class MachineProgram:
 
 
 def _grouped(routes: Iterable[Route], key: Callable[[Route], str]) -> dict[str, list[Route]]:
-    found: dict[str, list[Route]] = {}
+    groups: dict[str, list[Route]] = {}
     for route in routes:
-        found.setdefault(key(route), []).append(route)
-    return found
+        groups.setdefault(key(route), []).append(route)
+    return groups
 
 
 def queue_depth(when: Recurrence, window: int) -> int:

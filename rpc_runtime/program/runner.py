@@ -25,20 +25,12 @@ class Runner(Closing):
     Inputs, which `rpc_runtime.program.inputs` checks, and outputs are in the program's order.
     """
 
-    @property
-    @abstractmethod
-    def program(self) -> Program:
-        """The program that is loaded."""
-
-    @property
-    @abstractmethod
-    def blob_bytes_sent(self) -> int:
-        """Bytes of libraries and weights that were sent to load the program."""
-
-    @property
-    @abstractmethod
-    def weight_bytes(self) -> Mapping[str, int]:
-        """Bytes of the weights on each machine."""
+    program: Program
+    """The program that is loaded."""
+    blob_bytes_sent: int = 0
+    """Bytes of libraries and weights that were sent to load the program."""
+    weight_bytes: Mapping[str, int]
+    """Bytes of the weights on each machine."""
 
     @abstractmethod
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
@@ -50,7 +42,11 @@ class Runner(Closing):
 
     @abstractmethod
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
-        """Yield the outputs for many micro-batches, in order, while later ones are computed."""
+        """Yield the outputs for many micro-batches, lazily and in order, while later ones are computed.
+
+        An error of the iterable is raised here after the results before it. Closing the generator early drops the
+        micro-batches in flight.
+        """
 
     @abstractmethod
     def statistics(self) -> tuple[StageStatistics, ...]:

@@ -89,7 +89,7 @@ class Recurrence:
     def __and__(self, other: Recurrence) -> Recurrence | None:
         """Return the micro-batches that are in both, or None; raise `ValueError` if the period is too long."""
         period = cycle_of((self.period, other.period))
-        rare, frequent = sorted((self, other), key=lambda each: each.share)
+        rare, frequent = sorted((self, other), key=lambda recurrence: recurrence.share)
         remainders = tuple(place for place in rare.within(period) if place in frequent)
         return Recurrence(period, remainders) if remainders else None
 
@@ -135,10 +135,10 @@ def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
 @lru_cache(maxsize=8)
 def _places(turns: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
     """Return each replica's positions in the turns; cached, since a thousand replicas may ask for theirs."""
-    found: dict[int, list[int]] = {}
+    by_replica: dict[int, list[int]] = {}
     for place, replica in enumerate(turns):
-        found.setdefault(replica, []).append(place)
-    return {replica: tuple(places) for replica, places in found.items()}
+        by_replica.setdefault(replica, []).append(place)
+    return {replica: tuple(places) for replica, places in by_replica.items()}
 
 
 def longest_turns(replicas: int) -> int:
@@ -146,30 +146,26 @@ def longest_turns(replicas: int) -> int:
     return min(max(LONGEST, LONGEST_PER_REPLICA * replicas), LONGEST_CYCLE)
 
 
-def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...]:
+def turns_by_share(shares: Sequence[float]) -> tuple[int, ...]:
     """Return turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
 
-    ``shares`` are positive weights. If some length up to ``maximum_length`` (by default `longest_turns`) meets them
-    exactly, the shortest such length is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with
-    the least excess of any replica over its share; of those within `CLOSE` of it, the shortest. Over this length each
-    replica has its share to within one micro-batch. At any time in a stream, its number of turns so far is within one
-    of its part of the turns. (That this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest
-    deadline first: Baruah et al. 1996, "Proportionate progress".)
+    ``shares`` are positive weights. If some length up to `longest_turns` meets them exactly, the shortest such length
+    is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with the least excess of any replica
+    over its share; of those within `CLOSE` of it, the shortest. Over this length each replica has its share to within
+    one micro-batch. At any time in a stream, its number of turns so far is within one of its part of the turns. (That
+    this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
+    "Proportionate progress".)
 
     Raises:
         ValueError: no shares, one that is not positive, or one too small for a single turn.
     """
     if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
         raise ValueError(f"shares are positive numbers, one for each replica, not {list(shares)}")
-    if maximum_length is None:
-        maximum_length = longest_turns(len(shares))
-    if maximum_length < 1:
-        raise ValueError(f"turns have a length of at least 1, not {maximum_length}")
-    exact = whole_turns(shares, maximum_length)
+    exact = whole_turns(shares)
     if exact is not None:
         return _interleave(exact)
     whole = math.fsum(shares)
-    lengths = [length for length in range(1, min(maximum_length, DIVISIBLE) + 1) if DIVISIBLE % length == 0]
+    lengths = [length for length in range(1, min(longest_turns(len(shares)), DIVISIBLE) + 1) if DIVISIBLE % length == 0]
     smallest = min(shares) / whole
     if smallest * lengths[-1] < 1 - 1e-9:
         raise ValueError(
@@ -182,21 +178,20 @@ def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -
     return _interleave(next(counts for counts, most in zip(candidates, excess, strict=True) if most <= good_enough))
 
 
-def whole_turns(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...] | None:
+def whole_turns(shares: Sequence[float]) -> tuple[int, ...] | None:
     """Return each replica's number of turns for the shortest length that meets all shares exactly, or None.
 
-    The length is at most ``maximum_length``, by default `longest_turns`.
+    The length is at most `longest_turns`.
     """
-    if maximum_length is None:
-        maximum_length = longest_turns(len(shares))
-    whole, length, found = math.fsum(shares), 1, []
+    maximum_length = longest_turns(len(shares))
+    whole, length, parts = math.fsum(shares), 1, []
     for share in shares:
         part = Fraction(share / whole).limit_denominator(maximum_length)
         length = math.lcm(length, part.denominator)
         if abs(float(part) - share / whole) > WHOLE or length > maximum_length:
             return None
-        found.append(part)
-    counts = tuple(int(part * length) for part in found)
+        parts.append(part)
+    counts = tuple(int(part * length) for part in parts)
     return counts if all(counts) and sum(counts) == length else None
 
 
@@ -204,7 +199,7 @@ def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
     """Return whole counts that add up to ``length``, by the largest remainder method."""
     whole = math.fsum(shares)
     ideal = [length * share / whole for share in shares]
-    counts = [math.floor(each + 1e-9) for each in ideal]
+    counts = [math.floor(count + 1e-9) for count in ideal]
     by_remainder = sorted(range(len(shares)), key=lambda replica: counts[replica] - ideal[replica])
     for replica in by_remainder[: length - sum(counts)]:
         counts[replica] += 1

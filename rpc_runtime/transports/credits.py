@@ -1,7 +1,21 @@
 """Flow control of a link's two ends, without locks, frames or clocks: what is sent next, and which credits are due.
 
-Each tensor of a link has its own queue and window (`credit_window`), so a tensor that waits never blocks another one.
-Among the tensors that may be sent, the oldest micro-batch goes first, because the receiver waits for it.
+Each tensor of a link has its own queue and window, so a tensor that waits never blocks another one. Among the tensors
+that may be sent, the oldest micro-batch goes first, because the receiver waits for it.
+
+A window is how many micro-batches of a tensor may be in flight. Between nearby machines the planned depth is enough. On
+a link of high latency it is not: a credit returns one round trip plus the receiver's computing time after its
+micro-batch left. A window of w lets at most w micro-batches pass in that time. The link is not the bottleneck if w is
+at least that time divided by the time between two micro-batches.
+
+Neither time is known in advance, so the window adapts. The sender marks each micro-batch that had to wait for a credit.
+The window is widened by a half if, when such a micro-batch has arrived, the receiver had none of this tensor left, or
+was idle for lack of another input (which may take a slower path): both ends then waited for a wider window. The window
+ends at most a half above the need. If computing is the bottleneck, the receiver never runs out; if another link is, the
+sender does not wait for credits of this link.
+
+If bandwidth is the bottleneck, a wider window only fills buffers, and credits return ever later. So the sender stops
+asking once credits take much longer than the quickest one did, as in TCP Vegas (Brakmo and Peterson, 1995).
 """
 
 from __future__ import annotations
@@ -12,10 +26,121 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rpc_runtime.program.routes import Route
-from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
 
 OUTBOX = 2
 """Capacity of a tensor's queue at the sender: one micro-batch being sent, and the next one."""
+MOST_MORE = 256
+"""The most micro-batches by which a window is widened."""
+MOST_MORE_BYTES = 16 * 1024 * 1024
+"""The most memory of the receiver that these additional micro-batches may take."""
+WIDENED_BY = 2
+"""A window grows by its depth divided by this: few round trips to adapt, and little overshoot."""
+MUCH_LONGER = 2
+"""A credit that takes this many times as long as the quickest one has waited in buffers."""
+
+
+def most_more(size_bytes: int) -> int:
+    """Return the most micro-batches by which the window of a tensor of this size may be widened."""
+    return min(MOST_MORE, MOST_MORE_BYTES // max(size_bytes, 1))
+
+
+@dataclass
+class ReceiveWindow:
+    """The receiver's side: ``depth`` micro-batches may be in flight now, at most ``largest`` after widening.
+
+    ``announced`` is the total number that the sender knows it may send.
+    """
+
+    depth: int
+    largest: int
+    arrived: int = 0
+    consumed: int = 0
+    announced: int = field(init=False)
+    _rests_until: int = 0
+
+    def __post_init__(self) -> None:
+        self.announced = self.depth
+
+    @property
+    def may_arrive(self) -> bool:
+        """Whether the sender has a credit for one more micro-batch."""
+        return self.arrived < self.announced
+
+    def arrive(self, waited: bool, starves: bool) -> bool:
+        """Count an arrived micro-batch; return whether this widens the window, so that the sender must be notified.
+
+        ``waited``: the sender had to wait for the credit. ``starves``: the receiver was idle for lack of an input.
+        After widening, the window stays as it is until all micro-batches sent under the old one have arrived.
+        """
+        lacked = starves or self.arrived == self.consumed
+        self.arrived += 1
+        if not (waited and lacked and self.may_widen and self.arrived > self._rests_until):
+            return False
+        self._rests_until = self.arrived + self.depth
+        self.depth = min(self.largest, self.depth + max(1, self.depth // WIDENED_BY))
+        return True
+
+    @property
+    def may_widen(self) -> bool:
+        return self.depth < self.largest
+
+    @property
+    def granted(self) -> int:
+        """The total number of micro-batches that the sender may send."""
+        return self.consumed + self.depth
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to send credits now: at once if the sender may be waiting for one, else two at a time."""
+        behind = self.granted - self.announced
+        return behind > 1 or (behind == 1 and self.announced - self.arrived <= self.depth // 2)
+
+    def announce(self) -> tuple[int, int]:
+        """Return the credit to send now, as (micro-batches consumed, micro-batches that may be in flight)."""
+        self.announced = self.granted
+        return self.consumed, self.depth
+
+
+@dataclass
+class SendWindow:
+    """The sender's side. Times are in nanoseconds of one clock."""
+
+    depth: int
+    largest: int
+    started: int = 0
+    credited: int = 0
+    _waits: bool = False
+    _starts: deque[int] = field(default_factory=deque)
+    _last_nanoseconds: int = 0
+    _least_nanoseconds: int | None = None
+
+    @property
+    def may_start(self) -> bool:
+        return self.started - self.credited < self.depth
+
+    def wait(self) -> None:
+        """Note that a micro-batch is queued without a credit for it."""
+        self._waits = True
+
+    def start(self, now: int) -> bool:
+        """Count a micro-batch that starts; return whether it waited for a credit and a wider window would help."""
+        self.started += 1
+        self._starts.append(now)
+        waited, self._waits = self._waits, False
+        quickest = self._least_nanoseconds
+        return waited and (quickest is None or self._last_nanoseconds <= MUCH_LONGER * quickest)
+
+    def is_possible(self, consumed: int, depth: int) -> bool:
+        """Return whether a receiver that follows the protocol could send this credit."""
+        return self.credited <= consumed <= self.started and self.depth <= depth <= self.largest
+
+    def credit(self, consumed: int, depth: int, now: int) -> None:
+        """Apply a credit: ``consumed`` micro-batches in total, and ``depth`` that may be in flight."""
+        for _ in range(consumed - self.credited):
+            self._last_nanoseconds = now - self._starts.popleft()
+            least = self._least_nanoseconds
+            self._least_nanoseconds = self._last_nanoseconds if least is None else min(least, self._last_nanoseconds)
+        self.credited, self.depth = consumed, depth
 
 
 def depths(route: Route) -> tuple[int, int]:
@@ -46,7 +171,7 @@ class Outbox:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._by_name = {route.tensor.name: Waiting(route, SendWindow(*depths(route))) for route in routes}
-        self._by_index = {each.route.index: each for each in self._by_name.values()}
+        self._by_index = {waiting.route.index: waiting for waiting in self._by_name.values()}
         self._queued: dict[int, Waiting] = {}
 
     def window(self, tensor_index: int) -> SendWindow:
@@ -112,6 +237,6 @@ class Grants:
 
     def due(self) -> Iterator[tuple[int, int, int]]:
         """Yield the credits to send now, as (tensor index, micro-batches consumed, micro-batches allowed in flight)."""
-        for tensor_index, window in [each for each in self._changed.items() if each[1].is_due]:
+        for tensor_index, window in [item for item in self._changed.items() if item[1].is_due]:
             del self._changed[tensor_index]
             yield (tensor_index, *window.announce())

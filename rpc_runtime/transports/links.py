@@ -3,7 +3,7 @@
 A link carries all tensors from one machine to another. Each tensor has its own queue and credits: the receiver grants
 one credit per micro-batch it has consumed, and the sender starts a tensor only if the receiver has room for it. So a
 receiver never blocks, and a waiting tensor never blocks another one on the same link. The number of micro-batches in
-flight grows if the latency of the link makes both ends wait (`credit_window`).
+flight grows if the latency of the link makes both ends wait (`credits`).
 
 Tensors in frames are encoded by the route's codec in the sending thread and decoded in the receiving thread, while the
 station computes. Tensors in shared slots are not encoded, because memory is not the bottleneck.
@@ -17,21 +17,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.codecs import Codec, codec_of
 from rpc_runtime.program.measurements import RECEIVE, SEND, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
-from rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
-from rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
-from rpc_runtime.transports.credits import Grants, Outbox
-from rpc_runtime.transports.link_end import Frames, LinkEnd, Message, Station
+from rpc_runtime.transports.credits import Departure, Grants, Outbox, ReceiveWindow, SendWindow
+from rpc_runtime.transports.link_end import LinkEnd, Message, Station
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
-from rpc_runtime.transports.nccl_device import MakeNccl
 from rpc_runtime.transports.slots import MakeSlot, Slot
 from rpc_runtime.wire.framing import (
     Frame,
@@ -43,60 +41,25 @@ from rpc_runtime.wire.framing import (
     tensor_frames,
 )
 
+if TYPE_CHECKING:
+    from rpc_runtime.transports.nccl import MakeNccl
 
-@dataclass
+
+@dataclass(slots=True)
 class _Sending:
     """An outgoing tensor. ``slots`` are the carrier's shared slots, if any; ``free`` the indices of unused ones."""
 
     route: Route
     window: SendWindow
-    coder: TensorCoder | None
+    codec: Codec
+    sent_bytes: int
+    """Size of the current micro-batch on the wire; smaller than the tensor if a codec compressed it."""
     slots: list[Slot] = field(default_factory=list)
     free: deque[int] = field(default_factory=deque)
 
 
-@dataclass(slots=True)
-class _Parcel:
-    """One micro-batch of an outgoing tensor; ``slot``, of index ``slot_index``, is None if the carrier has no slots."""
-
-    link: OutgoingLink
-    sending: _Sending
-    slot_index: int
-    slot: Slot | None
-    sequence: int
-    value: Any
-    flags: FrameFlag
-    start: int
-    size_bytes: int
-    """Size on the wire; smaller than the tensor if a codec compressed it."""
-
-    def frames(self) -> Iterator[bytes]:
-        if self.slot is None:
-            return self._tensor_frames()
-        index = self.sending.route.index
-        header = shared_tensor_frame(index, self.sequence, self.slot_index, self.size_bytes)
-        return self.slot.send(self.value, header)
-
-    def _tensor_frames(self) -> Iterator[bytes]:
-        data, coder = self.link.as_bytes(self.value), self.sending.coder
-        if coder is not None:
-            data = coder.encode(data)
-        self.size_bytes = data.size
-        for frame in tensor_frames(self.sending.route.index, self.sequence, data, self.flags):
-            yield frame  # the next frame is requested after the network has taken this one
-            self.link.station.moved()
-
-    def left(self) -> None:
-        route = self.sending.route
-        self.link.station.transferred(SEND, route, self.sequence, self.start, now(), self.size_bytes)
-
-
 class OutgoingLink(LinkEnd):
-    """The sending end. ``as_bytes`` returns a value's content as a flat array of bytes.
-
-    Raises:
-        WorkerError: a package that the codec of a route needs is missing in this process.
-    """
+    """The sending end. ``as_bytes`` returns a value's content as a flat array of bytes."""
 
     receives = False
 
@@ -109,17 +72,13 @@ class OutgoingLink(LinkEnd):
         nccl: MakeNccl | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        require_available(routes)
         super().__init__(station, routes, make_slot, nccl, timeouts)
         self._outbox = Outbox(routes)
         self._sending = {
-            route.index: _Sending(route, self._outbox.window(route.index), coder_of(route)) for route in routes
+            route.index: _Sending(route, self._outbox.window(route.index), codec_of(route), route.tensor.size_bytes)
+            for route in routes
         }
-        self.as_bytes = as_bytes
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        return tuple(sending.route.tensor.name for sending in self._sending.values())
+        self._as_bytes = as_bytes
 
     def has_room_locked(self, tensor: str) -> bool:
         """Return whether ``put_locked`` may queue one more micro-batch of a tensor."""
@@ -136,22 +95,32 @@ class OutgoingLink(LinkEnd):
         sending.slots = list(slots)
         sending.free.extend(range(len(slots)))
 
-    def _next_locked(self) -> _Parcel | None:
+    def _next_locked(self) -> Message | None:
         start = now()
-        departure = None if self._closed else self._outbox.next(start)
+        departure = self._outbox.next(start)
         if departure is None:
             return None
-        chosen = self._sending[departure.tensor_index]
-        flags = FrameFlag.WAITED if departure.waited else FrameFlag.NONE
-        index = chosen.free.popleft() if chosen.free else 0
-        slot = chosen.slots[index] if chosen.slots else None
-        size_bytes = chosen.route.tensor.size_bytes
-        return _Parcel(self, chosen, index, slot, departure.sequence, departure.value, flags, start, size_bytes)
+        sending = self._sending[departure.tensor_index]
+        if sending.slots:
+            index = sending.free.popleft()
+            header = shared_tensor_frame(departure.tensor_index, departure.sequence, index, sending.sent_bytes)
+            frames = sending.slots[index].send(departure.value, header)
+        else:
+            frames = self._tensor_frames(sending, departure)
+        return Message(frames, partial(self._sent_locked, sending, departure.sequence, start))
 
-    def _said_locked(self, message: Message) -> None:
-        if isinstance(message, _Parcel):
-            self._outbox.left(message.sending.route.index)
-            self.station.room_locked()
+    def _tensor_frames(self, sending: _Sending, departure: Departure) -> Iterator[bytes]:
+        data = sending.codec.to_wire(self._as_bytes(departure.value))
+        sending.sent_bytes = data.size
+        flags = FrameFlag.WAITED if departure.waited else FrameFlag.NONE
+        for frame in tensor_frames(departure.tensor_index, departure.sequence, data, flags):
+            yield frame  # the next frame is requested after the network has taken this one
+            self.station.moved()
+
+    def _sent_locked(self, sending: _Sending, sequence: int, start: int) -> None:
+        self.station.transferred(SEND, sending.route, sequence, start, now(), sending.sent_bytes)
+        self._outbox.left(sending.route.index)
+        self.station.room_locked()
 
     def receive(self, frame: Frame) -> None:
         """Handle a credit, after validating it, or a heartbeat."""
@@ -188,7 +157,7 @@ class OutgoingLink(LinkEnd):
         super().close_locked()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Receiving:
     """An incoming tensor. ``slots`` are the carrier's shared slots, if any; ``filled`` the indices in use.
 
@@ -198,14 +167,14 @@ class _Receiving:
 
     route: Route
     window: ReceiveWindow
-    coder: TensorCoder | None
+    codec: Codec
     free: list[Slot] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     filled: set[int] = field(default_factory=set)
     freed: list[int] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Arriving:
     """A tensor of which ``position`` of ``total`` bytes arrived in ``memory``: its slot, or a buffer to decode from."""
 
@@ -221,9 +190,6 @@ class IncomingLink(LinkEnd):
     """The receiving end, which delivers each complete tensor to its station.
 
     A credit is granted when the station releases the tensor; with ``reuse``, its memory is then reused.
-
-    Raises:
-        WorkerError: a package that the codec of a route needs is missing in this process.
     """
 
     receives = True
@@ -238,11 +204,10 @@ class IncomingLink(LinkEnd):
         *,
         reuse: bool,
     ) -> None:
-        require_available(routes)
         super().__init__(station, routes, make_slot, nccl, timeouts)
         self._grants = Grants(routes)
         self._receiving = {
-            route.index: _Receiving(route, self._grants.window(route.index), coder_of(route)) for route in routes
+            route.index: _Receiving(route, self._grants.window(route.index), codec_of(route)) for route in routes
         }
         self._reuse = reuse
         self._current: _Arriving | None = None
@@ -276,7 +241,8 @@ class IncomingLink(LinkEnd):
                 name = receiving.route.tensor.name
                 raise ProtocolError(f"tensor {name!r} came in slot {index}, which is not free")
             receiving.filled.add(index)
-        tensor, slot = receiving.route.tensor, receiving.slots[index]
+            slot = receiving.slots[index]
+        tensor = receiving.route.tensor
         sequence = self._sequence_of(receiving, frame, index, tensor.size_bytes)
         slot.wait()
         if not self._reuse:
@@ -301,8 +267,8 @@ class IncomingLink(LinkEnd):
         if current.position < current.total:
             return
         self._current = None
-        if receiving.coder is not None and current.memory is not slot.data:
-            receiving.coder.decode(current.memory, slot.data)
+        if current.memory is not slot.data:
+            receiving.codec.from_wire(current.memory, slot.data)
         self._complete(receiving, frame, sequence, slot, None, current.start)
 
     def _begin(self, frame: Frame) -> _Arriving | None:
@@ -314,8 +280,8 @@ class IncomingLink(LinkEnd):
             receiving = self._count_in_locked(frame)
             slot = receiving.free.pop() if receiving.free else None
         slot = slot or self._make_slot(receiving.route.tensor)
-        whole, coder = receiving.route.tensor.size_bytes, receiving.coder
-        if coder is None or frame.total == whole or not coder.may_have(frame.total):
+        whole = receiving.route.tensor.size_bytes
+        if frame.total == whole or not receiving.codec.may_have(frame.total):
             return _Arriving(receiving, slot, start, whole, slot.data)
         return _Arriving(receiving, slot, start, frame.total, np.empty(frame.total, np.uint8))
 
@@ -365,13 +331,13 @@ class IncomingLink(LinkEnd):
             receiving.free.append(slot)
         self._wake_locked()
 
-    def _next_locked(self) -> Frames | None:
+    def _next_locked(self) -> Message | None:
         frames = []
-        for index, consumed, depth in () if self._closed else self._grants.due():
+        for index, consumed, depth in self._grants.due():
             receiving = self._receiving[index]
             frames.append(credit_frame(index, consumed, depth, receiving.freed))
             receiving.freed = []
-        return Frames(frames) if frames else None
+        return Message(frames) if frames else None
 
     def close_locked(self) -> None:
         for receiving in self._receiving.values():

@@ -16,11 +16,10 @@ import threading
 import time
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.transports.liveness import Liveness
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 JOIN_SECONDS = 60.0
@@ -252,15 +251,12 @@ class World:
             return True
 
 
-class _Coming:
+class _Coming(NamedTuple):
     """A message of ``size`` bytes that is being received into ``content``."""
 
-    __slots__ = ("content", "request", "size")
-
-    def __init__(self, request: Any, content: bytearray, size: int) -> None:
-        self.request = request
-        self.content = content
-        self.size = size
+    request: Any
+    content: bytearray
+    size: int
 
 
 class MpiCarrier(Carrier):
@@ -295,18 +291,16 @@ class MpiCarrier(Carrier):
         """Handle a message of the other end."""
         try:
             self._link.receive(decode(memoryview(message)))
-        except TvmSplitError as error:
-            self.end(error)
-        except Exception as unexpected:
-            self.end(WorkerError(f"{unexpected!r}"))
+        except Exception as error:
+            self.end(failure_of(error))
 
     def end(self, error: TvmSplitError) -> None:
         with self._telling:
-            told, on_end = self._over.is_set(), self._on_end
+            was_over, on_end = self._over.is_set(), self._on_end
             self._over.set()
             self._failure = self._failure or error
         self._world.remove(self)
-        if not told and on_end is not None:
+        if not was_over and on_end is not None:
             on_end(error)
 
     def close(self) -> None:
@@ -324,29 +318,19 @@ class MpiCarrier(Carrier):
                 while under_way and under_way[0].Test():
                     under_way.popleft()
                 if len(under_way) == FRAMES_UNDER_WAY:
-                    self._wait(under_way.popleft())
+                    self._wait(under_way[0])
                 if self._over.is_set():
                     return
-        except TvmSplitError as error:
-            self.end(error)
         except self._world.failure as error:
             self.end(WorkerUnavailableError(f"MPI could not send: {error}"))
-        except Exception as unexpected:
-            self.end(WorkerError(f"sending over MPI failed: {unexpected!r}"))
+        except Exception as error:
+            self.end(failure_of(error))
         finally:
             self._world.leave(under_way)
 
     def _wait(self, request: Any) -> None:
-        timeouts = self._link.timeouts
-        taking = Liveness(timeouts)
-        taking.hear()
         while not request.Test():
-            since = taking.clock()
+            since = time.monotonic()
             if self._over.wait(AT_WORK_SECONDS):
-                self._world.leave(deque([request]))
                 return
-            if taking.is_silent(since):
-                self._world.leave(deque([request]))
-                raise WorkerUnavailableError(
-                    f"its other end has taken nothing for {timeouts.silence_seconds:g} seconds"
-                )
+            self._link.require_life(since)

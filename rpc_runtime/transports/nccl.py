@@ -30,15 +30,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_end import HEARTBEAT
-from rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, NcclDevice, nccl_of, version_text
 from rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
 from rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_frame
 
 logger = logging.getLogger(__name__)
@@ -48,9 +47,68 @@ GRACE_SECONDS = 1.0
 """Time that a transfer in flight may still take when a link is closed; usually the other end is alive."""
 ABORT_SECONDS = 2.0
 REST_SECONDS = 100e-6
-
-
+UNIQUE_ID_BYTES = 128
+"""``NCCL_UNIQUE_ID_BYTES``."""
 _END = struct.Struct(f"<I{UNIQUE_ID_BYTES}s")
+
+
+class Communicator(Protocol):
+    """A communicator of two ranks. Each method raises a `WorkerError` if NCCL has failed."""
+
+    def is_ready(self) -> bool:
+        """Return whether both ranks have joined, and the operation begun last was submitted to the device."""
+
+    def send(self, address: int, size_bytes: int) -> None:
+        """Begin to send. Requires `is_ready`."""
+
+    def receive(self, address: int, size_bytes: int) -> None:
+        """Begin to receive. Requires `is_ready`."""
+
+    def is_done(self) -> bool:
+        """Return whether the operation begun last has ended."""
+
+    def abort(self) -> None:
+        """Abort the communicator and its operations in flight. May take long."""
+
+
+class NcclDevice(Protocol):
+    """NCCL on a station's GPU. ``version`` is NCCL's number, ``gpu`` a globally unique name of the GPU, ``turn`` the
+    lock of this process for one transfer at a time."""
+
+    version: int
+    gpu: str
+    turn: threading.Lock
+
+    def unique_id(self) -> bytes:
+        """Return the id by which two ranks find each other; this process then listens for them."""
+
+    def communicator(self, unique_id: bytes, rank: int) -> Communicator:
+        """Return a new communicator, which is not ready yet."""
+
+    def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
+        """Allocate GPU memory for a tensor; return its address and the value to deliver to a station."""
+
+    def address(self, value: Any) -> int: ...
+
+
+MakeNccl = Callable[[], NcclDevice]
+"""Returns the NCCL device; the first call loads NCCL's library. Raises `WorkerError` if it cannot be used."""
+
+
+def nccl_of(make: MakeNccl | None) -> NcclDevice:
+    """Return NCCL on the GPU of a link's station.
+
+    Raises:
+        WorkerError: the station has no GPU, or NCCL's library cannot be used.
+    """
+    if make is None:
+        raise WorkerError("its stages are on no GPU")
+    return make()
+
+
+def version_text(number: int) -> str:
+    """Format NCCL's version number: 22703 is 2.27.3."""
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 @dataclass(frozen=True)
@@ -254,12 +312,9 @@ class NcclCarrier(Carrier):
 
 
 class _Sending(NcclCarrier):
-    def __init__(
-        self, opening: Opening, nccl: NcclDevice, other: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
-    ) -> None:
-        super().__init__(opening, nccl, other, timeouts, calls=calls)
-        self._awaits_ready = False
-        self._kept: Any = None
+    _awaits_ready = False
+    _kept: Any = None
+    """The value that is being sent: its memory must not be reused meanwhile."""
 
     def receive(self, frame: Frame) -> None:
         if frame.kind is not FrameKind.READY:
@@ -289,7 +344,7 @@ class _Sending(NcclCarrier):
             self._kept = None
 
     def _slot(self, tensor: TensorSpec) -> Slot:
-        return _Way(NOT_OF_THE_HOST, None, self, tensor.size_bytes)
+        return _Slot(NOT_OF_THE_HOST, None, self, tensor.size_bytes)
 
     def _forget(self) -> None:
         super()._forget()
@@ -300,10 +355,8 @@ class _Receiving(NcclCarrier):
     """Receives announced tensors one after another in a thread of its own, so that the thread that reads the stream
     does not wait for them. ``on_end(error)`` is called if a transfer fails."""
 
-    def __init__(
-        self, opening: Opening, nccl: NcclDevice, other: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
-    ) -> None:
-        super().__init__(opening, nccl, other, timeouts, calls=calls)
+    def __init__(self, *ends: Any, calls: bool) -> None:
+        super().__init__(*ends, calls=calls)
         self._most = sum(map(len, self._slots.values()))
         self._announced: SimpleQueue[Frame | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._take, name="nccl", daemon=True)
@@ -342,37 +395,31 @@ class _Receiving(NcclCarrier):
 
     def _slot(self, tensor: TensorSpec) -> Slot:
         address, value = self._nccl.memory(tensor)
-        return _Place(NOT_OF_THE_HOST, value, self, tensor.size_bytes, address)
+        return _Slot(NOT_OF_THE_HOST, value, self, tensor.size_bytes, address)
 
     def _take(self) -> None:
         try:
             with _as_unavailable():
                 while (frame := self._announced.get()) is not None:
                     self._link.receive(frame)
-        except TvmSplitError as error:
-            self._on_end(error)
-        except Exception as unexpected:
-            self._on_end(WorkerError(f"{unexpected!r}"))
+        except Exception as error:
+            self._on_end(failure_of(error))
 
 
 @dataclass(frozen=True, slots=True)
-class _Way(Slot):
-    transfers: _Sending
+class _Slot(Slot):
+    """A slot on the GPU, at ``address`` in the receiver; an empty tensor is not transferred."""
+
+    carrier: Any
     size_bytes: int
+    address: int = 0
 
     def send(self, value: Any, header: bytes) -> Iterator[bytes]:
-        return self.transfers.send(value, self.size_bytes, header) if self.size_bytes else iter((header,))
-
-
-@dataclass(frozen=True, slots=True)
-class _Place(Slot):
-    transfers: _Receiving
-    size_bytes: int
-    address: int
+        return self.carrier.send(value, self.size_bytes, header) if self.size_bytes else iter((header,))
 
     def wait(self) -> None:
         if self.size_bytes:
-            self.transfers.fetch(self.address, self.size_bytes)
+            self.carrier.fetch(self.address, self.size_bytes)
 
 
 def _require_fit(own: NcclDevice, other: NcclEnd) -> None:

@@ -51,12 +51,11 @@ class LinkCall:
         self._opening = Opening(link, hello.deployment, endpoint.machine, self._stream)
         self._carrier: Carrier = self._stream
         self._accepted = False
-        self._closing = False
         self._over = False
         self._error: TvmSplitError | None = None
-        self._ends = (hello.source, hello.destination)
+        self._hello = hello
         self._reasons: list[str] = []
-        self._offer(hello)
+        self._offer()
         self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
@@ -79,18 +78,19 @@ class LinkCall:
     @property
     def statistics(self) -> LinkStatistics:
         """The transport that carries the open link, and why better ones were not used."""
-        return LinkStatistics(*self._ends, self._choice.transport, "; ".join(self._reasons))
+        ends = (self._hello.source, self._hello.destination)
+        return LinkStatistics(*ends, self._choice.transport, "; ".join(self._reasons))
 
     def close(self) -> None:
         """End the link. Idempotent."""
-        self._closing = True
         self._end()
         self._channel.close()
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
         self._carrier.close()
 
-    def _offer(self, hello: pb.Hello) -> None:
+    def _offer(self) -> None:
+        hello = self._hello
         for name in offered(self._endpoint.transport):
             try:
                 hello.offers.add(transport=name, offer=transport_named(name).offer(self._opening))
@@ -98,15 +98,14 @@ class LinkCall:
                 self._reasons.append(str(error))
         self._offered = [offer.transport for offer in hello.offers]
         if not self._offered:
-            source, destination = self._ends
             raise WorkerError(
-                f"the link from {source!r} to {destination!r} cannot be opened by {self._endpoint.transport}: "
-                f"{'; '.join(self._reasons)}"
+                f"the link from {hello.source!r} to {hello.destination!r} cannot be opened by "
+                f"{self._endpoint.transport}: {'; '.join(self._reasons)}"
             )
 
     def _end(self) -> None:
-        self._call.cancel()
         self._over = True
+        self._call.cancel()
         self._stream.close()
         self._chosen.set()
 
@@ -133,7 +132,7 @@ class LinkCall:
             error = WorkerUnavailableError(f"{self._endpoint} ended a data stream")
         except grpc.RpcError as status:
             error = error_of(status, str(self._endpoint))
-            if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._closing):
+            if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._over):
                 error = explained(error, self._endpoint)
         except TvmSplitError as wrong:
             error = type(wrong)(f"{self._endpoint}: {wrong}")
@@ -144,10 +143,10 @@ class LinkCall:
 
     def _broken(self, error: TvmSplitError) -> None:
         with self._telling:
-            told, self._error = self._over, self._error or error
+            was_over, self._error = self._over, self._error or error
             self._end()
             self._answered.set()
-        if self._accepted and not self._closing and not told:
+        if self._accepted and not was_over:
             self._on_broken(self._endpoint.machine, self._error)
 
     def _carrier_ended(self, error: TvmSplitError | None) -> None:
@@ -167,9 +166,8 @@ class LinkCall:
             raise ProtocolError(f"a data stream begins with ACCEPT, not with {frame.kind.name}")
 
     def _choose(self, accept: pb.Accept) -> None:
-        self._reasons += [each.reason for each in accept.refused]
-        name = accept.answer.transport
-        carrier: Carrier | None = None
+        self._reasons += [refused.reason for refused in accept.refused]
+        name, carrier = accept.answer.transport, None
         if name:
             if name not in self._offered:
                 raise ProtocolError(f"a worker that was offered {', '.join(self._offered)} answers with {name!r}")
@@ -179,17 +177,17 @@ class LinkCall:
                 if not self._call.is_active():
                     return  # the stream reports the reason, which is read next
                 self._reasons.append(str(error))
-                name, carrier = (FALLBACK, self._stream) if FALLBACK in self._offered else ("", None)
-        self._choice = pb.Choice(transport=name, reason="" if name else "; ".join(self._reasons))
-        if name == self._endpoint.transport == FALLBACK:
-            self._reasons.append(f"the link's transport is {name}")
-        if carrier is None:  # the choice tells the other end, which ends the stream without reporting a failure
+                if FALLBACK in self._offered:
+                    name, carrier = FALLBACK, self._stream
+        if carrier is None:  # an empty choice makes the other end close the stream without reporting a failure
             self._error = WorkerError(
-                f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {self._choice.reason}"
+                f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {'; '.join(self._reasons)}"
             )
             self._chosen.set()
             return
-        self._carrier = carrier
+        if name == self._endpoint.transport == FALLBACK:
+            self._reasons.append(f"the link's transport is {name}")
+        self._carrier, self._choice.transport = carrier, name
         self._chosen.set()
         carrier.start(self._carrier_ended)
         self._stream.leave()
@@ -249,9 +247,9 @@ class LinkAnswer:
                 self._on_end(WorkerUnavailableError("the data stream was closed"))
             with self._ending:
                 self._over = True
-            for each in (self._carrier, self._pending, self._stream):
-                if each is not None:
-                    each.close()
+            for part in (self._carrier, self._pending, self._stream):
+                if part is not None:
+                    part.close()
         if self._error is not None:
             yield error_frame(str(self._error))
             raise self._error

@@ -20,19 +20,19 @@ import struct
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import IO
 
 import numpy as np
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.hardware import boot_id, memory_domain
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
-from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
-from rpc_runtime.transports.transport import Carrier, Host, OnEnd, Opening, Pending, Transport, Unusable
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
 from rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
@@ -55,8 +55,8 @@ class SharedMemory(Transport):
     memory = "host"
     uses_codecs = False
 
-    def joins(self, source: Host, destination: Host) -> bool:
-        return bool(source.memory_domain) and source.memory_domain == destination.memory_domain
+    def joins(self, source: str, destination: str) -> bool:
+        return source == destination != ""
 
     def offer(self, opening: Opening) -> bytes:
         proof = host_proof(opening.deployment)
@@ -72,10 +72,10 @@ class SharedMemory(Transport):
         return door.secret + door.name.encode(), door
 
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
-        own = own_memory(opening.link, "the caller")
+        own = _own_memory(opening.link, "the caller")
         name = answer[SECRET_BYTES:].decode(errors="replace")
-        connection = call(name, answer[:SECRET_BYTES], opening.link.timeouts)
-        return SharedMemoryCarrier(connection, own, opening.link, opening.peer)
+        connection = call(name, answer[:SECRET_BYTES], opening.link.timeouts.handshake_seconds)
+        return SharedMemoryCarrier(connection, own, opening)
 
 
 def host_proof(deployment: str) -> bytes:
@@ -92,18 +92,16 @@ class Door:
     """
 
     def __init__(self, opening: Opening) -> None:
-        self._link, self._peer = opening.link, opening.peer
-        self._memory = own_memory(opening.link, "the worker")
+        self._opening = opening
+        self._memory = _own_memory(opening.link, "the worker")
         self.name = f"tvm-split-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(SECRET_BYTES)
-        self._seconds = opening.link.timeouts.handshake_seconds
         try:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._listener.bind(f"\0{self.name}")
             self._listener.listen(WAITING)
         except OSError as error:
             raise Unusable(f"the worker cannot make a socket for it: {error}") from error
-        self._listener.settimeout(self._seconds)
 
     def accept(self) -> Carrier:
         """Return the carrier of the caller that connects.
@@ -112,20 +110,21 @@ class Door:
             ProtocolError: no process of this user connected in time with the secret.
         """
         connection, (memory, self._memory) = self._accepted(), (self._memory, None)
-        return SharedMemoryCarrier(connection, memory, self._link, self._peer)
+        return SharedMemoryCarrier(connection, memory, self._opening)
 
     def close(self) -> None:
         self._listener.close()
         if self._memory is not None:
             self._memory.close()
-            self._memory = None
 
     def _accepted(self) -> socket.socket:
-        deadline = time.monotonic() + self._seconds
+        seconds = self._opening.link.timeouts.handshake_seconds
+        deadline = time.monotonic() + seconds
         with contextlib.closing(self._listener), contextlib.suppress(OSError):
+            self._listener.settimeout(seconds)
             while time.monotonic() < deadline:
                 connection, _ = self._listener.accept()
-                connection.settimeout(self._seconds)
+                connection.settimeout(seconds)
                 with contextlib.suppress(OSError):
                     if _is_same_user(connection) and hmac.compare_digest(connection.recv(SECRET_BYTES), self.secret):
                         return connection
@@ -133,8 +132,8 @@ class Door:
         raise ProtocolError("the caller chose shared memory, and did not come for it")
 
 
-def call(name: str, secret: bytes, timeouts: LinkTimeouts) -> socket.socket:
-    """Connect to the socket of a `Door`.
+def call(name: str, secret: bytes, seconds: float) -> socket.socket:
+    """Connect to the socket of a `Door` within ``seconds``.
 
     Raises:
         Unusable: the socket cannot be reached, or belongs to another user.
@@ -143,34 +142,24 @@ def call(name: str, secret: bytes, timeouts: LinkTimeouts) -> socket.socket:
         raise Unusable(f"it is offered at {name!r}, where no worker listens")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(timeouts.handshake_seconds)
-        _connect(connection, f"\0{name}", timeouts.handshake_seconds)
+        _set_timeout(connection, socket.SO_SNDTIMEO, seconds)  # which `connect` obeys while the socket's queue is full
+        connection.connect(f"\0{name}")
+        connection.settimeout(seconds)
         if not _is_same_user(connection):
             raise Unusable("it belongs to another user")
         connection.send(secret)
         return connection
-    except (OSError, ValueError) as error:
+    except BaseException as error:
         connection.close()
-        raise Unusable(f"its socket cannot be reached ({error}): is it in another network namespace?") from error
-    except BaseException:
-        connection.close()
+        if isinstance(error, OSError):
+            raise Unusable(f"its socket cannot be reached ({error}): is it in another network namespace?") from error
         raise
 
 
-def _connect(connection: socket.socket, address: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return connection.connect(address)
-        except BlockingIOError:  # the socket's queue is full
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-
-
-def _timeval(seconds: float) -> bytes:
-    """Pack seconds as the kernel's ``struct timeval``: seconds and microseconds."""
-    return _TIMEVAL.pack(*divmod(round(seconds * 1e6), 1_000_000))
+def _set_timeout(connection: socket.socket, option: int, seconds: float) -> None:
+    """Set SO_RCVTIMEO or SO_SNDTIMEO, by the kernel's ``struct timeval``: seconds and microseconds."""
+    timeval = _TIMEVAL.pack(*divmod(round(seconds * 1e6), 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, option, timeval)
 
 
 def _is_same_user(connection: socket.socket) -> bool:
@@ -179,25 +168,24 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 
 class SharedMemoryCarrier(Carrier):
-    """Carries ``link`` over a connection to the other process, whose messages it reads in a thread of its own.
+    """Carries a link over a connection to the other process, whose messages it reads in a thread of its own.
 
     ``own`` is the link's memory at the receiving end, and None at the sending end.
     """
 
-    def __init__(self, connection: socket.socket, own: OwnMemory | None, link: LinkEnd, peer: str) -> None:
+    def __init__(self, connection: socket.socket, own: IO[bytes] | None, opening: Opening) -> None:
         self._connection = connection
         self._own = own
-        self._link = link
-        self._is_served = link.copies_apart
-        self._peer = peer
-        self._memory: Memory | None = None
+        self._link = opening.link
+        self._is_served = opening.link.copies_apart
+        self._peer = opening.peer
+        self._memory: dict[int, list[Bytes]] = {}
         self._failure: TvmSplitError | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def slots(self, route: Route) -> Sequence[Slot]:
-        memory = self._memory.slots(route) if self._memory is not None else ()
-        return [self._link.slot_over(route.tensor, each) for each in memory]
+        return [self._link.slot_over(route.tensor, memory) for memory in self._memory[route.index]]
 
     def start(self, on_end: OnEnd) -> None:
         self._on_end = on_end
@@ -205,24 +193,23 @@ class SharedMemoryCarrier(Carrier):
             self._memory = self._agreed_memory()
             timeouts = self._link.timeouts
             self._connection.settimeout(None)
-            for option, seconds in (
-                (socket.SO_RCVTIMEO, timeouts.beat_seconds),
-                (socket.SO_SNDTIMEO, timeouts.silence_seconds),
-            ):
-                self._connection.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
-        except OSError as error:
+            _set_timeout(self._connection, socket.SO_RCVTIMEO, timeouts.beat_seconds)
+            _set_timeout(self._connection, socket.SO_SNDTIMEO, timeouts.silence_seconds)
+        except BaseException as error:
             self._connection.close()
-            raise WorkerUnavailableError(f"memory could not be shared: {error}") from error
-        except BaseException:
-            self._connection.close()
+            if isinstance(error, OSError):
+                raise WorkerUnavailableError(f"memory could not be shared: {error}") from error
             raise
         self._link.open(self)
-        self._memory = None  # the link's slots keep the memory alive until the link is closed
-        self._thread = threading.Thread(target=self._read, name=f"link-{self._peer}-shm", daemon=True)
-        self._thread.start()
+        self._memory = {}  # the link's slots keep the memory alive until the link is closed
+        self._thread = self._begin(self._read, "shm")
         if self._is_served:
-            name = f"link-{self._peer}-copies"
-            threading.Thread(target=self._say, args=(self._link.serve,), name=name, daemon=True).start()
+            self._begin(partial(self._say, self._send_all), "copies")
+
+    def _begin(self, run: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=run, name=f"link-{self._peer}-{name}", daemon=True)
+        thread.start()
+        return thread
 
     def wake(self) -> None:
         if not self._is_served:
@@ -232,7 +219,6 @@ class SharedMemoryCarrier(Carrier):
         self._closing = True
         if self._own is not None:
             self._own.close()
-            self._own = None
         if self._thread is None:
             self._connection.close()
             return
@@ -241,19 +227,24 @@ class SharedMemoryCarrier(Carrier):
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
 
-    def _agreed_memory(self) -> Memory:
-        own, self._own = self._own, None
-        if own is None:
-            return others_memory(self._connection, self._link.routes)
-        own.send(self._connection)
-        return own.memory
+    def _agreed_memory(self) -> dict[int, list[Bytes]]:
+        if self._own is None:
+            return received_memory(self._connection, self._link.routes)
+        with self._own as own:
+            memory = _slots(self._link.routes, own.fileno())
+            socket.send_fds(self._connection, [MESSAGE], [own.fileno()])
+        return memory
 
     def _say(self, what: Callable[[Callable[[bytes], None]], None]) -> None:
-        """Run ``what``; an error, for example of a copy from a GPU, fails the link and not the computing thread."""
+        """Send by ``what``; an error, for example of a copy from a GPU, fails the link and not the computing thread."""
         try:
             what(self._send)
         except Exception as error:
-            self._fail(error if isinstance(error, TvmSplitError) else WorkerError(f"{error!r}"))
+            self._fail(failure_of(error))
+
+    def _send_all(self, send: Callable[[bytes], None]) -> None:
+        for frame in self._link.frames():
+            send(frame)
 
     def _send(self, header: bytes) -> None:
         try:
@@ -271,12 +262,8 @@ class SharedMemoryCarrier(Carrier):
         error: TvmSplitError | None = None
         try:
             self._receive_all()
-        except TvmSplitError as wrong:
-            error = wrong
-        except OSError as broken:
-            error = WorkerUnavailableError(f"the connection broke: {broken}")
-        except Exception as unexpected:
-            error = WorkerError(f"{unexpected!r}")
+        except Exception as raised:
+            error = failure_of(raised)
         finally:
             self._connection.close()
         if not self._closing:
@@ -298,90 +285,33 @@ class SharedMemoryCarrier(Carrier):
                 said = begin
 
 
-class Memory:
-    """Slots for the tensors of ``routes``, in a mapping that lives as long as one of its slots is referenced."""
-
-    def __init__(self, routes: Sequence[Route], mapping: mmap.mmap) -> None:
-        self._bytes: Bytes = np.frombuffer(mapping, np.uint8)
-        self._begins: dict[int, int] = {}
-        begin = 0
-        for route in routes:
-            self._begins[route.index] = begin
-            begin += route.depth * _stride(route)
-
-    @classmethod
-    def create(cls, routes: Sequence[Route]) -> tuple[Memory, int]:
-        """Make new memory; return it and its descriptor, which the caller must close.
-
-        Raises:
-            OSError: there is not enough memory.
-        """
-        descriptor = os.memfd_create("tvm-split", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(descriptor, _size(routes))
-            # Without the seal, one process could shorten the file; the other would die reading behind its end.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(routes, mmap.mmap(descriptor, _size(routes))), descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    @classmethod
-    def open(cls, routes: Sequence[Route], descriptor: int) -> Memory:
-        """Map the memory that the other end has made.
-
-        Raises:
-            ProtocolError: the file has another size, or is not sealed.
-        """
-        expected, size = _size(routes), os.fstat(descriptor).st_size
-        try:
-            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        except OSError:
-            sealed = 0
-        if size != expected or not sealed:
-            kind = "sealed" if sealed else "unsealed"
-            raise ProtocolError(
-                f"shared memory should be sealed and have {expected} bytes, it is {kind} and has {size}"
-            )
-        return cls(routes, mmap.mmap(descriptor, expected))
-
-    def slots(self, route: Route) -> list[Bytes]:
-        """Return the slots of a route, ordered by index."""
-        begin, stride = self._begins[route.index], _stride(route)
-        starts = range(begin, begin + route.depth * stride, stride)
-        return [self._bytes[start : start + route.tensor.size_bytes] for start in starts]
-
-
-def _stride(route: Route) -> int:
-    return max(1, -(-route.tensor.size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
-
-
-def _size(routes: Sequence[Route]) -> int:
-    return max(ALIGNMENT_BYTES, sum(route.depth * _stride(route) for route in routes))
-
-
-class OwnMemory:
-    """The memory of a link's receiver, made before a transport is chosen so that the link can fall back to gRPC.
+def _own_memory(link: LinkEnd, machine: str) -> IO[bytes] | None:
+    """Return the memory of a link's receiver; None at the sending end. It is made while the link can still use gRPC.
 
     Raises:
         Unusable: ``machine`` does not have enough memory, or is not allowed to make it.
     """
-
-    def __init__(self, routes: Sequence[Route], machine: str) -> None:
-        try:
-            self.memory, self._descriptor = Memory.create(routes)
-        except OSError as error:
-            raise Unusable(f"{machine} cannot make it: {error}") from error
-        self.close = weakref.finalize(self, os.close, self._descriptor)
-
-    def send(self, connection: socket.socket) -> None:
-        """Send the descriptor to the other end and close it. Call once."""
-        with contextlib.closing(self):
-            socket.send_fds(connection, [MESSAGE], [self._descriptor])
+    try:
+        return new_memory(link.routes) if link.receives else None
+    except OSError as error:
+        raise Unusable(f"{machine} cannot make it: {error}") from error
 
 
-def others_memory(connection: socket.socket, routes: Sequence[Route]) -> Memory:
-    """Return the memory that the receiver sends.
+def new_memory(routes: Sequence[Route]) -> IO[bytes]:
+    """Return new memory for the slots of ``routes``, as a sealed file without a name."""
+    file = os.fdopen(os.memfd_create("tvm-split", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b", buffering=0)
+    try:
+        file.truncate(_size(routes))
+        # Without the seal, one process could shorten the file; the other would die reading behind its end.
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def received_memory(connection: socket.socket, routes: Sequence[Route]) -> dict[int, list[Bytes]]:
+    """Return the slots of each route, by its index, in memory that the receiver of the tensors sends.
 
     Raises:
         ProtocolError: the message is not valid memory for these routes.
@@ -393,12 +323,39 @@ def others_memory(connection: socket.socket, routes: Sequence[Route]) -> Memory:
             raise WorkerUnavailableError("its other end went before it had sent memory")
         if message != MESSAGE or len(descriptors) != 1:
             raise ProtocolError(f"the other end has sent no memory that fits, in {len(descriptors)} descriptors")
-        return Memory.open(routes, descriptors[0])
+        _require_sealed(descriptors[0], _size(routes))
+        return _slots(routes, descriptors[0])
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def own_memory(link: LinkEnd, machine: str) -> OwnMemory | None:
-    """Return the memory that a link's receiver makes, or None at the sending end. Raises as `OwnMemory`."""
-    return OwnMemory(link.routes, machine) if link.receives else None
+def _require_sealed(descriptor: int, expected: int) -> None:
+    size = os.fstat(descriptor).st_size
+    try:
+        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    except OSError:
+        sealed = 0
+    if size != expected or not sealed:
+        kind = "sealed" if sealed else "unsealed"
+        raise ProtocolError(f"shared memory should be sealed and have {expected} bytes, it is {kind} and has {size}")
+
+
+def _slots(routes: Sequence[Route], descriptor: int) -> dict[int, list[Bytes]]:
+    """Map memory; return the slots of each route, by its index. The mapping lives as long as one of its slots."""
+    memory: Bytes = np.frombuffer(mmap.mmap(descriptor, _size(routes)), np.uint8)
+    slots, begin = {}, 0
+    for route in routes:
+        stride, size = _stride(route), route.tensor.size_bytes
+        end = begin + route.depth * stride
+        slots[route.index] = [memory[start : start + size] for start in range(begin, end, stride)]
+        begin = end
+    return slots
+
+
+def _stride(route: Route) -> int:
+    return max(1, -(-route.tensor.size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+
+
+def _size(routes: Sequence[Route]) -> int:
+    return max(ALIGNMENT_BYTES, sum(route.depth * _stride(route) for route in routes))

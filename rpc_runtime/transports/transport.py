@@ -18,7 +18,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.routes import Route
 from rpc_runtime.registry import Registry
 from rpc_runtime.transports.slots import Slot
@@ -37,14 +37,6 @@ OnEnd = Callable[[TvmSplitError | None], None]
 
 class Unusable(WorkerError):
     """A transport cannot connect these two ends; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """What is known before deployment about the process at one end of a link. ``memory_domain`` is equal for processes
-    that can share memory, and empty if they cannot."""
-
-    memory_domain: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,8 +123,11 @@ class Transport(ABC):
     def stop(self) -> None:  # noqa: B027
         """Free what `start` has made."""
 
-    def joins(self, source: Host, destination: Host) -> bool:
-        """Return whether it will connect two processes, as far as this is known before deployment."""
+    def joins(self, source: str, destination: str) -> bool:
+        """Return whether it will connect two processes, as far as this is known before deployment.
+
+        Both are memory domains: equal for processes that can share memory, and empty if they cannot.
+        """
         return True
 
     @abstractmethod
@@ -174,6 +169,13 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
     Transport,
     WorkerError,
 )
+
+
+def failure_of(error: Exception) -> TvmSplitError:
+    """Return the failure of a link for any error in one of its threads."""
+    if isinstance(error, TvmSplitError):
+        return error
+    return WorkerUnavailableError(str(error)) if isinstance(error, OSError) else WorkerError(f"{error!r}")
 
 
 @cache
@@ -226,8 +228,8 @@ class LinkSetting:
     def wanted(self) -> str:
         return FALLBACK if self.transport == AUTO and self.address else self.transport
 
-    def expected(self, source: Host, destination: Host) -> str:
-        """Return the name of the transport that will carry the link, as far as this is known before deployment."""
+    def expected(self, source: str, destination: str) -> str:
+        """Return the name of the transport that will connect two memory domains, as far as this is known."""
         return next(
             (name for name in offered(self.wanted) if transport_named(name).joins(source, destination)), FALLBACK
         )

@@ -19,14 +19,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.kernel_times import (
-    MAXIMUM_LIMIT_SECONDS,
-    NETWORK,
-    KernelSet,
-    KernelTime,
-    TimedKernel,
-    TimingEffort,
-)
+from rpc_runtime.program.kernel_times import KernelTime
 from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
 from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.wire import worker_pb2 as pb
@@ -37,9 +30,6 @@ MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
 MAXIMUM_CONNECT_SECONDS = 600.0
 """The longest time that a client may give a worker to connect its links."""
-MAXIMUM_KERNELS = 10_000
-MAXIMUM_ARGUMENTS = 1000
-MAXIMUM_ROUNDS = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{1,30}")
 
@@ -49,12 +39,12 @@ Value = TypeVar("Value")
 
 def message_of(kind: type[AnyMessage], value: Any, **others: Any) -> AnyMessage:
     """Return the message of a dataclass, with fields copied by name (also nested ones), and the fields ``others``."""
-    given = {
+    fields = {
         field.name: _written(field, getattr(value, field.name))
         for field in kind.DESCRIPTOR.fields
         if field.name not in others
     }
-    return kind(**given, **others)
+    return kind(**fields, **others)
 
 
 def _written(field: Any, value: Any) -> Any:
@@ -182,44 +172,6 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
     return {ends: found[ends] for ends in program.links}
 
 
-def kernel_set(message: pb.LoadKernelsRequest) -> KernelSet:
-    """Return the kernels in a request.
-
-    Raises:
-        ProtocolError: there are none or too many, two have the same name, there are too many bytes of weights, or a
-            kernel's arguments are invalid.
-    """
-    if not 1 <= len(message.kernels) <= MAXIMUM_KERNELS:
-        raise ProtocolError(f"1 to {MAXIMUM_KERNELS} kernels can be timed together, got {len(message.kernels)}")
-    if message.weight_bytes > MAXIMUM_TENSOR_BYTES:
-        raise ProtocolError(f"weights of {message.weight_bytes} bytes, at most {MAXIMUM_TENSOR_BYTES} are allowed")
-    kernels = value_of(KernelSet, message)
-    names = {kernel.function for kernel in kernels.kernels}
-    if len(names) != len(kernels.kernels):
-        raise ProtocolError(f"{len(kernels.kernels)} kernels have {len(names)} different names; each is timed once")
-    return kernels
-
-
-def _check_kernel(kernel: TimedKernel) -> None:
-    count = len(kernel.arguments)
-    where = f"kernel {kernel.function[:200]!r}"
-    if not kernel.function or not 1 <= count <= MAXIMUM_ARGUMENTS:
-        raise ProtocolError(f"{where} has {count} arguments; it needs a name and 1 to {MAXIMUM_ARGUMENTS}")
-    if not (kernel.function != NETWORK) <= kernel.results <= count:
-        raise ProtocolError(f"{where} writes {kernel.results} of {count} arguments")
-    if any(position >= count - kernel.results for position in kernel.weights):
-        raise ProtocolError(f"{where} has weights at {sorted(kernel.weights)}, and {count - kernel.results} operands")
-
-
-def _check_effort(effort: TimingEffort) -> None:
-    if not 1 <= effort.minimum_rounds <= MAXIMUM_ROUNDS:
-        raise ProtocolError(f"kernels are timed in 1 to {MAXIMUM_ROUNDS} rounds, got {effort.minimum_rounds}")
-    if not 0 < effort.limit_seconds <= MAXIMUM_LIMIT_SECONDS:
-        raise ProtocolError(f"a time limit lies in (0, {MAXIMUM_LIMIT_SECONDS:g}] s, got {effort.limit_seconds}")
-    if not 0 <= effort.minimum_seconds <= effort.limit_seconds:
-        raise ProtocolError(f"{effort.minimum_seconds} s at least do not fit {effort.limit_seconds} s at most")
-
-
 def _check_time(time: KernelTime) -> None:
     if not time.error and not (math.isfinite(time.seconds) and time.seconds > 0):
         raise ProtocolError(
@@ -230,7 +182,5 @@ def _check_time(time: KernelTime) -> None:
 _CHECKS: dict[type, Callable[[Any], None]] = {
     BlobSpec: _check_blob,
     TensorSpec: _check_tensor,
-    TimedKernel: _check_kernel,
-    TimingEffort: _check_effort,
     KernelTime: _check_time,
 }

@@ -107,45 +107,33 @@ def _refusal(advice: str) -> Any:
 def _guarded(handler: Any, quota: CallQuota) -> Any:
     """Return a handler that runs the method within its quota and takes a stream of unparsed requests."""
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    parse = handler.request_deserializer
 
-    def call(messages: Iterator[bytes], context: Any) -> Any:
-        if handler.request_streaming:
-            return behaviour(_requests(messages, handler.request_deserializer), context)
-        with _soon(context) if quota.is_open else contextlib.nullcontext():
-            request = _only_request(messages, handler.request_deserializer, quota)
-        return behaviour(request, context)
-
-    def reply(messages: Iterator[bytes], context: Any) -> Any:
+    def answer(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
         with _as_status(context), quota.one():
-            return call(messages, context)
+            if not handler.request_streaming:
+                with _soon(context) if quota.is_open else contextlib.nullcontext():
+                    request = _parsed(_only(messages, quota), parse)
+            elif parse is None:  # data streams get gRPC's own iterator
+                request = messages
+            else:
+                request = (_parsed(message, parse) for message in messages)
+            reply = behaviour(request, context)
+            yield from reply if handler.response_streaming else (reply,)
 
-    def replies(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
-        with _as_status(context), quota.one():
-            yield from call(messages, context)
-
-    if handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(replies, None, handler.response_serializer)
-    return grpc.stream_unary_rpc_method_handler(reply, None, handler.response_serializer)
-
-
-Parse = Callable[[bytes], Any]
-
-
-def _requests(messages: Iterator[bytes], parse: Parse | None) -> Iterator[Any]:
-    """Return the parsed requests of a call; a method without a parser (data streams) gets gRPC's own iterator."""
-    return messages if parse is None else (_parsed(message, parse) for message in messages)
+    return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
-def _only_request(messages: Iterator[bytes], parse: Parse, quota: CallQuota) -> Any:
+def _only(messages: Iterator[bytes], quota: CallQuota) -> bytes:
     message = next(messages, None)
     if message is None:
         raise ProtocolError("this method takes a request, and the caller sent none")
     if quota.is_open and len(message) > OPEN_REQUEST_BYTES:
         raise ProtocolError(f"a request of this method has at most {OPEN_REQUEST_BYTES} bytes, got {len(message)}")
-    return _parsed(message, parse)
+    return message
 
 
-def _parsed(message: bytes, parse: Parse) -> Any:
+def _parsed(message: bytes, parse: Callable[[bytes], Any]) -> Any:
     try:
         return parse(message)
     except DecodeError as error:

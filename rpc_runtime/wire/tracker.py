@@ -76,6 +76,15 @@ def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@dataclass(frozen=True)
+class TrackerEntry:
+    """The tracker and key under which a worker is listed, and its host (None: the host from which it calls)."""
+
+    tracker: TrackerAddress
+    key: str
+    host: str | None = None
+
+
 State = Literal["ready", "deployed", "tuning"]
 
 
@@ -162,6 +171,23 @@ def information(key: str, host: str | None, port: int, registration: Registratio
     return {"key": f"server:{key}", "addr": [host, port], INFORMATION: asdict(registration)}
 
 
+def receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """Return the next ``size`` bytes.
+
+    Raises:
+        TimeoutError: they have not arrived before ``deadline``, in seconds of `time.monotonic`.
+        ConnectionError: the other end closed the connection.
+    """
+    received = bytearray()
+    while len(received) < size:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        part = connection.recv(min(size - len(received), 1 << 16))
+        if not part:
+            raise ConnectionError("it closed the connection")
+        received += part
+    return bytes(received)
+
+
 class TrackerConnection(Closing):
     """A connection to a tracker. Connecting, and each request with its answer, may take ``timeout_seconds``.
 
@@ -174,14 +200,12 @@ class TrackerConnection(Closing):
     def __init__(self, address: TrackerAddress, timeout_seconds: float = DEFAULT_SECONDS) -> None:
         self._address = address
         self._seconds = timeout_seconds
-        deadline = time.monotonic() + timeout_seconds
         try:
             self._socket = socket.create_connection((address.host, address.port), timeout_seconds)
         except (OSError, UnicodeError) as error:
-            raise self._unavailable(error) from error
+            raise self._error(error) from error
         try:
-            self._send(_LENGTH.pack(TRACKER_MAGIC), deadline)
-            (magic,) = _LENGTH.unpack(self._receive(_LENGTH.size, deadline))
+            magic, _ = self._exchange(_LENGTH.pack(TRACKER_MAGIC))
             if magic != TRACKER_MAGIC:
                 raise ProtocolError(f"who answers at {address} is no TVM RPC tracker: it begins with {magic:#x}")
         except BaseException:
@@ -190,16 +214,16 @@ class TrackerConnection(Closing):
 
     def ask(self, code: Code, *arguments: object) -> Any:
         """Send a request and return the tracker's answer, which may be any JSON value."""
-        deadline = time.monotonic() + self._seconds
         message = json.dumps([int(code), *arguments]).encode()
-        self._send(_LENGTH.pack(len(message)) + message, deadline)
-        (size,) = _LENGTH.unpack(self._receive(_LENGTH.size, deadline))
+        size, deadline = self._exchange(_LENGTH.pack(len(message)) + message)
         if not 0 < size <= MAXIMUM_REPLY_BYTES:
             raise ProtocolError(
                 f"the tracker {self._address} announces an answer of {size} bytes; 1 to {MAXIMUM_REPLY_BYTES} are read"
             )
         try:
-            return json.loads(self._receive(size, deadline))
+            return json.loads(receive_exactly(self._socket, size, deadline))
+        except OSError as error:
+            raise self._error(error) from error
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"the tracker {self._address} answers what is no JSON") from error
 
@@ -211,36 +235,22 @@ class TrackerConnection(Closing):
     def close(self) -> None:
         self._socket.close()
 
-    def _send(self, data: bytes, deadline: float) -> None:
+    def _exchange(self, message: bytes) -> tuple[int, float]:
+        """Send a message; return the number that answers it, and the deadline of what follows."""
+        deadline = time.monotonic() + self._seconds
         try:
-            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            self._socket.sendall(data)
+            self._socket.settimeout(self._seconds)
+            self._socket.sendall(message)
+            (number,) = _LENGTH.unpack(receive_exactly(self._socket, _LENGTH.size, deadline))
         except OSError as error:
             raise self._error(error) from error
+        return number, deadline
 
-    def _receive(self, size: int, deadline: float) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            try:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                part = self._socket.recv(min(size - len(found), 1 << 16))
-            except OSError as error:
-                raise self._error(error) from error
-            if not part:
-                raise WorkerUnavailableError(
-                    f"the tracker {self._address} closed the connection: is it a TVM RPC tracker?"
-                )
-            found += part
-        return bytes(found)
-
-    def _error(self, error: OSError) -> TvmSplitError:
+    def _error(self, error: OSError | UnicodeError) -> TvmSplitError:
         if isinstance(error, TimeoutError):
             return DeadlineError(
                 f"the tracker {self._address} did not answer within {self._seconds:g} s: is it a TVM RPC tracker?"
             )
-        return self._unavailable(error)
-
-    def _unavailable(self, error: OSError | UnicodeError) -> WorkerUnavailableError:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return WorkerUnavailableError(
             f"no tracker can be reached at {self._address} ({reason}); start one there: "
@@ -261,13 +271,13 @@ def listed_servers(address: TrackerAddress, timeout_seconds: float = DEFAULT_SEC
             pass
         case _:
             raise ProtocolError(f"the tracker {address} answers without a list of its servers")
-    found = []
+    servers = []
     for entry in entries:
         try:
-            found.append(ListedServer.read(entry))
+            servers.append(ListedServer.read(entry))
         except ProtocolError as error:  # anyone can register an invalid entry; keep the others
             logger.warning("left out of what the tracker %s lists: %s", address, error)
-    return tuple(sorted(found, key=lambda each: (each.key, each.host, each.port)))
+    return tuple(sorted(servers, key=lambda server: (server.key, server.host, server.port)))
 
 
 def require_key(key: str) -> str:

@@ -510,9 +510,7 @@ class Accept(_message.Message):
     def __init__(self, answer: _Optional[_Union[Offer, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("transport", "reason")
+    __slots__ = ("transport",)
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     transport: str
-    reason: str
-    def __init__(self, transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, transport: _Optional[str] = ...) -> None: ...

@@ -1,61 +1,138 @@
-"""The configuration of a worker and its command line."""
+"""The configuration of a worker: the options of its command line, and what follows from them."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args, get_type_hints
 
 from rpc_runtime.errors import InputError
+from rpc_runtime.option import default_of, option, options
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.transport import TRANSPORTS
-from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_address, token_from
-from rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
+from rpc_runtime.wire.security import (
+    LOOPBACK_OF,
+    TOKEN_VARIABLE,
+    TlsFiles,
+    Token,
+    is_loopback,
+    numeric_address,
+    split_address,
+    token_from,
+)
+from rpc_runtime.wire.tracker import TrackerAddress, TrackerEntry, require_key
 
 SILENCE_VARIABLE = "TVM_SPLIT_SILENCE_SECONDS"
 """Environment variable: seconds of silence after which a link's other end counts as dead; for tests."""
-LOG_LEVELS = ("debug", "info", "warning", "error")
+_OF_TRACKER = ("key", "advertise", "insecure_tuning", "tuning_port")
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """The configuration of a worker.
+    """The options of a worker, its ``entry`` at a tracker (None: no tracker), and the timeouts of its links.
 
-    Args:
-        listen: HOST:PORT (port 0: any free port).
-        threads: threads per kernel.
-        cores: the CPUs to pin the whole process to.
-        cache: folder for blobs, of at most ``cache_limit_bytes`` (default: four fifths of the disk space that is free
-            at the start, where existing blobs count as free).
-        insecure: allow a missing ``token`` or ``tls``.
-        log_level: one of `LOG_LEVELS`.
-        ready_json: print one line of JSON when the worker listens.
-        exit_with_parent: end when standard input ends.
-        transports: transports to prepare at the start, such as ``mpi`` for a rank of ``mpiexec``.
-        health_listen: HOST:PORT that serves only health checks, without TLS.
-        tracker: how to register with TVM's RPC tracker; None: do not register.
-        timeouts: the timeouts of links.
+    Raises:
+        InputError: an option is invalid, or options contradict each other.
     """
 
-    listen: str = "127.0.0.1:0"
-    threads: int = 1
-    name: str = ""
-    cores: tuple[int, ...] = ()
-    cache: Path | None = None
-    cache_limit_bytes: int | None = None
-    token: Token | None = None
-    tls: TlsFiles | None = None
-    insecure: bool = False
-    log_level: str = "warning"
-    ready_json: bool = False
-    exit_with_parent: bool = False
-    transports: tuple[str, ...] = ()
-    health_listen: str | None = None
-    tracker: TrackerOptions | None = None
+    listen: str = option("127.0.0.1:0", "where it is called (default 127.0.0.1:0; port 0: any)", metavar="HOST:PORT")
+    threads: int = option(1, "threads of a kernel (default 1)", minimum=1)
+    cores: str = option("", "run on these CPUs only", metavar="0,1")
+    name: str = option("", "the machine's name in the cluster (default: the host's)")
+    cache: Path | None = option(None, "folder for libraries and weights")
+    cache_limit_bytes: int | None = option(None, "the cache's size (default: 4/5 of the free disk)", minimum=0)
+    token_file: Path | None = option(
+        None, f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)"
+    )
+    tls_certificate: Path | None = option(None, "certificate of this worker", metavar="PEM")
+    tls_key: Path | None = option(None, "key of the certificate", metavar="PEM")
+    tls_ca: Path | None = option(None, "callers need a certificate from this authority", metavar="PEM")
+    insecure: bool = option(False, "trust all who reach the address")
+    log_level: Literal["debug", "info", "warning", "error"] = option("warning", "default warning")
+    json: bool = option(False, "print one line of JSON when ready")
+    transport: tuple[str, ...] = option(
+        (),
+        "make a transport ready that needs it, such as mpi for a worker that mpiexec starts; may be repeated",
+        metavar="NAME",
+    )
+    exit_with_parent: bool = option(False, "end when standard input ends")
+    health_listen: str | None = option(
+        None,
+        "answer grpc.health.v1 here too, without TLS and nothing else: for probes that know none, as Kubernetes'",
+        metavar="HOST:PORT",
+    )
+    tracker: str | None = option(None, "register this machine at TVM's RPC tracker, under --key", metavar="HOST:PORT")
+    key: str | None = option(None, "the kind of machine, as `tvm.exec.rpc_server --key` has it")
+    advertise: str | None = option(None, "the host by which others reach this machine", metavar="HOST")
+    insecure_tuning: bool = option(
+        False,
+        "let kernels be tuned here through the tracker also where the worker itself knows its callers: TVM's RPC knows "
+        "none, so whoever reaches its port runs code here",
+    )
+    tuning_port: int | None = option(
+        None, "where TVM's RPC is served, with --insecure… (default: any)", metavar="PORT", minimum=0
+    )
     timeouts: LinkTimeouts = USUAL_TIMEOUTS
+    entry: TrackerEntry | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        for own in options(type(self)):
+            value, minimum = getattr(self, own.name), own.metadata.get("ge")
+            if minimum is not None and value is not None and value < minimum:
+                raise InputError(f"{_flag(own.name)} is at least {minimum}, got {value}")
+        has_pair = self.tls_certificate and self.tls_key
+        if not has_pair and (self.tls_certificate or self.tls_key or self.tls_ca):
+            raise InputError("--tls-certificate and --tls-key belong together, and --tls-ca needs both")
+        if unknown := [name for name in self.transport if name not in TRANSPORTS]:
+            raise InputError(f"--transport takes {', '.join(TRANSPORTS)}, got {', '.join(unknown)}")
+        object.__setattr__(self, "entry", self._entry())
+
+    @cached_property
+    def token(self) -> Token | None:
+        """The token in its file or in the environment. Raises `InputError` if it cannot be read."""
+        return token_from(self.token_file)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return TlsFiles(self.tls_ca, self.tls_certificate, self.tls_key) if self.tls_certificate else None
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether kernels may be tuned here by TVM's RPC, which has no authentication."""
+        return self.insecure or self.insecure_tuning
+
+    def _entry(self) -> TrackerEntry | None:
+        """Return the worker's entry at its tracker.
+
+        The default host is the one on which the worker listens, or, if it listens on all addresses, the host from which
+        it calls the tracker.
+        """
+        if self.tracker is None:
+            if names := [name for name in _OF_TRACKER if getattr(self, name)]:
+                raise InputError(f"{_flag(names[0])} belongs to --tracker")
+            return None
+        if self.key is None:
+            raise InputError("--tracker needs --key as well, under which this machine is listed")
+        if self.tuning_port is not None and not self.is_tuned:
+            raise InputError(
+                "TVM's RPC knows no callers, so a worker that does is not tuned on: give --insecure-tuning with "
+                "--tuning-port, on a network where you trust everyone, or leave it out"
+            )
+        if (self.tuning_port or 0) >= 1 << 16:
+            raise InputError(f"--tuning-port is a port from 0 to 65535, got {self.tuning_port}")
+        tracker, host = TrackerAddress.parse(self.tracker), split_address(self.listen)[0]
+        if self.advertise is None and is_loopback(host) and not is_loopback(tracker.host):
+            raise InputError(
+                f"the tracker {tracker} is on another machine, and whoever asks it cannot reach {self.listen}: listen "
+                "on an address of the network, or give --advertise with the host by which others reach this worker"
+            )
+        return TrackerEntry(
+            tracker, require_key(self.key), self.advertise or (None if host in LOOPBACK_OF else host.strip("[]"))
+        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,40 +141,28 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; `tvm-split worker --help` has the options")
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _parser(program: str, *, with_help: bool = True) -> argparse.ArgumentParser:
     description = "Runs stages on this machine until Ctrl-C or SIGTERM."
     parser = _Parser(prog=program, description=description, add_help=with_help)
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default %(default)s, 0: any port")
-    parser.add_argument("--threads", type=int, default=1, help="threads of a kernel (default %(default)s)")
-    parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
-    parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
-    parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
-    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size (default: 4/5 of the free disk)")
-    parser.add_argument(
-        "--token-file",
-        type=Path,
-        help=f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)",
-    )
-    parser.add_argument("--tls-certificate", type=Path, metavar="PEM")
-    parser.add_argument("--tls-key", type=Path, metavar="PEM")
-    parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
-    parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="default %(default)s")
-    parser.add_argument("--json", "--ready-json", action="store_true", help="print one line of JSON when ready")
-    parser.add_argument(
-        "--transport",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="make a transport ready that needs it, such as mpi for a worker that mpiexec starts; may be repeated",
-    )
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
-    parser.add_argument(
-        "--health-listen",
-        metavar="HOST:PORT",
-        help="answer grpc.health.v1 here too, without TLS and nothing else: for probes that know none, as Kubernetes'",
-    )
-    add_tracker_options(parser)
+    kinds = get_type_hints(WorkerConfig)
+    for own in options(WorkerConfig):
+        kind, parts = kinds[own.name], get_args(kinds[own.name])
+        settings = {"help": own.metadata["description"], "default": default_of(own)}
+        if kind is bool:
+            settings |= {"action": "store_true"}
+        elif isinstance(own.default, tuple):
+            settings |= {"action": "append", "default": []}
+        elif isinstance(own.default, str) and parts:
+            settings |= {"choices": parts}
+        else:
+            settings |= {"type": parts[0] if parts else kind}
+        if metavar := own.metadata["json_schema_extra"]["metavar"]:
+            settings |= {"metavar": metavar}
+        parser.add_argument(_flag(own.name), **settings)
     return parser
 
 
@@ -112,36 +177,14 @@ def config_from_arguments(
     """Return the configuration for a command line (default: ``sys.argv``).
 
     Raises:
-        InputError: an option is unknown, or options contradict each other.
+        InputError: an option is unknown or invalid, or options contradict each other.
     """
-    given = _parser(program).parse_args(arguments)
-    if bool(given.tls_certificate) != bool(given.tls_key):
-        raise InputError("--tls-certificate and --tls-key belong together")
-    if given.tls_ca and not given.tls_certificate:
-        raise InputError("--tls-ca needs --tls-certificate and --tls-key as well")
-    try:
-        cores = tuple(int(core) for core in given.cores.split(",") if core)
-    except ValueError:
-        raise InputError(f"--cores takes numbers with commas between them, got {given.cores!r}") from None
-    tls = TlsFiles(given.tls_ca, given.tls_certificate, given.tls_key) if given.tls_certificate else None
-    return WorkerConfig(
-        listen=given.listen,
-        threads=given.threads,
-        name=given.name,
-        cores=cores,
-        cache=given.cache,
-        cache_limit_bytes=given.cache_limit_bytes,
-        token=token_from(given.token_file),
-        tls=tls,
-        insecure=given.insecure,
-        log_level=given.log_level,
-        ready_json=given.json,
-        exit_with_parent=given.exit_with_parent,
-        transports=_transports(given.transport),
-        health_listen=numeric_address(given.health_listen) if given.health_listen else None,
-        tracker=tracker_options(given),
-        timeouts=_timeouts(os.environ.get(SILENCE_VARIABLE)),
-    )
+    values = vars(_parser(program).parse_args(arguments))
+    values["transport"] = tuple(dict.fromkeys(values["transport"]))
+    values["listen"] = numeric_address(values["listen"])
+    if values["health_listen"]:
+        values["health_listen"] = numeric_address(values["health_listen"])
+    return WorkerConfig(**values, timeouts=_timeouts(os.environ.get(SILENCE_VARIABLE)))
 
 
 def _timeouts(silence: str | None) -> LinkTimeouts:
@@ -149,10 +192,3 @@ def _timeouts(silence: str | None) -> LinkTimeouts:
         return USUAL_TIMEOUTS if silence is None else LinkTimeouts.of_silence(float(silence))
     except ValueError as error:
         raise InputError(f"${SILENCE_VARIABLE} is a number of seconds, got {silence!r}: {error}") from None
-
-
-def _transports(names: Sequence[str]) -> tuple[str, ...]:
-    unknown = [name for name in names if name not in TRANSPORTS]
-    if unknown:
-        raise InputError(f"--transport takes {', '.join(TRANSPORTS)}, got {', '.join(unknown)}")
-    return tuple(dict.fromkeys(names))

@@ -61,8 +61,7 @@ def _add_bus(device: pb.CudaDevice) -> None:
     """Add the PCI bus id of a GPU and the speed of its transfers; leave them unset if they cannot be measured."""
     import tvm
 
-    from rpc_runtime.execution.bus_speed import bus_speed
-    from rpc_runtime.execution.cuda_calls import CudaCalls
+    from rpc_runtime.execution.cuda_calls import CudaCalls, bus_speed
 
     def memory(size_bytes: int) -> tuple[object, int]:
         tensor = tvm.runtime.empty((size_bytes,), "uint8", tvm.cuda(0))

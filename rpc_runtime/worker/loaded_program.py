@@ -12,13 +12,8 @@ from functools import partial
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
-from rpc_runtime.execution.device_transfers import (
-    DeviceTransfers,
-    OverlappedStage,
-    UploadingStation,
-    overlapping_transfers,
-)
-from rpc_runtime.execution.executor import RunnableStage, StageExecutor
+from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingStation, overlapping_transfers
+from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.execution.loaded_stage import (
     LoadedStage,
@@ -38,16 +33,15 @@ from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
-from rpc_runtime.transports.nccl_device import MakeNccl
+from rpc_runtime.transports.nccl import MakeNccl
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.slots import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
 from rpc_runtime.wire.messages import hello_of
-from rpc_runtime.worker.heap import trim_heap
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.memory_room import require_room
+from rpc_runtime.worker.memory import require_room, trim_heap
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +63,7 @@ class LoadedProgram:
         trials: LibraryTrials,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self.identifier = identifier
         self._store = store
         self._trials = trials
@@ -79,7 +73,7 @@ class LoadedProgram:
         self._wanted: set[str] = set()
         self._program: MachineProgram | None = None
         self._link_secrets: Mapping[tuple[str, str], bytes] = {}
-        self._stages: list[RunnableStage] = []
+        self._stages: list[LoadedStage] = []
         self._recorder: Recorder | None = None
         self._transfers: DeviceTransfers | None = None
         self._executor: StageExecutor | None = None
@@ -91,11 +85,6 @@ class LoadedProgram:
         self._failure: pb.Failure | None = None
         self._unwatched = False
         self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether the program was closed."""
-        return self._closed
 
     def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until the program ends; return the missing ones."""
@@ -151,7 +140,7 @@ class LoadedProgram:
         self.keep(blob for stage in program.stages for blob in stage.blobs)
         require_room(program, available_memory_bytes(), _free_on_device(program))
         cache = WeightCache()
-        stages: list[RunnableStage] = []
+        stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
         for stage in program.stages:
             if not is_wanted():
@@ -159,16 +148,14 @@ class LoadedProgram:
                     f"machine {program.machine!r} had loaded {len(stages)} of {len(program.stages)} stages when the "
                     "caller's time was over"
                 )
-            loaded = self._load_stage(stage, cache, deadline, is_wanted, transfers)
-            stages.append(loaded if transfers is None else OverlappedStage(loaded, transfers))
-        held_bytes = cache.size_bytes
+            stages.append(self._load_stage(stage, cache, deadline, is_wanted, transfers))
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
             self._recorder = Recorder(program.machine, [stage.name for stage in program.stages])
         names = ", ".join(stage.name for stage in program.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
-        return held_bytes
+        return cache.size_bytes
 
     def _load_stage(
         self,
@@ -182,8 +169,8 @@ class LoadedProgram:
         library = self._store.read(stage.library)
         self._trials.stage(stage, deadline, is_wanted)
         weights = (self._store.read(weight.blob) for weight in stage.weights)
-        finish = None if transfers is None else transfers.end
-        return LoadedStage(stage, library, weights, cache, finish)
+        overlap = () if transfers is None else (transfers.begin, transfers.end)
+        return LoadedStage(stage, library, weights, cache, *overlap)
 
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
@@ -231,9 +218,10 @@ class LoadedProgram:
         with self._lock:
             program = self._join_locked()
         self._notify()  # neighbours that wait in `attach`
-        wanted = [machine for machine in program.by_destination if machine != CLIENT]
         calls = []
-        for machine in wanted:
+        for machine in program.by_destination:
+            if machine == CLIENT:
+                continue
             if machine not in peers:
                 raise ProtocolError(f"machine {program.machine!r} sends to {machine!r}, whose address is missing")
             call = self._call(program.machine, peers[machine])
@@ -269,9 +257,9 @@ class LoadedProgram:
             station = UploadingStation(executor, self._transfers)
             as_bytes, make_slot = self._transfers.bytes_of, self._transfers.slot
         for machine, routes in program.by_destination.items():
-            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
+            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self.timeouts)
         for machine, routes in program.by_source.items():
-            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
+            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self.timeouts, reuse=True)
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program
@@ -280,32 +268,32 @@ class LoadedProgram:
         ends = (machine, peer.machine)
         self._attach(ends)
         hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
-        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken)
+        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self.link_ended)
 
-    def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
-        """Return whether ``secret`` is the secret of this link."""
-        expected = self._link_secrets.get((source, destination))
-        return expected is not None and hmac.compare_digest(secret, expected)
+    def knows_link(self, hello: pb.Hello) -> bool:
+        """Return whether a caller has the secret of the link that it wants to open."""
+        expected = self._link_secrets.get((hello.source, hello.destination))
+        return expected is not None and hmac.compare_digest(hello.secret, expected)
 
     def attach(self, source: str, destination: str) -> tuple[str, IncomingLink | OutgoingLink]:
         """Return the other machine of a link and this machine's end, for a stream that the other machine has opened.
 
         Waits up to `CONNECT_WAIT_SECONDS` until this machine is connected.
         """
-        machine = self._connected().machine
-        if destination == machine:
-            if source not in self._incoming:
-                raise ProtocolError(f"machine {machine!r} expects no tensors from {source!r}")
-            peer: str = source
-            link: IncomingLink | OutgoingLink = self._incoming[source]
-        elif source == machine:
-            if destination != CLIENT or CLIENT not in self._outgoing:
-                raise ProtocolError(f"machine {machine!r} has no tensors for {destination!r} to fetch")
-            peer, link = destination, self._outgoing[CLIENT]
-        else:
-            raise ProtocolError(f"a stream from {source!r} to {destination!r} does not touch {machine!r}")
+        with self._lock:
+            machine = self._loaded_locked()[0].machine
+        with self._events:
+            self._events.wait_for(lambda: self._executor or self._failure or self._closed, CONNECT_WAIT_SECONDS)
+        if self._executor is None:
+            self._check_open()
+            raise WorkerError(f"deployment {self.identifier[:8]} is not connected on machine {machine!r}")
+        link: IncomingLink | OutgoingLink | None = self._incoming.get(source) if destination == machine else None
+        if (source, destination) == (machine, CLIENT):
+            link = self._outgoing.get(CLIENT)
+        if link is None:
+            raise ProtocolError(f"machine {machine!r} answers no link from {source!r} to {destination!r}")
         self._attach((source, destination))
-        return peer, link
+        return source if destination == machine else CLIENT, link
 
     def _attach(self, ends: tuple[str, str]) -> None:
         with self._lock:
@@ -314,21 +302,16 @@ class LoadedProgram:
                 raise ProtocolError(f"the link from {ends[0]!r} to {ends[1]!r} is open already")
             self._attached.add(ends)
 
-    def _link_broken(self, peer: str, error: TvmSplitError) -> None:
-        fail = self.protocol_failed if isinstance(error, ProtocolError) else self.link_failed
-        fail(peer, str(error))
-
-    def link_failed(self, peer: str, message: str) -> None:
-        """Report a broken connection; the client decides whether its other end is the cause."""
-        self._fail(pb.Failure.LINK, message, peer=peer)
-
-    def protocol_failed(self, peer: str, message: str) -> None:
-        text = f"machine {self._name!r} got from {peer!r} what the protocol does not allow: {message}"
-        self._fail(pb.Failure.PROTOCOL, text, peer=peer)
-
-    def internal_failed(self, error: Exception) -> None:
-        """Report an unexpected error; the worker's log has the details."""
-        self._fail(pb.Failure.INTERNAL, f"machine {self._name!r} failed unexpectedly: {error!r}")
+    def link_ended(self, peer: str, error: Exception) -> None:
+        """Report how a link ended. The client decides which end is the cause of a broken connection."""
+        if isinstance(error, ProtocolError):
+            text = f"machine {self._name!r} got from {peer!r} what the protocol does not allow: {error}"
+            self._fail(pb.Failure.PROTOCOL, text, peer=peer)
+        elif isinstance(error, TvmSplitError):
+            self._fail(pb.Failure.LINK, str(error), peer=peer)
+        else:
+            logger.error("a data stream failed unexpectedly", exc_info=error)
+            self._fail(pb.Failure.INTERNAL, f"machine {self._name!r} failed unexpectedly: {error!r}")
 
     def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
         text = str(error) if isinstance(error, TvmSplitError) else f"stage {stage.name!r}: {error!r}"
@@ -350,6 +333,8 @@ class LoadedProgram:
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
         self._notify()
+        # A failed program cannot continue, so its memory is freed at once, even if the client stays.
+        threading.Thread(target=self._free, name="free", daemon=True).start()
 
     def _halt_locked(self) -> None:
         if self._executor is not None:
@@ -359,25 +344,22 @@ class LoadedProgram:
         for incoming in self._incoming.values():
             incoming.close_locked()
 
-    def wait_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
-        """Return the next event for the client, or a heartbeat after the timeout; None when closed."""
+    def wait_event(self, timeout_seconds: float, *, has_reported: bool) -> pb.WatchEvent | None:
+        """Return a failure that the client does not know yet, or a heartbeat after the timeout; None when closed."""
         with self._events:
-            if self._failure is None and not self._closed and not self._unwatched:
-                self._events.wait(timeout_seconds)
+            self._events.wait_for(
+                lambda: self._closed or self._unwatched or (self._failure and not has_reported), timeout_seconds
+            )
         if self._closed:
             return None
-        executor, recorder, failure = self._executor, self._recorder, self._failure
+        executor, recorder = self._executor, self._recorder
         event = pb.WatchEvent(activity=recorder.activity if recorder else 0)
-        if failure is not None:
-            event.failure.CopyFrom(failure)
+        if self._failure is not None and not has_reported:
+            event.failure.CopyFrom(self._failure)
         if executor is not None:
             for name, finished in executor.progress().items():
                 event.stages.add(stage=name, finished=finished)
         return event
-
-    def wait_closed(self, timeout_seconds: float) -> bool:
-        with self._events:
-            return self._closed or self._unwatched or self._events.wait(timeout_seconds)
 
     def stop_waiting(self) -> None:
         """Make all current and later waits for events return at once, because the client no longer watches."""
@@ -403,9 +385,9 @@ class LoadedProgram:
         with self._lock:
             self._closed = True
         logger.info("deployment %s is closed", self.identifier[:8])
-        self.free()
+        self._free()
 
-    def free(self) -> None:
+    def _free(self) -> None:
         """Free libraries, weights, links and pins; the failure is still reported. Idempotent.
 
         Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
@@ -432,21 +414,6 @@ class LoadedProgram:
         if self._program is None or self._recorder is None:
             raise ProtocolError(f"deployment {self.identifier[:8]} has no stages loaded")
         return self._program, self._recorder
-
-    def _connected(self) -> MachineProgram:
-        """Wait until the program is connected and return it."""
-        with self._lock:
-            program, _ = self._loaded_locked()
-        with self._events:
-            self._events.wait_for(self._is_decided, CONNECT_WAIT_SECONDS)
-        with self._lock:
-            self._check_open_locked()
-            if self._executor is None:
-                raise WorkerError(f"deployment {self.identifier[:8]} is not connected on machine {program.machine!r}")
-        return program
-
-    def _is_decided(self) -> bool:
-        return self._executor is not None or self._failure is not None or self._closed
 
     def _check_open(self) -> None:
         with self._lock:

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
@@ -28,16 +27,10 @@ from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.loopback_token import new_token, published
-from rpc_runtime.wire.security import (
-    TOKEN_VARIABLE,
-    Token,
-    is_loopback,
-    numeric_address,
-    split_address,
-)
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, split_address
 from rpc_runtime.wire.tracker import Registration
-from rpc_runtime.worker.config import LOG_LEVELS, WorkerConfig, config_from_arguments
-from rpc_runtime.worker.heap import keep_heap
+from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
+from rpc_runtime.worker.memory import keep_heap
 from rpc_runtime.worker.runtime_alone import load_runtime
 from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
@@ -65,13 +58,10 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
         WorkerError: the address cannot be used.
         BlobError: the cache folder cannot be used.
     """
-    _start_logging(config.log_level)
-    if config.threads < 1:
-        raise InputError(f"a worker needs at least one thread, got {config.threads}")
-    config = replace(config, listen=numeric_address(config.listen))
+    handler = logging.StreamHandler()
+    handler.setFormatter(CleanFormatter())
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     _check_callers(config)
-    if config.tracker is not None:
-        config.tracker.plan(config.listen)
     if config.tls is not None:
         from rpc_runtime.wire.certificates import check_worker_files
 
@@ -84,15 +74,6 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(signal_end, b"."))
     _serve_until(config, results, lambda: _wait_for_end(signalled, config.exit_with_parent))
-
-
-def _start_logging(level: str) -> None:
-    """Log to standard error, with control characters in callers' texts made harmless."""
-    if level not in LOG_LEVELS:
-        raise InputError(f"a log level is one of {', '.join(LOG_LEVELS)}, got {level!r}")
-    handler = logging.StreamHandler()
-    handler.setFormatter(CleanFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _knows_callers(config: WorkerConfig) -> bool:
@@ -129,15 +110,13 @@ def _check_callers(config: WorkerConfig) -> None:
 
 def _prepare_process(config: WorkerConfig) -> None:
     """Pin the process to its cores, and set the environment variables that TVM reads at import."""
-    if "tvm" in sys.modules and os.environ.get("TVM_USE_RUNTIME_LIB") != "1":
-        logger.warning("TVM is loaded already; threads and cores may not be as asked for")
     if config.cores:
         try:
-            os.sched_setaffinity(0, config.cores)
-        except OSError as error:
+            os.sched_setaffinity(0, [int(core) for core in config.cores.split(",")])
+        except (OSError, ValueError) as error:
             raise InputError(
-                f"cannot run on the cores {config.cores} ({error.strerror}); "
-                f"this process may use {sorted(os.sched_getaffinity(0))}"
+                f"--cores takes numbers of {sorted(os.sched_getaffinity(0))} with commas between them, got "
+                f"{config.cores!r}: {error}"
             ) from error
     os.environ.update(TVM_NUM_THREADS=str(config.threads), TVM_BIND_THREADS="0")
 
@@ -163,7 +142,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     keep_heap()
     name = config.name or socket.gethostname()
     blobs = BlobStore(config.cache or cache_folder("blobs"), config.cache_limit_bytes)
-    transports = [transport_named(each) for each in config.transports]
+    transports = [transport_named(name) for name in config.transport]
     for transport in transports:
         transport.start()
     programs = Programs(blobs, config.timeouts)
@@ -182,8 +161,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
                 probed.start()
             health.require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, programs))
-            print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             programs.prepare()
+            print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
@@ -207,18 +186,17 @@ def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, 
     from rpc_runtime.wire.server import AccessInterceptor, QuotaInterceptor
     from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
     from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import DataService, WorkerService
+    from rpc_runtime.worker.service import WorkerService
 
-    data = DataService(programs)
-    quotas = QuotaInterceptor({**WorkerService.quotas(), **DataService.quotas(), **health.quotas()})
-    access = [] if token is None else [AccessInterceptor(token, data.knows_link, health.PATHS)]
+    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
+    quotas = QuotaInterceptor({**WorkerService.quotas(), **health.quotas()})
+    access = [] if token is None else [AccessInterceptor(token, service.knows_link, health.PATHS)]
     server = grpc.server(
         ThreadPoolExecutor(quotas.threads, thread_name_prefix="call"),
-        handlers=(data.handlers(),),
+        handlers=(service.link_handlers(),),
         interceptors=(*access, quotas),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
     )
-    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
     return server
@@ -229,14 +207,13 @@ def _registered(
     config: WorkerConfig, name: str, address: str, programs: Programs
 ) -> Iterator[TrackerRegistration | None]:
     """Register the worker with its tracker, if it has one, while the body runs."""
-    if config.tracker is None:
+    if config.entry is None:
         yield None
         return
     host, port = split_address(address)
     said = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
-    tuning = (host, config.tracker.tuning_port) if config.tracker.tuning else None
-    plan = config.tracker.plan(config.listen)
-    with TrackerRegistration(plan, port, said, lambda: bool(programs.names()), tuning) as registration:
+    tuning = (host, config.tuning_port or 0) if config.is_tuned else None
+    with TrackerRegistration(config.entry, port, said, lambda: bool(programs.names()), tuning) as registration:
         programs.on_change = registration.look_again
         if tuning is not None and not config.insecure:
             logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)
@@ -271,7 +248,7 @@ def _announcement(
     registration: TrackerRegistration | None,
 ) -> str:
     file = token.file.absolute() if token is not None and token.file is not None else None
-    if config.ready_json or config.exit_with_parent:
+    if config.json or config.exit_with_parent:
         ready = {"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION}
         tuning_port = None if registration is None else registration.tuning_port
         return json.dumps({**ready, "token_file": None if file is None else str(file), "tuning_port": tuning_port})
@@ -280,10 +257,10 @@ def _announcement(
     threads = f"{config.threads} threads a kernel on {own_cores().text}"
     cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
     line = f"worker {name!r} listens on {address} ({protection}, {threads}, {cache}); Ctrl-C ends it"
-    if config.tracker is not None and registration is not None:
+    if config.entry is not None and registration is not None:
         port = registration.tuning_port
         for_what = "deployment alone" if port is None else f"deployment, and for tuning on port {port}"
-        line += f"\n  registers with {config.tracker.tracker} under the key {config.tracker.key!r} for {for_what}"
+        line += f"\n  registers with {config.entry.tracker} under the key {config.entry.key!r} for {for_what}"
     return line
 
 

@@ -1,20 +1,20 @@
-"""The services of a worker: control (describe, upload, load, connect, watch, measure) and data streams."""
+"""The service of a worker: control (describe, upload, load, connect, watch, measure) and data streams."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, groupby
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.program.kernel_times import TimingEffort
+from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer
@@ -23,7 +23,6 @@ from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.messages import (
     MAXIMUM_CONNECT_SECONDS,
-    kernel_set,
     link_secrets,
     message_of,
     program_of,
@@ -35,8 +34,6 @@ from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
 from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.worker.loaded_program import LoadedProgram
-
-logger = logging.getLogger(__name__)
 
 CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 MAXIMUM_DEPLOYMENTS = 64
@@ -51,7 +48,7 @@ class Programs:
     """
 
     def __init__(self, blobs: BlobStore, timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
-        self.timeouts = timeouts
+        self._timeouts = timeouts
         self.on_change: Callable[[], None] = lambda: None
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
@@ -68,7 +65,7 @@ class Programs:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            program = self._held[identifier] = LoadedProgram(identifier, self._blobs, self._trials, self.timeouts)
+            program = self._held[identifier] = LoadedProgram(identifier, self._blobs, self._trials, self._timeouts)
         self.on_change()
         return program
 
@@ -78,12 +75,6 @@ class Programs:
         if found is None:
             raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
         return found
-
-    def know_link(self, hello: pb.Hello) -> bool:
-        """Return whether a caller has the secret of the link that it wants to open."""
-        with self._lock:
-            found = self._held.get(hello.deployment)
-        return found is not None and found.knows_link(hello.source, hello.destination, hello.secret)
 
     def drop(self, identifier: str) -> None:
         with self._lock:
@@ -126,7 +117,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         others = {"PutBlob": CallQuota("uploads", 32), "Watch": CallQuota("deployments", MAXIMUM_DEPLOYMENTS)}
         others |= dict.fromkeys(("MissingBlobs", "LoadStages", "Connect", "LoadKernels", "TimeKernels"), working)
         methods = pb.DESCRIPTOR.services_by_name["Control"].methods_by_name
-        return {f"/{CONTROL_SERVICE}/{name}": others.get(name, asking) for name in methods}
+        quotas = {f"/{CONTROL_SERVICE}/{name}": others.get(name, asking) for name in methods}
+        return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         return describe(self._machine, self._threads, self._tls is not None, self._programs.names())
@@ -137,20 +129,13 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
+            has_reported = False
             while context.is_active():
-                event = program.wait_event(self._programs.timeouts.beat_seconds)
+                event = program.wait_event(program.timeouts.beat_seconds, has_reported=has_reported)
                 if event is None:
                     return
-                if not context.is_active():
-                    return
                 yield event
-                if event.HasField("failure"):
-                    break
-            # A failed program cannot continue, so its memory is freed at once, even if the client stays.
-            threading.Thread(target=program.free, name="free", daemon=True).start()
-            while context.is_active() and not program.closed:
-                program.wait_closed(self._programs.timeouts.beat_seconds)
-                yield pb.WatchEvent()
+                has_reported = has_reported or event.HasField("failure")
         finally:
             self._programs.drop(request.deployment)
 
@@ -205,7 +190,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return pb.TraceReply(events=[message_of(pb.TraceEvent, event) for event in recorder.trace()])
 
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
-        program, kernels = self._programs.get(request.deployment), kernel_set(request)
+        program, kernels = self._programs.get(request.deployment), value_of(KernelSet, request)
         self._require_own("kernels", kernels.machine)
         timer = program.load_kernels(kernels, self._threads, _patience(context), context.is_active)
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
@@ -228,27 +213,16 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
                 "check the addresses in the cluster's description"
             )
 
-
-class DataService:
-    """Accepts data streams. Invalid input of a peer fails at worst its deployment, never the worker."""
-
-    def __init__(self, programs: Programs) -> None:
-        self._programs = programs
-
-    @staticmethod
-    def quotas() -> dict[str, CallQuota]:
-        """Return the quota of data streams, by their path."""
-        return {LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
-
     def knows_link(self, metadata: Metadata) -> bool:
         """Return whether a call's metadata has the secret of the link that it opens."""
         try:
-            return self._programs.know_link(_hello(metadata))
+            hello = _hello(metadata)
+            return self._programs.get(hello.deployment).knows_link(hello)
         except ProtocolError:
             return False
 
-    def handlers(self) -> Any:
-        """Return gRPC's handler of the service."""
+    def link_handlers(self) -> Any:
+        """Return gRPC's handler of data streams. Invalid input of a peer fails at worst its deployment."""
         link = grpc.stream_stream_rpc_method_handler(self._link, None, None)
         return grpc.method_handlers_generic_handler(DATA_SERVICE, {LINK_METHOD: link})
 
@@ -261,22 +235,7 @@ class DataService:
             )
         program = self._programs.get(hello.deployment)
         peer, link = program.attach(hello.source, hello.destination)
-
-        def on_end(error: Exception) -> None:
-            if isinstance(error, ProtocolError):
-                program.protocol_failed(peer, str(error))
-            elif isinstance(error, WorkerUnavailableError):
-                program.link_failed(peer, str(error))
-            else:
-                logger.error("a data stream failed unexpectedly", exc_info=error)
-                program.internal_failed(error)
-
-        try:
-            yield from LinkAnswer(link, hello, peer, on_end).frames(requests)
-        except TvmSplitError:
-            raise
-        except Exception as error:
-            raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
+        yield from LinkAnswer(link, hello, peer, partial(program.link_ended, peer)).frames(requests)
 
 
 def _hello(metadata: Metadata) -> pb.Hello:

@@ -9,16 +9,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rpc_runtime.errors import TvmSplitError, WorkerError
-from rpc_runtime.processes import Closing, module_command, module_environment
+from rpc_runtime.processes import Closing, end_child, start_child
 from rpc_runtime.wire.tracker import (
     Code,
     Registration,
     State,
-    TrackerAddress,
     TrackerConnection,
+    TrackerEntry,
     information,
 )
 
@@ -32,15 +32,6 @@ PAUSE_SECONDS = 10.0
 END_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class RegistrationPlan:
-    """The tracker and key of a registration, and the worker's host (None: the host from which it calls)."""
-
-    tracker: TrackerAddress
-    key: str
-    host: str | None = None
-
-
 class TuningServer(Closing):
     """Runs the process that serves TVM's RPC next to a worker; restarts it after a crash. Thread-safe.
 
@@ -48,14 +39,14 @@ class TuningServer(Closing):
         WorkerError: the process cannot listen on ``host`` and ``port`` (0: any).
     """
 
-    def __init__(self, plan: RegistrationPlan, host: str, port: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, entry: TrackerEntry, host: str, port: int, on_change: Callable[[], None]) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listening = socket.create_server((host.strip("[]"), port), family=family)
         except OSError as error:
             raise WorkerError(f"cannot listen on {host}:{port} for tuning: {error.strerror}") from error
         self.port = int(self._listening.getsockname()[1])
-        self._plan = plan
+        self._entry = entry
         self._on_change = on_change
         self._lock = threading.Lock()
         self._offered = False
@@ -84,7 +75,7 @@ class TuningServer(Closing):
         with self._lock:
             process = self._process
         if process is not None:
-            _end(process)
+            end_child(process, END_SECONDS)
         self._thread.join(END_SECONDS)
         self._listening.close()
 
@@ -97,27 +88,19 @@ class TuningServer(Closing):
                 self._busy = line.strip() == b"session"
                 self._last = time.monotonic()
                 self._on_change()
-            _end(process)
+            end_child(process, END_SECONDS)
             self._busy = False
             if not self._closed.wait(RETRY_SECONDS):
                 logger.warning("the process that serves TVM's RPC ended (%d); it is started again", process.returncode)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
-        plan, descriptor = self._plan, self._listening.fileno()
-        arguments = [f"--listening={descriptor}", f"--tracker={plan.tracker}", f"--key={plan.key}"]
-        arguments += [f"--host={plan.host}"] if plan.host else []
+        entry, descriptor = self._entry, self._listening.fileno()
+        arguments = [f"--listening={descriptor}", f"--tracker={entry.tracker}", f"--key={entry.key}"]
+        arguments += [f"--host={entry.host}"] if entry.host else []
         with self._lock:
             if self._closed.is_set():
                 return None
-            self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                [*module_command("worker.tuning_process"), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # One thread only: a second one (of numpy's BLAS) could hold a lock that a fork waits for.
-                env=module_environment(OPENBLAS_NUM_THREADS="1"),
-                pass_fds=(descriptor,),
-                start_new_session=True,
-            )
+            self._process = start_child("worker.tuning_process", *arguments, pass_fds=(descriptor,))
             self._say()
             return self._process
 
@@ -134,7 +117,7 @@ class TrackerRegistration(Closing):
     If the tracker cannot be reached, it logs a warning once and retries until `close`; the worker runs without it.
 
     Args:
-        plan: the tracker, key and host.
+        entry: the tracker, key and host.
         port: the worker's port for deployments.
         said: the worker's registration; ``state`` is filled in.
         holds: returns whether the worker has deployments.
@@ -146,19 +129,19 @@ class TrackerRegistration(Closing):
 
     def __init__(
         self,
-        plan: RegistrationPlan,
+        entry: TrackerEntry,
         port: int,
         said: Registration,
         holds: Callable[[], bool],
         tuning: tuple[str, int] | None,
     ) -> None:
-        self._plan = plan
+        self._entry = entry
         self._port = port
         self._holds = holds
         self._wake = threading.Event()
         self._closed = False
         self._trouble = ""
-        self._tuning = None if tuning is None else TuningServer(plan, *tuning, self.look_again)
+        self._tuning = None if tuning is None else TuningServer(entry, *tuning, self.look_again)
         self._said = replace(said, tunes=self._tuning is not None)
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         self._thread.start()
@@ -191,14 +174,14 @@ class TrackerRegistration(Closing):
 
     def _stay_listed(self) -> None:
         listed: State | None = None
-        with TrackerConnection(self._plan.tracker) as tracker:
+        with TrackerConnection(self._entry.tracker) as tracker:
             while not self._closed:
                 state = self._state()
                 if state != listed:
-                    said = information(self._plan.key, self._plan.host, self._port, replace(self._said, state=state))
+                    said = information(self._entry.key, self._entry.host, self._port, replace(self._said, state=state))
                     tracker.tell(Code.UPDATE_INFO, said)
                     if self._trouble:
-                        logger.warning("registered with the tracker %s again", self._plan.tracker)
+                        logger.warning("registered with the tracker %s again", self._entry.tracker)
                     listed, self._trouble = state, ""
                 else:
                     tracker.tell(Code.PING)
@@ -216,15 +199,3 @@ class TrackerRegistration(Closing):
         if not self._closed:
             self._wake.wait(seconds)
             self._wake.clear()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process by closing its input; it ends its session first. Kill it after `END_SECONDS`."""
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

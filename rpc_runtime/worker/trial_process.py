@@ -1,8 +1,8 @@
 """Child process of a worker that loads and runs libraries, so that a crash does no harm: ``python -m``.
 
 It imports TVM's runtime once and has only one thread, so that it can fork: each trial runs in a child. Requests are
-lines of JSON on standard input, one at a time; each is answered by a line on standard output (see `library_trials`).
-The process ends when its input ends, or after `IDLE_SECONDS` without a request.
+lines of JSON on standard input, one at a time; each is answered by a line with an exit code (see `library_trials`). The
+process ends when its input ends, or after `IDLE_SECONDS` without a request.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import gc
 import json
 import mmap
 import os
-import selectors
+import select
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,96 +25,57 @@ from rpc_runtime.worker.runtime_alone import load_runtime
 
 IDLE_SECONDS = 60.0
 """Idle time after which the process ends: its memory is then worth more than the second that a restart takes."""
-PASSED = b"."
+PASSED = 113
+"""Exit code of a child whose library passed; a library that ends its process uses another one."""
 
 
 def main() -> None:
     answers = take_stdout()  # a library's own output must not mix with answers
     load_runtime()  # once, for all children
-    with selectors.DefaultSelector() as selector:
-        selector.register(0, selectors.EVENT_READ)
-        while (line := _read_line(selector)) is not None:
-            outcome = _trial(json.loads(line), selector)
-            answers.write(json.dumps(outcome) + "\n")
-            answers.flush()
+    while select.select([0], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.buffer.readline()):
+        print(_trial(json.loads(line)), file=answers, flush=True)
 
 
-def _read_line(selector: selectors.BaseSelector) -> bytes | None:
-    """Return the next request; None at the end of the input, or after `IDLE_SECONDS` without one."""
-    parts: list[bytes] = []
-    while not parts or not parts[-1].endswith(b"\n"):
-        if not selector.select(IDLE_SECONDS):
-            return None
-        parts.append(os.read(0, 1 << 16))
-        if not parts[-1]:
-            return None
-    return b"".join(parts)
-
-
-def _trial(request: dict[str, Any], selector: selectors.BaseSelector) -> dict[str, Any]:
-    """Try out a library; return {} if it passed, else its ``signal``, its ``exit`` code, or ``late`` (timeout)."""
+def _trial(request: dict[str, Any]) -> int:
+    """Try out a library; return the exit code of the child (negative: a signal, SIGALRM after the timeout)."""
     from rpc_runtime.execution.blob_store import read_blob
     from rpc_runtime.execution.library import library_file
 
     content = read_blob(Path(request["path"]), BlobSpec(request["sha256"], request["size_bytes"]))
     with library_file(content) as library:
-        for fill in (0, 1):
-            outcome = _in_child(request, library, fill, selector)
-            # Zero is a valid index everywhere, but not a valid divisor: then try ones.
-            if outcome.get("signal") != signal.SIGFPE:
-                break
-    return outcome
+        code = _in_child(request, library, fill=0)
+        # Zero is a valid index everywhere, but not a valid divisor: then try ones.
+        return _in_child(request, library, fill=1) if code == -signal.SIGFPE else code
 
 
-def _in_child(request: dict[str, Any], library: int, fill: int, selector: selectors.BaseSelector) -> dict[str, Any]:
+def _in_child(request: dict[str, Any], library: int, fill: int) -> int:
     parent = os.getpid()
-    receive, send = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(receive)
-        _try_out(request, library, fill, send, parent)
-    os.close(send)
-    passed, late = _wait(receive, request["seconds"], selector, child)
-    os.close(receive)
+        _try_out(request, library, fill, parent)
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([0, ended], [], [])
+    os.close(ended)
     end(child)
     _, status = os.waitpid(child, 0)
-    if passed:
-        return {}
-    if late:
-        return {"late": True}
-    code = os.waitstatus_to_exitcode(status)
-    return {"signal": -code} if code < 0 else {"exit": code}
+    if 0 in ready:  # the worker has ended, or waits no longer
+        sys.exit()
+    return os.waitstatus_to_exitcode(status)
 
 
-def _wait(receive: int, seconds: float, selector: selectors.BaseSelector, child: int) -> tuple[bool, bool]:
-    """Wait for the child; return (whether it passed, whether the time was over first)."""
-    deadline = time.monotonic() + seconds
-    selector.register(receive, selectors.EVENT_READ)
-    try:
-        while True:
-            ready = {key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))}
-            if 0 in ready and not os.read(0, 1 << 16):  # the worker has ended
-                end(child)
-                sys.exit()
-            if receive in ready:
-                return os.read(receive, 1) == PASSED, False
-            if not ready:
-                return False, True
-    finally:
-        selector.unregister(receive)
-
-
-def _try_out(request: dict[str, Any], library: int, fill: int, send: int, parent: int) -> NoReturn:
+def _try_out(request: dict[str, Any], library: int, fill: int, parent: int) -> NoReturn:
     """Run the trial in the child process, then exit."""
+    code = 0
     try:
         keep_small(parent)
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
         # A Python exception is not a crash: the worker will get and report the same one.
         with contextlib.suppress(Exception):
             _load_and_run(request, library, fill)
         gc.collect()  # unloads the library, which runs its code as well
-        os.write(send, PASSED)
+        code = PASSED
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
@@ -126,15 +86,15 @@ def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
 
     module = load(library)
     functions = VirtualMachine(module, tvm.cpu()) if request["is_stage"] else module
-    given: dict[tuple[int, str], Any] = {}
+    shared: dict[tuple[int, str], Any] = {}
     for call in request["calls"]:
         arguments = []
         for position, (shape, dtype, size_bytes) in enumerate(call["arguments"]):
             is_written = position >= len(call["arguments"]) - call["results"]
             # Arguments that are only read may share memory.
-            memory = _memory(size_bytes, dtype, 0) if is_written else given.get((size_bytes, dtype))
+            memory = _memory(size_bytes, dtype, 0) if is_written else shared.get((size_bytes, dtype))
             if memory is None:
-                memory = given[size_bytes, dtype] = _memory(size_bytes, dtype, fill)
+                memory = shared[size_bytes, dtype] = _memory(size_bytes, dtype, fill)
             arguments.append(memory._create_view(shape, dtype))
         functions[call["function"]](*arguments)
 

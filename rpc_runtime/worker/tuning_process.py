@@ -16,7 +16,6 @@ import socket
 import struct
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NoReturn
@@ -29,6 +28,8 @@ from rpc_runtime.wire.tracker import (
     Code,
     TrackerAddress,
     TrackerConnection,
+    TrackerEntry,
+    receive_exactly,
 )
 from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
@@ -44,16 +45,6 @@ _TIMEOUT_OPTION = "-timeout="
 _LENGTH = struct.Struct("<i")
 
 
-@dataclass(frozen=True)
-class Place:
-    """The tracker, key, host (None: the host from which it calls) and port of this server."""
-
-    tracker: TrackerAddress
-    key: str
-    host: str | None
-    port: int
-
-
 class Offer:
     """An offer of this machine to one client of the tracker.
 
@@ -61,16 +52,16 @@ class Offer:
         TvmSplitError: the tracker cannot be used now.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._matchkey = f"{place.key}:{token_hex(8)}"
+    def __init__(self, entry: TrackerEntry, port: int) -> None:
+        self._matchkey = f"{entry.key}:{token_hex(8)}"
         self.greeting = f"client:{self._matchkey}"
         self._unused = 0
-        self._tracker = TrackerConnection(place.tracker)
+        self._tracker = TrackerConnection(entry.tracker)
         try:
             # The tracker drops a closed connection's offers only if it had sent a key. The worker itself is listed.
-            about = {"key": f"offer:{place.key}", "addr": [place.host, place.port]}
+            about = {"key": f"offer:{entry.key}", "addr": [entry.host, port]}
             self._tracker.tell(Code.UPDATE_INFO, about)
-            self._tracker.tell(Code.PUT, place.key, [place.port, self._matchkey], place.host)
+            self._tracker.tell(Code.PUT, entry.key, [port, self._matchkey], entry.host)
         except BaseException:
             self.close()
             raise
@@ -121,9 +112,9 @@ class Session:
 class Server:
     """The event loop of the process: offers, clients and sessions, one event at a time."""
 
-    def __init__(self, listening: socket.socket, place: Place) -> None:
+    def __init__(self, listening: socket.socket, entry: TrackerEntry) -> None:
         self._listening = listening
-        self._place = place
+        self._entry = entry
         self._wanted = False
         self._offer: Offer | None = None
         self._session: Session | None = None
@@ -169,7 +160,7 @@ class Server:
         try:
             if self._offer is None or not self._offer.is_open():
                 self._withdraw()
-                self._offer = Offer(self._place)
+                self._offer = Offer(self._entry, self._listening.getsockname()[1])
         except TvmSplitError:  # the worker has its own connection to the tracker and logs the problem
             self._withdraw()
 
@@ -185,7 +176,7 @@ class Server:
             return
         expected = None if self._offer is None or self._session is not None else self._offer.greeting
         try:
-            options = _greet(connection, expected, f"server:{self._place.key}")
+            options = _greet(connection, expected, f"server:{self._entry.key}")
         except (OSError, ValueError):
             options = None
         if options is None:
@@ -211,21 +202,10 @@ def _greet(connection: socket.socket, expected: str | None, own_key: str) -> lis
         OSError, ValueError: the client does not speak TVM's RPC, or sent nothing in time.
     """
     deadline = time.monotonic() + GREETING_SECONDS
-
-    def receive(size: int) -> bytes:
-        found = b""
-        while len(found) < size:
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            part = connection.recv(size - len(found))
-            if not part:
-                raise ValueError("it hung up")
-            found += part
-        return found
-
-    magic, size = struct.unpack("<ii", receive(8))
+    magic, size = struct.unpack("<ii", receive_exactly(connection, 8, deadline))
     if magic != RPC_MAGIC or not 0 < size <= MAXIMUM_GREETING_BYTES:
         raise ValueError("it speaks something else")
-    said, *options = receive(size).decode().split() or [""]
+    said, *options = receive_exactly(connection, size, deadline).decode().split() or [""]
     if expected is None or said != expected:
         connection.sendall(_LENGTH.pack(RPC_MISMATCH))
         return None
@@ -289,12 +269,11 @@ def main() -> None:
     parser.add_argument("--tracker", type=TrackerAddress.parse, required=True)
     parser.add_argument("--key", required=True)
     parser.add_argument("--host")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     load_runtime()
-    listening = socket.socket(fileno=given.listening)
+    listening = socket.socket(fileno=arguments.listening)
     listening.settimeout(GREETING_SECONDS)
-    place = Place(given.tracker, given.key, given.host, listening.getsockname()[1])
-    server = Server(listening, place)
+    server = Server(listening, TrackerEntry(arguments.tracker, arguments.key, arguments.host))
     try:
         server.run()
     finally:

@@ -15,7 +15,6 @@ CASES = (
     "links",
     "plans",
     "planner",
-    "far",
     "unequal",
     "shaped",
     "simulation",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import tvm_split
-from rpc_runtime.program.codec import CODECS, NONE, is_lossy, unfit
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.program import RouteCodec
 from rpc_runtime.scratch import ScratchFolder
 from scripts.cases.emulated import cluster_of, deployed, latency_side
@@ -62,8 +62,8 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
     bundle = tvm_split.compile(model, plan)
     (route,) = [each for each in bundle.program.routes if (each.source, each.destination) == NAMES]
     made = []
-    for codec in (NONE, *CODECS):
-        if not unfit(codec, route.tensor) and (allow_lossy or not is_lossy(codec)):
+    for codec in CODECS:
+        if not CODECS[codec](route.tensor).unfit and (allow_lossy or not CODECS[codec].is_lossy):
             program = replace(bundle.program, codecs=(RouteCodec(route.tensor.name, *NAMES, codec),))
             deployment = setup.until_end.enter_context(tvm_split.deploy(replace(bundle, program=program), cluster))
             is_chosen = codec == (between[0] if between else NONE)

@@ -30,7 +30,7 @@ RASPBERRY = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tvm_split.Cluster]:
     """This processor, and an emulated Cortex-A72."""
     caches = [tmp_path_factory.mktemp(name) for name in ("desk", "raspberry")]
-    options = ("--listen", "127.0.0.1:0", "--threads", "1", "--ready-json")
+    options = ("--listen", "127.0.0.1:0", "--threads", "1", "--json")
     workers = [start_worker(caches[0], *options), start_worker(caches[1], *options, python=PYTHON)]
     try:
         desk, raspberry = (
@@ -52,7 +52,7 @@ def test_a_stage_of_resnet_18_has_the_same_answers_there(cluster: tvm_split.Clus
     planned = tvm_split.plan(model, cluster, split={"desk": ["conv1"], "raspberry": ["layer3"]})
     bundle = tvm_split.compile(model, planned)
     assert bundle.verified is Verified.COMPILED_AGAIN
-    assert describe(cluster.endpoints()["raspberry"], timeout_seconds=60).architecture == "aarch64"
+    assert describe(cluster.start().endpoints()["raspberry"], timeout_seconds=60).architecture == "aarch64"
     wanted = network(x).detach().numpy()
     with tvm_split.deploy(bundle, cluster, timeout_seconds=300) as deployment:
         (found,) = deployment.run(x)

@@ -19,8 +19,7 @@ import pytest
 from keras import layers
 
 import tvm_split
-from relay_passes.contract import bindings_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import bindings_of, operator_name
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.keras_networks import assert_same, random_inputs, with_random_statistics
 from tvm_split.cluster.machine import Machine

@@ -45,7 +45,7 @@ def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
     one = maker.stage("one", A, [maker.input("x")], double)
     program = maker.program([maker.stage("two", B, [one], double)])
     batch = batches_for(program, 1)[0]
-    with Session.open(program, workers.endpoints, maker.blob_path) as honest:
+    with Session(program, workers.endpoints, maker.blob_path) as honest:
         attacked = Standing(workers.endpoints[A], workers.process_ids[A], maker, honest)
         expected = honest.run(batch)
         process = psutil.Process(attacked.process)

@@ -137,7 +137,7 @@ def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> 
 
         def use() -> None:
             options = {"timeout_seconds": TIMEOUT_SECONDS}
-            with Session.open(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
+            with Session(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
                 for _ in pipeline.stream([batch] * 3):
                     pass
                 pipeline.statistics()

@@ -17,8 +17,7 @@ import numpy as np
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.transports import shared_memory
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS
-from rpc_runtime.transports.shared_memory import MESSAGE, SECRET_BYTES, Memory
+from rpc_runtime.transports.shared_memory import MESSAGE, SECRET_BYTES, new_memory
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import (
@@ -64,7 +63,7 @@ def said(source: random.Random) -> list[bytes]:
 
 def memory(source: random.Random) -> list[int]:
     """What is sent where memory is expected: mostly what fits."""
-    match source.randrange(8):
+    match source.randrange(7):
         case 0:
             return []
         case 1:
@@ -73,9 +72,8 @@ def memory(source: random.Random) -> list[int]:
             return [descriptor]
         case 2:
             return [os.open("/dev/zero", os.O_RDWR)]
-        case 3:
-            return [Memory.create([one_route(2000)])[1]]
-    return [Memory.create([ROUTE])[1]]
+    with new_memory([one_route(2000) if source.random() < 0.2 else ROUTE]) as file:
+        return [os.dup(file.fileno())]
 
 
 def attack(answering: Answering, receives: bool, source: random.Random) -> None:
@@ -96,7 +94,7 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
         answer = parsed(pb.Accept, decode(next(call))).answer.offer
         secret = answer[:SECRET_BYTES] if source.random() < 0.9 else source.randbytes(source.choice((0, 1, 32)))
         name = answer[SECRET_BYTES:].decode()
-        connection = until_end.enter_context(shared_memory.call(name, secret, USUAL_TIMEOUTS))
+        connection = until_end.enter_context(shared_memory.call(name, secret, PATIENCE_SECONDS))
         if source.random() < 0.9:
             requests.put(control_frame(FrameKind.CHOICE, pb.Choice(transport="shm").SerializeToString()))
         else:

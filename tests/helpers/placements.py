@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
-from relay_passes.partition import PlacedStage, Placement
-from tvm_split.compiler.build import code_of
+from relay_passes import partition as passes
+from relay_passes.communication import Parts
+from tvm_split.compiler.stage import code_of
+from tvm_split.planner.problem import Stage
 
 LLVM = tvm.target.Target({"kind": "llvm"})
 QUICKLY = tvm.target.Target({"kind": "llvm", "opt-level": 0})
@@ -49,9 +53,11 @@ STAGE_OF = {
 }
 
 
-def placement(stage_of: dict[str, int] = STAGE_OF, machines: tuple[str, ...] = ("a", "b", "a")) -> Placement:
-    stages = tuple(PlacedStage(f"stage_{index}", f"machine-{name}") for index, name in enumerate(machines))
-    return Placement(stages, {stage.machine: LLVM for stage in stages}, stage_of)
+def partition(module: tvm.IRModule, stage_of: Mapping[str, int] = STAGE_OF, machines: str = "aba") -> Parts:
+    """Return the stages of a module, one per letter on the machine that it names, each with its computation."""
+    stages = [Stage((f"machine-{letter}",), (), name=f"stage_{index}") for index, letter in enumerate(machines)]
+    computations = passes.partition(module, stage_of, [stage.name for stage in stages])
+    return list(zip(stages, computations, strict=True))
 
 
 def run(module: tvm.IRModule, *inputs: np.ndarray, weights: tuple = ()) -> list[np.ndarray]:

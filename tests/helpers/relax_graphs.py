@@ -9,10 +9,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import main_function, operations_of, returned_fields
-from relay_passes.rewrite import constant, emit_operations, substitute
+from relay_passes.ir import constant, emit_operations, main_function, operations_of, returned_fields, substitute
 from tests.helpers.placements import QUICKLY
-from tvm_split.compiler.build import code_of
+from tvm_split.compiler.stage import code_of
 
 Array = np.ndarray[Any, Any]
 Emit = Callable[..., relax.Var]

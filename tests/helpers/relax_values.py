@@ -15,8 +15,7 @@ import tvm
 from torch.nn import functional
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, returned_fields
-from relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, returned_fields
 
 
 def values_of(module: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:

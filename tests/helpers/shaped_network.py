@@ -69,7 +69,7 @@ def _worker(name: str, number: int, bridge: str, bits_per_second: float, cache: 
         _run(f"ip netns exec {space} tc qdisc add dev {inner} {shape}")
         cores = sorted(os.sched_getaffinity(0))
         listen = f"--listen {SUBNET}.{number + 2}:0 --insecure --threads 1 --cores {cores[number % len(cores)]}"
-        arguments = (*listen.split(), "--name", name, "--ready-json", "--exit-with-parent")
+        arguments = (*listen.split(), "--name", name, "--json", "--exit-with-parent")
         within = f"ip netns exec {space}".split()
         process = until_end.enter_context(start_worker(cache, *arguments, within=within))
         try:

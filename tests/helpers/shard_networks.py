@@ -10,9 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.ir import is_tensor_constant, main_function, operations_of, operator_name, shape_of
 from relay_passes.shards.region import Sharded
 from tests.helpers.relax_values import values_of
 

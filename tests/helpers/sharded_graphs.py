@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import tvm
 
-from relay_passes.contract import main_function, operations_of
+from relay_passes.ir import main_function, operations_of
 from relay_passes.shards.region import Region, Sharded
 from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import assert_same_values, random_inputs

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tvm import relax
 
-from relay_passes.contract import main_function, operations_of
-from tvm_split.compiler.sharding import PlacedModel
+from relay_passes.ir import main_function, operations_of
+from tvm_split.compiler.partition import Partition
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
 
@@ -33,13 +33,12 @@ def planned(*stages: Stage) -> Plan:
     return Plan("tiny", "latency", "by hand", MACHINES, named)
 
 
-def require_consistent(placed: PlacedModel) -> None:
+def require_consistent(placed: Partition) -> None:
     """Plan, placement and layers are of one graph, and a stage reads only from stages before it."""
     operations = operations_of(main_function(placed.model.module))
-    stage_of = placed.placement.stage_of
+    stage_of = placed.stage_of
     assert [each.var.name for each in operations] == list(placed.model.layers)
     assert set(stage_of) == set(placed.model.layers)
-    assert [stage.name for stage in placed.placement.stages] == [stage.name for stage in placed.plan.stages]
     for binding in operations:
         index = stage_of[binding.var.name]
         assert placed.model.layers[binding.var.name] in placed.plan.stages[index].layers

@@ -9,14 +9,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import (
+from relay_passes.ir import (
     bindings_of,
+    is_tensor_constant,
     main_function,
     operations_of,
     returned_fields,
     used_variables,
 )
-from relay_passes.rewrite import is_tensor_constant
 from relay_passes.shards.region import Region, Sharded, part_name
 
 

@@ -13,7 +13,7 @@ import torch
 
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.program.codec import CODECS, NONE, is_lossy
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.relay import Relay
 from tests.helpers.shaped_network import can_shape, shaped_workers
@@ -74,7 +74,7 @@ IN_SHORT = (NONE, "lz4", "int8")
 
 
 @pytest.mark.parametrize(
-    "codec", [each if each in IN_SHORT else pytest.param(each, marks=pytest.mark.slow) for each in (NONE, *CODECS)]
+    "codec", [each if each in IN_SHORT else pytest.param(each, marks=pytest.mark.slow) for each in CODECS]
 )
 def test_every_codec_gives_what_torch_gives(
     workers: LocalWorkers,
@@ -113,9 +113,9 @@ def test_every_codec_gives_what_torch_gives(
     (planned,) = between
     assert planned.ratio is not None
     assert planned.ratio > 1.05
-    lossy = [each for each in plan.codecs if is_lossy(each.codec)]
+    lossy = [each for each in plan.codecs if CODECS[each.codec].is_lossy]
     stated = sum(each.output_error or 0 for each in lossy)
-    assert (stated > EXACT / 10) == is_lossy(codec)
+    assert (stated > EXACT / 10) == CODECS[codec].is_lossy
     assert error_of(result, expected) <= stated + EXACT
     (link,) = [each for each in report.links if (each.source, each.destination) == (A, B)]
     assert link.codecs == (codec,)
@@ -219,7 +219,7 @@ def test_lossy_codecs_together_keep_to_what_is_allowed(
         assert chosen.output_error <= allowed
         errors.append(chosen.codec)
     assert errors[0] == "int8"
-    assert not is_lossy(errors[-1])
+    assert not CODECS[errors[-1]].is_lossy
 
 
 def test_what_is_asked_and_cannot_be_is_said(

@@ -22,7 +22,7 @@ from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.compiler.cuda_code import tuning_needs
-from tvm_split.compiler.placement import tvm_target
+from tvm_split.compiler.targets import tvm_target
 from tvm_split.launchers.local import InProcess
 from tvm_split.tuning import tunable_kernels
 
@@ -48,7 +48,7 @@ def plan(model: tvm_split.Model, tmp_path_factory: pytest.TempPathFactory) -> tv
 
 @pytest.fixture(scope="module")
 def kernel(model, plan):
-    return tunable_kernels(model, plan, ["gpu"], BUILT_FOR)[0]
+    return tunable_kernels(model, plan, ["gpu"], TARGET)[0]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.transports.credit_window import MOST_MORE
+from rpc_runtime.transports.credits import MOST_MORE
 from tests.models.torch_graphs import (
     Constants,
     OnlyConstants,

@@ -88,11 +88,11 @@ def actor_of(machine: str) -> Any:
     return ray.get_actor(name)
 
 
-def hosts(cluster: tvm_split.Cluster) -> list[str]:
+def hosts(cluster: tvm_split.Workers) -> list[str]:
     return sorted(each.address.rpartition(":")[0] for each in cluster.endpoints().values())
 
 
-def deploy_and_check(cluster: tvm_split.Cluster) -> None:
+def deploy_and_check(cluster: tvm_split.Workers) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
@@ -114,7 +114,7 @@ def test_workers_of_ray(own_ray: Any, tmp_path: Path) -> None:
         eventually(lambda: cluster.endpoints()["machine-a"].address != first, "Ray has started the worker again")
         deploy_and_check(cluster)
         with pytest.raises(DeadlineError, match=r"no room within 2 s for 2 workers with \{'CPU': 64\.0\} each"):
-            tvm_split.Cluster.from_ray(workers=2, threads=64, timeout_seconds=2.0)
+            tvm_split.Cluster.from_ray(workers=2, threads=64, timeout_seconds=2.0).start().endpoints()
     eventually(lambda: not workers_running(tmp_path), "no worker is left")
     assert own_ray.is_initialized()
     eventually(lambda: own_ray.available_resources().get("CPU") == 2.0, "Ray has both CPUs back")
@@ -126,7 +126,7 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     code = (
         "import tvm_split, sys\n"
         "from rpc_runtime.client.worker_client import describe\n"
-        "cluster = tvm_split.Cluster.from_ray(sys.argv[1], workers=2, strategy='PACK')\n"
+        "cluster = tvm_split.Cluster.from_ray(sys.argv[1], workers=2, strategy='PACK').start()\n"
         "print(*(describe(each, 30).machine for each in cluster.endpoints().values()))\n"
     )  # it closes nothing, and ends
     done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=120)
@@ -163,7 +163,7 @@ def test_room_that_three_nodes_do_not_have(three_nodes: Any) -> None:
         ({"workers": 2, "strategy": "STRICT_PACK"}, r"2 workers with .* \(STRICT_PACK\); free are"),
     ):
         with pytest.raises(DeadlineError, match=message):
-            tvm_split.Cluster.from_ray(timeout_seconds=2.0, **request)
+            tvm_split.Cluster.from_ray(timeout_seconds=2.0, **request).start().endpoints()
     with tvm_split.Cluster.from_ray(workers=3) as cluster:
         assert len(hosts(cluster)) == 3
 
@@ -177,7 +177,7 @@ def test_memory_and_parts_of_processors(own_ray: Any) -> None:
         eventually(lambda: own_ray.available_resources().get("CPU") == 1.0, "both workers have their half CPU")
         assert free["memory"] - own_ray.available_resources()["memory"] == 2e8
     with pytest.raises(DeadlineError, match=r"'memory': 1e\+18\} each \(SPREAD\); free are \{.*'memory': "):
-        tvm_split.Cluster.from_ray(workers=1, resources={"memory": 1e18}, timeout_seconds=2.0)
+        tvm_split.Cluster.from_ray(workers=1, resources={"memory": 1e18}, timeout_seconds=2.0).start().endpoints()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_without_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         tvm_split.Cluster.from_ray(strategy="ANYWHERE")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError, match=r"pip install 'tvm-split\[ray\]'"):
-        tvm_split.Cluster.from_ray("127.0.0.1:9")
+        tvm_split.Cluster.from_ray("127.0.0.1:9").start().endpoints()
 
 
 @pytest.mark.slow
@@ -228,4 +228,4 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     pytest.importorskip("ray")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(WorkerUnavailableError, match=r"no Ray can be joined at 127\.0\.0\.1:9"):
-        tvm_split.Cluster.from_ray("127.0.0.1:9")
+        tvm_split.Cluster.from_ray("127.0.0.1:9").start().endpoints()

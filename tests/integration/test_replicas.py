@@ -15,8 +15,8 @@ import tvm
 import tvm_split
 from tests.models.torch_graphs import Skip
 from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.verification import one_by_one, verify_bundle
-from tvm_split.compiling import cut_model
 from tvm_split.launchers.local import Local
 from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.plan import Plan
@@ -165,6 +165,6 @@ def test_a_second_replica_that_computes_something_else_is_found(model: tvm_split
     wrong = bundle.blobs.add_weight(weight.tensor.name, zeros)
     stages[position] = replace(stages[position], weights=(wrong, *stages[position].weights[1:]))
     tampered = replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
-    computations = cut_model(model, for_two_targets).computations
+    computations = partition(model, for_two_targets).computations
     with pytest.raises(tvm_split.VerificationError, match=r"\(with stage_1 of machine-c\)"):
         verify_bundle(model, for_two_targets, tampered, computations)

@@ -15,7 +15,7 @@ from schedules.tuning import DatabaseWriter, Effort, TuningDatabase
 from schedules.tuning.record_file import RECORDS
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.schedule_harness import normal
-from tvm_split.compiler.placement import tvm_target
+from tvm_split.compiler.targets import tvm_target
 from tvm_split.tuning import tunable_kernels
 
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
@@ -107,7 +107,7 @@ def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatc
     assert len(report.kernels) == 3
     assert not any(kernel.kept for kernel in report.kernels)
     target = tvm_target(plan.machines[0].target)
-    kernels = tunable_kernels(model, plan, [machine.name for machine in plan.machines], target)
+    kernels = tunable_kernels(model, plan, [machine.name for machine in plan.machines], plan.machines[0].target)
     decided = {}
     with DatabaseWriter(folder) as writer:
         for kernel in kernels:
@@ -147,7 +147,7 @@ def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, t
     database = TuningDatabase(tmp_path)
     target = tvm_target(plan.machines[0].target)
     kept = {kernel.name for kernel in report.kernels if kernel.kept}
-    for kernel in tunable_kernels(model, plan, [machine.name for machine in plan.machines], target):
+    for kernel in tunable_kernels(model, plan, [machine.name for machine in plan.machines], plan.machines[0].target):
         decision = database.decision(kernel.function, target)
         is_default = decision is None or database.kernel(kernel.function, target) is None
         assert (kernel.name in kept) <= (not is_default)

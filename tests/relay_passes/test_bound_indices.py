@@ -10,7 +10,7 @@ from tvm.script import ir as I, relax as R
 
 from relay_passes.bound_indices import BoundIndices
 from tests.helpers.placements import QUICKLY
-from tvm_split.compiler.build import code_of
+from tvm_split.compiler.stage import code_of
 
 
 def test_rows_that_are_not_there_are_not_numbers() -> None:

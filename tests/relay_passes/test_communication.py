@@ -4,23 +4,28 @@ from dataclasses import replace
 
 import pytest
 import tvm
+from tvm.relax.global_info import VDevice
 from tvm.script import ir as I, relax as R
 from tvm.tirx import IndexMap
 
-from relay_passes.communication import annotated_module, machine_modules
-from relay_passes.exchange_layouts import Layout, with_layouts
-from relay_passes.partition import PlacedStage, Placement, partition
-from tests.helpers.placements import LLVM, STAGE_OF, placement
+from relay_passes.boundary_layouts import Layout, with_layouts
+from relay_passes.communication import Parts, annotated_module, machine_modules, virtual_devices
+from tests.helpers.placements import LLVM, STAGE_OF, partition
 
 OUTPUTS = ("skip", "x", "other", "y", "other")
 
 
-def shown(whole: tvm.IRModule, placed: Placement) -> dict[str, tvm.IRModule]:
-    return machine_modules(partition(whole, placed), OUTPUTS, placed)
+def devices(parts: Parts) -> dict[str, VDevice]:
+    return virtual_devices(parts, {machine: LLVM for stage, _ in parts for machine in stage.machines})
 
 
-def annotated(whole: tvm.IRModule, placed: Placement) -> tvm.IRModule:
-    return annotated_module(whole["main"].params, (), partition(whole, placed), OUTPUTS, placed)
+def shown(parts: Parts) -> dict[str, tvm.IRModule]:
+    return machine_modules(parts, OUTPUTS, devices(parts))
+
+
+def annotated(whole: tvm.IRModule) -> tvm.IRModule:
+    parts = partition(whole)
+    return annotated_module(whole["main"].params, (), parts, OUTPUTS, devices(parts))
 
 
 def calls_of(module: tvm.IRModule) -> list[str]:
@@ -65,24 +70,24 @@ def test_crossings_become_transfers() -> None:
                 R.output(result)
             return result
 
-    placed = placement({"conv1": 0, "conv2": 1, "conv3": 1}, ("a", "b"))
-    after = annotated_module(Before["main"].params, (), partition(Before, placed), ("conv3",), placed)
+    parts = partition(Before, {"conv1": 0, "conv2": 1, "conv3": 1}, "ab")
+    after = annotated_module(Before["main"].params, (), parts, ("conv3",), devices(parts))
     tvm.ir.assert_structural_equal(after, Expected)
 
 
 def test_each_value_is_on_the_machine_of_its_stage(whole: tvm.IRModule) -> None:
-    devices = {
+    machines = {
         binding.var.name: binding.var.ty.vdevice.memory_scope
-        for binding in annotated(whole, placement())["main"].body.blocks[0].bindings
+        for binding in annotated(whole)["main"].body.blocks[0].bindings
         if getattr(binding.var.ty, "vdevice", None) is not None
     }
     for name, stage in STAGE_OF.items():
-        if name in devices:
-            assert devices[name] == ("machine-a", "machine-b", "machine-a")[stage], name
+        if name in machines:
+            assert machines[name] == ("machine-a", "machine-b", "machine-a")[stage], name
 
 
 def test_each_tensor_crosses_once_per_machine(whole: tvm.IRModule) -> None:
-    transfers = [line for line in annotated(whole, placement()).script().splitlines() if "R.to_vdevice" in line]
+    transfers = [line for line in annotated(whole).script().splitlines() if "R.to_vdevice" in line]
     assert [line.strip().partition(":")[0] for line in transfers] == [
         "x_on_machine_a",
         "left_on_machine_b",
@@ -93,7 +98,7 @@ def test_each_tensor_crosses_once_per_machine(whole: tvm.IRModule) -> None:
 
 
 def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
-    modules = shown(whole, placement())
+    modules = shown(partition(whole))
     assert list(modules) == ["machine-a", "machine-b"]
     assert calls_of(modules["machine-b"]) == [
         'R.call_packed("tvm_split.receive", R.str("left"), R.str("machine-a")',
@@ -105,7 +110,7 @@ def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
 
 
 def test_a_machine_hands_over_to_its_own_later_stage(whole: tvm.IRModule) -> None:
-    calls = calls_of(shown(whole, placement())["machine-a"])
+    calls = calls_of(shown(partition(whole))["machine-a"])
     assert 'R.call_packed("tvm_split.send", conv1, R.str("conv1"), R.str("machine-a")' in calls
     assert 'R.call_packed("tvm_split.receive", R.str("conv1"), R.str("machine-a")' in calls
 
@@ -125,24 +130,23 @@ def test_what_crosses_is_shown_in_its_layout(on_one_machine: bool) -> None:
                 R.output(result)
             return result
 
-    placed = placement({"first": 0, "second": 1}, ("a", "a" if on_one_machine else "b"))
+    parts = partition(Image, {"first": 0, "second": 1}, "aa" if on_one_machine else "ab")
     blocked = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
-    stages = [with_layouts(stage, {"first": blocked}) for stage in partition(Image, placed)]
-    text = "".join(module.script() for module in machine_modules(stages, ("second",), placed).values())
+    parts = [(stage, with_layouts(computation, {"first": blocked})) for stage, computation in parts]
+    text = "".join(module.script() for module in machine_modules(parts, ("second",), devices(parts)).values())
     assert "first_sent: R.Tensor((1, 2, 4, 4, 8)" in text
     assert 'R.call_packed("tvm_split.send", first_sent, R.str("first"), R.str(' in text
     assert "first: R.Tensor((1, 2, 4, 4, 8)" in text
     assert "first_plain: R.Tensor((1, 16, 4, 4)" in text
-    whole = annotated_module(Image["main"].params, (), stages, ("second",), placed).script()
+    whole = annotated_module(Image["main"].params, (), parts, ("second",), devices(parts)).script()
     assert ("R.to_vdevice(first_sent" in whole) != on_one_machine
     assert "second: R.Tensor((1, 16, 4, 4)" in whole
 
 
 def test_replicas_read_like_the_stage_on_their_own_machines(whole: tvm.IRModule) -> None:
-    alone = placement()
-    replicated = PlacedStage("stage_1", "machine-b", ("machine-b", "machine-c"), (0, 1, 0))
-    targets = {**alone.targets, "machine-c": LLVM}
-    modules = shown(whole, replace(alone, stages=(alone.stages[0], replicated, alone.stages[2]), targets=targets))
+    first, (alone, computation), last = partition(whole)
+    replicated = replace(alone, machines=("machine-b", "machine-c"), shares=(2 / 3, 1 / 3))
+    modules = shown([first, (replicated, computation), last])
     assert list(modules) == ["machine-a", "machine-b", "machine-c"]
     on_b, on_c = (modules[machine].script() for machine in ("machine-b", "machine-c"))
     for replica, (text, machine) in enumerate([(on_b, "machine-b"), (on_c, "machine-c")]):

@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.fold_padding import FoldPadding
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import operator_name
 from tests.helpers.placements import run
 
 SPACE = [0, 0, 0, 0, 0, 1, 2, 1]

@@ -9,9 +9,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import bindings_of, main_function
 from relay_passes.half_operands import HalfOperands
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import bindings_of, main_function, operator_name
 from tests.helpers.relax_graphs import graph, random_inputs, run_together, weights
 
 HALVES = ("float16", "bfloat16")

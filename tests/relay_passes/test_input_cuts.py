@@ -6,8 +6,8 @@ import pytest
 import tvm
 from tvm.script import ir as I, relax as R
 
-from relay_passes.contract import ContractError, operations_of
 from relay_passes.input_cuts import InputRange, cut_inputs, range_of
+from relay_passes.ir import ContractError, operations_of
 
 
 @I.ir_module

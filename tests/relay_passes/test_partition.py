@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
+from hypothesis import given, settings, strategies as st
 from tvm.script import ir as I, relax as R
 
-from relay_passes.contract import ContractError, SelfWaitError
-from relay_passes.partition import partition
-from tests.helpers.placements import STAGE_OF, placement, run
+from relay_passes.ir import ContractError, SelfWaitError
+from relay_passes.partition import Computation, verify_partition
+from tests.helpers import placements
+from tests.helpers.placements import STAGE_OF, Whole, run
+
+
+def partition(module: tvm.IRModule, stage_of: Mapping[str, int] = STAGE_OF, machines: str = "aba") -> list[Computation]:
+    return [computation for _, computation in placements.partition(module, stage_of, machines)]
 
 
 def test_stage_holds_what_it_needs_and_returns_what_others_need(whole: tvm.IRModule) -> None:
@@ -21,11 +30,11 @@ def test_stage_holds_what_it_needs_and_returns_what_others_need(whole: tvm.IRMod
                 R.output(outputs)
             return outputs
 
-    tvm.ir.assert_structural_equal(partition(whole, placement())[2].function, Expected["stage_2"])
+    tvm.ir.assert_structural_equal(partition(whole)[2].function, Expected["stage_2"])
 
 
 def test_borders(whole: tvm.IRModule) -> None:
-    stages = partition(whole, placement())
+    stages = partition(whole)
     assert [stage.name for stage in stages] == ["stage_0", "stage_1", "stage_2"]
     assert [stage.received for stage in stages] == [("x",), ("left", "y", "right"), ("joined", "conv1")]
     assert [stage.sent for stage in stages] == [("conv1", "left", "right"), ("joined", "other"), ("skip",)]
@@ -34,8 +43,8 @@ def test_borders(whole: tvm.IRModule) -> None:
 
 
 def test_value_without_inputs_is_made_where_it_is_needed(whole: tvm.IRModule) -> None:
-    assert ["R.ones(" in stage.function.script() for stage in partition(whole, placement())] == [False, True, False]
-    both = partition(whole, placement({**STAGE_OF, "other": 2}))
+    assert ["R.ones(" in stage.function.script() for stage in partition(whole)] == [False, True, False]
+    both = partition(whole, {**STAGE_OF, "other": 2})
     assert ["R.ones(" in stage.function.script() for stage in both] == [False, True, True]
 
 
@@ -44,7 +53,7 @@ def test_stages_called_in_turn_give_the_whole(whole: tvm.IRModule) -> None:
         np.random.default_rng(seed).standard_normal((1, size)).astype("float32") for seed, size in ((0, 16), (1, 8))
     )
     values = {"x": x, "y": y}
-    for stage in partition(whole, placement()):
+    for stage in partition(whole):
         module = tvm.IRModule({"main": stage.function.with_attr("global_symbol", "main")})
         results = run(module, *[values[name] for name in stage.received])
         values.update(zip(stage.sent, results, strict=True))
@@ -54,19 +63,57 @@ def test_stages_called_in_turn_give_the_whole(whole: tvm.IRModule) -> None:
 
 def test_a_stage_that_needs_a_later_one_is_refused(whole: tvm.IRModule) -> None:
     with pytest.raises(SelfWaitError, match=r"'skip' in stage_0 needs 'joined', which is computed in stage_1"):
-        partition(whole, placement({**STAGE_OF, "skip": 0}))
+        partition(whole, {**STAGE_OF, "skip": 0})
 
 
 def test_a_tuple_that_crosses_is_refused(whole: tvm.IRModule) -> None:
     with pytest.raises(ContractError, match=r"'halves' is a .* not a tensor"):
-        partition(whole, placement({**STAGE_OF, "left": 1}))
+        partition(whole, {**STAGE_OF, "left": 1})
 
 
 def test_an_unplaced_variable_is_refused(whole: tvm.IRModule) -> None:
-    with pytest.raises(ContractError, match="names no stage for 'joined'"):
-        partition(whole, placement({name: stage for name, stage in STAGE_OF.items() if name != "joined"}))
+    with pytest.raises(ContractError, match="no stage is named for 'joined'"):
+        partition(whole, {name: stage for name, stage in STAGE_OF.items() if name != "joined"})
 
 
 def test_a_stage_without_operations_is_refused(whole: tvm.IRModule) -> None:
     with pytest.raises(ContractError, match="'stage_3' has no operation"):
-        partition(whole, placement(machines=("a", "b", "a", "c")))
+        partition(whole, machines="abac")
+
+
+def rewritten(stage: Computation, right: str, wrong: str) -> Computation:
+    text = tvm.IRModule({stage.name: stage.function}).script(show_meta=True)
+    return replace(stage, function=tvm.script.from_source(text.replace(right, wrong))[stage.name])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("R.add(joined, conv1)", "R.add(conv1, joined)"),
+        ("R.multiply(left, y)", "R.add(left, y)"),
+        ("R.concat((conv2, conv3), axis=1)", "R.concat((conv3, conv2), axis=1)"),
+        ("halves[0]", "halves[1]"),
+    ],
+)
+def test_a_wrong_partition_is_refused(whole: tvm.IRModule, right: str, wrong: str) -> None:
+    stages = partition(whole)
+    assert sum(right in stage.function.script() for stage in stages) == 1
+    verify_partition(whole, [rewritten(stage, right, right) for stage in stages])
+    with pytest.raises(ContractError, match="not that of the original function"):
+        verify_partition(whole, [rewritten(stage, right, wrong) for stage in stages])
+
+
+def test_stages_in_a_wrong_order_are_refused(whole: tvm.IRModule) -> None:
+    first, *rest = partition(whole)
+    with pytest.raises(ContractError, match="receives 'left', which no stage before it sends"):
+        verify_partition(whole, [*rest, first])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 3), min_size=len(STAGE_OF), max_size=len(STAGE_OF)), st.permutations("aabc"))
+def test_every_placement_is_verified_or_refused(stages: list[int], machines: list[str]) -> None:
+    try:
+        computations = partition(Whole, dict(zip(STAGE_OF, stages, strict=True)), "".join(machines))
+    except (SelfWaitError, ContractError):
+        return
+    verify_partition(Whole, computations)

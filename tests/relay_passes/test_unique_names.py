@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of
+from relay_passes.ir import bindings_of
 from relay_passes.unique_names import UniqueNames
 from tests.helpers.placements import run
 

@@ -32,7 +32,7 @@ def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_worker_keeps_blobs_there(tmp_path: Path, variable: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
     process = subprocess.Popen(
-        [sys.executable, "-m", "rpc_runtime.worker", "--ready-json", "--exit-with-parent"],
+        [sys.executable, "-m", "rpc_runtime.worker", "--json", "--exit-with-parent"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

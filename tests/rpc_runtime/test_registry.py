@@ -6,20 +6,28 @@ from pathlib import Path
 import pytest
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.processes import Closing
 from rpc_runtime.registry import PluginError, PluginWarning, Registry
 
 PLUGINS = """
-class Circle:
-    pass
+from rpc_runtime.processes import Closing
 
-class Other:
-    pass
+class Circle(Closing):
+    def close(self) -> None: ...
+
+class Abstract(Closing): ...
+
+class Other: ...
+
+INSTANCE = Circle()
 """
 ENTRIES = """[tvm_split.shapes]
 circle = shapes_plugin:Circle
 missing = shapes_plugin:Gone
 absent = no_such_module_of_shapes:Shape
 other = shapes_plugin:Other
+abstract = shapes_plugin:Abstract
+instance = shapes_plugin:INSTANCE
 square = shapes_plugin:Circle
 """
 
@@ -77,34 +85,39 @@ def test_an_unknown_name_is_answered_with_what_there_is() -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_an_installed_package_adds_kinds() -> None:
+def test_an_installed_package_adds_kinds_and_replaces_none() -> None:
     registry = shapes()
-    assert list(registry) == ["square", "line", "point", "absent", "circle", "missing", "other"]
+    assert list(registry) == ["square", "line", "point", "absent", "abstract", "circle", "instance", "missing", "other"]
     assert "circle" in registry
     assert registry["circle"] is sys.modules["shapes_plugin"].Circle  # type: ignore[attr-defined]
+    assert registry["square"] is Square
 
 
 @pytest.mark.usefixtures("plugins")
-def test_an_installed_package_replaces_no_built_in_kind() -> None:
-    assert shapes()["square"] is Square
-
-
-@pytest.mark.usefixtures("plugins")
-@pytest.mark.parametrize("name", ["missing", "absent", "other"])
-def test_a_plugin_that_cannot_be_loaded_is_named_with_its_package(name: str) -> None:
-    with pytest.raises(PluginError, match=rf"'{name}' of the package 'toy-shapes'"):
-        shapes(Shape)[name]
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "no attribute 'Gone'"),
+        ("absent", "No module named"),
+        ("other", "is no subclass of Closing"),
+        ("instance", "is no subclass of Closing"),
+        ("abstract", "does not define close"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_named_with_its_package(name: str, reason: str) -> None:
+    with pytest.raises(PluginError, match=rf"'{name}' of the package 'toy-shapes' .*{reason}"):
+        shapes(Closing)[name]
 
 
 @pytest.mark.usefixtures("plugins")
 def test_all_kinds_are_given_but_those_that_cannot_be_loaded() -> None:
     registry: Registry[object] = Registry("tvm_split.shapes", "shape", {"square": Square})
-    with pytest.warns(PluginWarning, match="'absent'|'missing'"):
+    with pytest.warns(PluginWarning, match="'absent'|'missing'|'abstract'"):
         kinds = dict(registry.items())
-    assert list(kinds) == ["square", "circle", "other"]
+    assert list(kinds) == ["square", "circle", "instance", "other"]
 
 
-def test_a_kind_may_be_an_instance_of_the_base() -> None:
+def test_kinds_may_be_instances_of_the_base() -> None:
     square = Square()
-    registry: Registry[Shape] = Registry("tvm_split.shapes", "shape", {"square": square}, Shape)
+    registry: Registry[Shape] = Registry("tvm_split.shapes", "shape", {"square": square}, Shape, instances=True)
     assert registry["square"] is square

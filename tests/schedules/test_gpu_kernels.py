@@ -28,8 +28,8 @@ from tests.helpers.schedules.gpu_kernels import (
 )
 from tests.helpers.schedules.schedule_harness import graph_of, lower, normal
 from tests.models import torch_models
-from tvm_split.compiler.build import build_stage
-from tvm_split.compiling import cut_model
+from tvm_split.compiler.sharding import partition
+from tvm_split.compiler.stage import StageCompiler
 
 TOKENS = torch.zeros(1, 128, dtype=torch.int64)
 IMAGE = torch.zeros(1, 3, 224, 224)
@@ -77,10 +77,8 @@ def scheduled(model, arch, tmp_path_factory):
     """The whole network's kernels, from the steps of `tvm_split.compile`."""
     folder = tmp_path_factory.mktemp("stage")
     plan = plan_for_a_gpu(model, arch, folder)
-    (stage,) = cut_model(model, plan).computations
-    phases = {}
-    build_stage(stage, plan.machine("gpu").target, folder / "stage.so", observe=phases.__setitem__)
-    return phases["schedule"]
+    (stage,) = partition(model, plan).computations
+    return StageCompiler(plan.machine("gpu").target).lower(stage.function)["schedule"]
 
 
 @pytest.fixture(scope="module")

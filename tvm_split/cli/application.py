@@ -35,115 +35,45 @@ START, PLAN, BUILD, RUN, MACHINES = "Start", "Plan", "Build", "Run", "Machines"
 
 
 class Command(NamedTuple):
-    """A command: a function of the same name (with underscores) in a module that is loaded when it is called."""
+    """A command: a function of the same name (with underscores), whose docstring is its help.
+
+    It is loaded from ``module`` when it is called, by default from this package's module of the same name.
+    """
 
     name: str
     panel: str
     summary: str
-    module: str
-    example: str
+    module: str = ""
     hidden: bool = False
+
+    @property
+    def function(self) -> str:
+        return self.name.replace("-", "_")
 
 
 COMMANDS = (
-    Command("demo", START, "Train a small network, split it, and show what happens.", "demo", "tvm-split demo"),
-    Command("doctor", START, "Check this installation.", "doctor", "tvm-split doctor"),
-    Command(
-        "plan",
-        PLAN,
-        "Show the best split of a model over the machines.",
-        "plan",
-        "tvm-split plan net.onnx --cluster lab.yaml --output plan.json",
-    ),
-    Command(
-        "replan",
-        PLAN,
-        "Improve a plan that has run by what was measured of it.",
-        "replan",
-        "tvm-split replan net.onnx --plan plan.json --measured report.json --cluster lab.yaml",
-    ),
-    Command(
-        "simulate",
-        PLAN,
-        "Say what a plan would do, without machines.",
-        "simulate",
-        "tvm-split simulate plan.json --slow box=2",
-    ),
-    Command(
-        "profile",
-        PLAN,
-        "Time the kernels of a model here, or its pieces on a cluster.",
-        "profile",
-        "tvm-split profile net.onnx --threads 4",
-    ),
-    Command(
-        "solve",
-        PLAN,
-        "Plan numbers instead of a model.",
-        "solve",
-        "tvm-split solve problem.json",
-        hidden=True,
-    ),
-    Command(
-        "compile",
-        BUILD,
-        "Compile each stage of a plan for its machine, and check the result.",
-        "compile",
-        "tvm-split compile net.onnx --plan plan.json --output bundle",
-    ),
-    Command(
-        "tune",
-        BUILD,
-        "Measure better choices for a model's kernels.",
-        "tune",
-        "tvm-split tune net.onnx --trials 500",
-    ),
-    Command(
-        "run",
-        RUN,
-        "Stream inputs through a bundle or a model.",
-        "run",
-        "tvm-split run bundle --cluster lab.yaml --inputs images.npz --output scores.npz",
-    ),
-    Command(
-        "bench",
-        RUN,
-        "Measure latency and throughput beside what the plan predicts.",
-        "bench",
-        "tvm-split bench bundle --cluster lab.yaml --json > report.json",
-    ),
-    Command(
-        "deploy",
-        RUN,
-        "Bring a bundle to its machines ahead of the first run.",
-        "deploy",
-        "tvm-split deploy bundle --cluster lab.yaml",
-    ),
-    Command(
-        "worker",
-        MACHINES,
-        "Run stages on this machine until Ctrl-C or SIGTERM.",
-        "worker",
-        "tvm-split worker --listen 0.0.0.0:9000 --tls-certificate box.pem --tls-key box.key --tls-ca ca.pem",
-    ),
-    Command(
-        "worker-kit",
-        MACHINES,
-        "Pack a worker for a machine without internet.",
-        "worker_kit",
-        "tvm-split worker-kit worker.tar.gz --target llvm",
-    ),
-    Command("up", MACHINES, "Start workers over ssh.", "up", "tvm-split up lab.yaml"),
-    Command("down", MACHINES, "End the workers that `up` started.", "up", "tvm-split down lab.yaml"),
-    Command("status", MACHINES, "Ask workers what they are.", "status", "tvm-split status --cluster lab.yaml"),
-    Command("cache", MACHINES, "Show or clear what is kept on this host.", "cache", "tvm-split cache show"),
+    Command("demo", START, "Train a small network, split it, and show what happens."),
+    Command("doctor", START, "Check this installation."),
+    Command("plan", PLAN, "Show the best split of a model over the machines."),
+    Command("replan", PLAN, "Improve a plan that has run by what was measured of it."),
+    Command("simulate", PLAN, "Say what a plan would do, without machines."),
+    Command("profile", PLAN, "Time the kernels of a model here, or its pieces on a cluster."),
+    Command("solve", PLAN, "Plan numbers instead of a model.", hidden=True),
+    Command("compile", BUILD, "Compile each stage of a plan for its machine, and check the result."),
+    Command("tune", BUILD, "Measure better choices for a model's kernels."),
+    Command("run", RUN, "Stream inputs through a bundle or a model."),
+    Command("bench", RUN, "Measure latency and throughput beside what the plan predicts."),
+    Command("deploy", RUN, "Bring a bundle to its machines ahead of the first run."),
+    Command("worker", MACHINES, "Run stages on this machine until Ctrl-C or SIGTERM."),
+    Command("worker-kit", MACHINES, "Pack a worker for a machine without internet."),
+    Command("up", MACHINES, "Start workers over ssh."),
+    Command("down", MACHINES, "End the workers that `up` started.", "tvm_split.cli.up"),
+    Command("status", MACHINES, "Ask workers what they are."),
+    Command("cache", MACHINES, "Show or clear what is kept on this host."),
 )
 
 registry = Registry[Command](
-    "tvm_split.commands",
-    "command",
-    {row.name: row._replace(module=f"tvm_split.cli.{row.module}") for row in COMMANDS},
-    base=Command,
+    "tvm_split.commands", "command", {row.name: row for row in COMMANDS}, Command, instances=True
 )
 
 
@@ -195,14 +125,12 @@ class LoadedCommand(TyperCommand):
 
 def loaded(row: Command) -> Any:
     """Load a command's module and return the command with its options, for typer."""
-    module = importlib.import_module(row.module)
-    function = getattr(module, row.name.replace("-", "_"))
+    module = importlib.import_module(row.module or f"{__package__}.{row.function}")
+    function = getattr(module, row.function)
     help = (function.__doc__ or row.summary) + (f"\n\n{PLANS_TOO}" if has_hidden(function) else "")
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     settings = getattr(module, "CONTEXT_SETTINGS", {"help_option_names": ["-h", "--help"]})
-    alone.command(row.name, cls=LoadedCommand, help=help, epilog=f"Example: {row.example}", context_settings=settings)(
-        with_groups(function)
-    )
+    alone.command(row.name, cls=LoadedCommand, help=help, context_settings=settings)(with_groups(function))
     return typer.main.get_command(alone)
 
 

@@ -39,7 +39,10 @@ def bench(
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Measure latency, throughput, every machine and every link, and compare them with the plan's prediction."""
+    """Measure latency, throughput, every machine and every link, and compare them with the plan's prediction.
+
+    Example: tvm-split bench bundle --cluster lab.yaml --json > report.json
+    """
     if inputs is not None and random is not None:
         raise WrongUseError("give one of them", "--inputs, --random")
     bundle, cluster = bundle_and_cluster(source, shapes, request, machines)

@@ -24,6 +24,8 @@ def cache(
 
     Tuned kernels and the blobs that workers on this host received are shown as well, but never removed: tuning takes
     hours, and workers limit their own caches.
+
+    Example: tvm-split cache show
     """
     from rpc_runtime.files import cache_folder
     from tvm_split.compiler import tuning_folder

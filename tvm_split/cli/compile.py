@@ -36,7 +36,10 @@ def compile(
     details: Annotated[bool, typer.Option("--details", help="Also list the kernels of each stage.")] = False,
     json: options.JsonOption = False,
 ) -> None:
-    """Plan a model, compile each stage for its machine, verify the result, and write everything to a folder."""
+    """Plan a model, compile each stage for its machine, verify the result, and write everything to a folder.
+
+    Example: tvm-split compile net.onnx --plan plan.json --output bundle
+    """
     if plan is not None:
         if machines != MachineOptions():
             raise WrongUseError("it says this already; leave the machines out", "--plan")

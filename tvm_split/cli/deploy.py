@@ -24,6 +24,8 @@ def deploy(
     Workers keep the files by their SHA-256. So a later run sends nothing and starts at once, and misfits (versions,
     memory, a missing GPU) are reported here and not later. With workers on this host, which end with the command, it is
     only a test.
+
+    Example: tvm-split deploy bundle --cluster lab.yaml
     """
     load_tvm()
     loaded = tvm_split.Bundle.load(bundle)

@@ -146,8 +146,7 @@ def _linker() -> Check:
 def _processor() -> Check:
     """Report the target for which deployments on this host are compiled."""
     from rpc_runtime.hardware import cpu_features
-    from tvm_split.compiler.instruction_sets import target_text
-    from tvm_split.compiler.targets import host_target
+    from tvm_split.compiler.targets import host_target, target_text
 
     found, features = target_text(host_target(1)), cpu_features()
     if not features:

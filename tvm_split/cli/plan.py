@@ -36,7 +36,10 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write what is searched, for `tvm-split solve`.")
     ] = None,
 ) -> None:
-    """Show the best split of a model over the machines, from measurements, with a lower bound and simpler splits."""
+    """Show the best split of a model over the machines, from measurements, with a lower bound and simpler splits.
+
+    Example: tvm-split plan net.onnx --cluster lab.yaml --output plan.json
+    """
     shown.require_possible(model)
     options.require_folder(write_problem, "--write-problem")
     if layers:

@@ -33,6 +33,8 @@ def profile(
     """Time every kernel of a model on this machine, beside the machine's peak performance.
 
     With --cluster, --tracker or --workers: time the pieces of the model on each of these machines, alone and together.
+
+    Example: tvm-split profile net.onnx --threads 4
     """
     if machines.is_elsewhere or machines.workers is not None:
         for given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):

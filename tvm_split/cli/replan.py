@@ -36,6 +36,8 @@ def replan(
     """Improve a plan with the measurements of its run, if that gains enough or if the plan breaks its constraints.
 
     The planning options of the plan apply again; options given here override them.
+
+    Example: tvm-split replan net.onnx --plan plan.json --measured report.json --cluster lab.yaml
     """
     shown.require_possible(model)
     _require_searchable(request)

@@ -44,7 +44,10 @@ def run(
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Stream inputs through the pipeline and say how fast each stage was."""
+    """Stream inputs through the pipeline and say how fast each stage was.
+
+    Example: tvm-split run bundle --cluster lab.yaml --inputs images.npz --output scores.npz
+    """
     if inputs is not None and random is not None:
         raise WrongUseError("give one of them", "--inputs, --random")
     bundle, cluster = bundle_and_cluster(source, shapes, request, machines)

@@ -76,6 +76,8 @@ def simulate(
     """Simulate a plan without machines, by the runtime's own rules.
 
     Exit code 1 if results of the stream are missing because a machine is lost.
+
+    Example: tvm-split simulate plan.json --slow box=2
     """
     if picture is not None:
         _require_drawable(picture)

@@ -27,6 +27,8 @@ def solve(
     """Plan numbers instead of a model: what `tvm-split plan --write-problem` wrote, or a question of your own.
 
     Exit code 1 if no plan fits the problem.
+
+    Example: tvm-split solve problem.json
     """
     read = read_problem_file(problem)
     try:

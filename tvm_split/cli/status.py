@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
-from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, Host, LinkSettings
+from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
@@ -44,6 +44,8 @@ def status(
     """Ask workers for their description and deployments, and show the transports of the links between them.
 
     Exit code 1 if a worker does not answer, or is not the expected one.
+
+    Example: tvm-split status --cluster lab.yaml
     """
     if found.is_elsewhere == bool(address):
         raise WrongUseError("give one of them", "--cluster, --tracker, --kubernetes, --address")
@@ -57,11 +59,11 @@ def status(
     settings = NO_SETTINGS
     if found.is_elsewhere:
         read = found.machines()
-        from tvm_split.compiler.targets import require_known_targets
+        from tvm_split.compiler.machine_targets import require_known_targets
 
         require_known_targets(read)
         settings = read.link_settings
-        asked = list(zip(read.machines, read.endpoints().values(), strict=True))
+        asked = list(zip(read.machines, read.start().endpoints().values(), strict=True))
     else:
         asked = [(None, each) for each in _endpoints(address or [], found)]
     from tvm_split.cluster.discovery import ASKED_AT_ONCE
@@ -134,7 +136,7 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
         return {**asked, "reachable": False, "error": str(error)}
     problem = ""
     if machine is not None:
-        from tvm_split.compiler.targets import misfit
+        from tvm_split.compiler.machine_targets import misfit
 
         problem = misfit(machine, worker)
     found = {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
@@ -145,11 +147,11 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """Return the transports of the links between the client and the workers that have answered, in each direction."""
     from rpc_runtime.program.routes import CLIENT
 
-    hosts = {each["machine"]: Host(each["memory_domain"]) for each in answers if each["reachable"]}
-    hosts = {CLIENT: Host(memory_domain())} | hosts
+    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
+    domains = {CLIENT: memory_domain()} | domains
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(hosts[ends[0]], hosts[ends[1]]))
-        for ends in itertools.permutations(hosts, 2)
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]))
+        for ends in itertools.permutations(domains, 2)
     ]
 
 
@@ -171,7 +173,7 @@ def _print(answers: list[dict[str, Any]]) -> None:
 
 
 def _processor_text(worker: dict[str, Any]) -> str:
-    from tvm_split.compiler.instruction_sets import cpu_target, target_text
+    from tvm_split.compiler.targets import cpu_target, target_text
 
     target = cpu_target(worker["architecture"], worker["cpu_features"], worker["threads"])
     cores = HostCores("", worker["core_numbers"], worker["core_quota"], worker["quota_group"])

@@ -64,7 +64,10 @@ def tune(
     ] = False,
     json: options.JsonOption = False,
 ) -> None:
-    """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found."""
+    """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found.
+
+    Example: tvm-split tune net.onnx --trials 500
+    """
     if merge is not None:
         if model is not None:
             raise WrongUseError("it tunes nothing; leave the model out", "--merge")

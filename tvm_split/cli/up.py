@@ -24,9 +24,12 @@ def up(
         bool, typer.Option("--detach", help="Return when all answer; `tvm-split down` ends them.")
     ] = False,
 ) -> None:
-    """Copy, install and start a worker on each machine that has ssh:, and show their logs until Ctrl-C ends all."""
+    """Copy, install and start a worker on each machine that has ssh:, and show their logs until Ctrl-C ends all.
+
+    Example: tvm-split up lab.yaml
+    """
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.compiler.targets import require_fit, require_known_targets
+    from tvm_split.compiler.machine_targets import require_fit, require_known_targets
     from tvm_split.ssh.ssh_cluster import SshCluster
 
     cluster = Cluster.from_yaml(file)
@@ -46,7 +49,10 @@ def down(
     ] = False,
     json: options.JsonOption = False,
 ) -> None:
-    """End the workers that `tvm-split up` started on the machines of a cluster file."""
+    """End the workers that `tvm-split up` started on the machines of a cluster file.
+
+    Example: tvm-split down lab.yaml
+    """
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.ssh.ssh_cluster import stop_workers
 

@@ -16,6 +16,8 @@ def worker(context: typer.Context) -> None:
 
     A worker runs the machine code that it is sent. So it listens on this host only, for its own user, unless it gets
     TLS and a way to know its callers (--tls-ca or a token), or --insecure.
+
+    Example: tvm-split worker --listen 0.0.0.0:9000 --tls-certificate box.pem --tls-key box.key --tls-ca ca.pem
     """
     from rpc_runtime.worker.config import config_from_arguments
     from rpc_runtime.worker.process import serve

@@ -41,7 +41,10 @@ def worker_kit(
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Pack a worker for a machine without internet, on which nothing but a Python is installed."""
+    """Pack a worker for a machine without internet, on which nothing but a Python is installed.
+
+    Example: tvm-split worker-kit worker.tar.gz --target llvm
+    """
     device, architecture = _device_of(target)
     made_for = Platform(_python_of(python), architecture)
     with step_progress("packing a worker") as report:

@@ -31,310 +31,270 @@ relative to the file.
 from __future__ import annotations
 
 import difflib
-import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.codec import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.transports.transport import AUTO, TRANSPORTS
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import TlsFiles, split_address, token_from
-from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
-from tvm_split.cluster.machine import AUTO_CODEC, Link, Machine, SshAccess, faults, is_link_codec
-from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
+from rpc_runtime.wire.security import TlsFiles, token_from
+from tvm_split.cluster.machine import STRICT, Link, Machine, SshAccess, faults, listening_address
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
-from tvm_split.units import MOST_AMOUNT, few_lines
-from tvm_split.values import line_of
+from tvm_split.units import short_list
+from tvm_split.values import Document, Location, line_of, sentence
 
-LONGEST_SHOWN = 80
-"""The number of a value's characters that a message shows."""
-_CORES = f"a whole number from 1 up, {MOST_CORES} at most"
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+Value = TypeVar("Value")
+Pair = tuple[str, str]
+MOST_SHOWN = 8
+"""The number of groups that an error message about a cycle lists."""
 
 
-def _no_truth_value(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("a truth value is no number")
-    return value
+@dataclass(frozen=True)
+class _Access:
+    """The keys of a machine in a file that become its `WorkerEndpoint`."""
+
+    __pydantic_config__ = STRICT
+
+    address: Annotated[str, AfterValidator(listening_address)]
+    token_file: Path | None = None
+    tls: dict[Literal["ca", "certificate", "key"], Path] | None = None
+
+    def endpoint(self, machine: str, folder: Path) -> WorkerEndpoint:
+        """Return the endpoint; paths are relative to ``folder``. Raises InputError for unusable credentials."""
+        token = None if self.token_file is None else token_from(folder / self.token_file)
+        files = {key: folder / path for key, path in (self.tls or {}).items()}
+        tls = TlsFiles(files.get("ca"), files.get("certificate"), files.get("key")) if files else None
+        return WorkerEndpoint(machine, self.address, token.text if token else None, tls)
 
 
-# YAML 1.1 reads 16e9 as a string, because it has no decimal point and its exponent has no sign.
-_Number = Annotated[float, BeforeValidator(_no_truth_value)]
+@dataclass(frozen=True)
+class _File:
+    __pydantic_config__ = STRICT
+
+    machines: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    links: list[dict[str, Any]] | None = None
+    shared_cores: list[SharedCores] = field(default_factory=list)
 
 
-def _machine_name(name: str) -> str:
-    if name == CLIENT:
-        raise ValueError("reserved")
-    return name
+class _Loader(yaml.SafeLoader):
+    """Refuses duplicate keys, of which YAML silently takes the last value."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if str(key.value) in lines:
+                text = f"the key {key.value!r} is there twice, first in line {lines[str(key.value)]}; leave one"
+                raise yaml.MarkedYAMLError(problem=text, problem_mark=key.start_mark)
+            lines[str(key.value)] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
 
 
-def _host_and_port(address: str) -> str:
-    if split_address(address)[1] == 0:
-        raise ValueError("nobody listens on port 0")
-    return address
+class _Checked:
+    """A document whose parts are validated one by one, to report all faults together."""
 
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._faults: list[tuple[Location, str]] = []
 
-def _known_transport(transport: str) -> str:
-    if transport != AUTO and transport not in TRANSPORTS:
-        raise ValueError
-    return transport
+    def value(self, form: type[Value], content: Any, *place: int | str) -> Value | None:
+        """Return the part at ``place`` as a value; None if it is invalid, which `require_valid` then raises."""
+        try:
+            return TypeAdapter(form).validate_python(content)
+        except ValidationError as error:
+            for problem in error.errors(include_url=False):
+                location = (*place, *problem["loc"])
+                known = _keys_of(next((_INNER[step] for step in location[-2::-1] if step in _INNER), form))
+                text = sentence(problem)
+                if problem["type"] == "unexpected_keyword_argument":
+                    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+                    text += f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+                self.add(location, text)
+            return None
 
+    def add(self, location: Location, text: str) -> None:
+        self._faults.append((location, text))
 
-def _known_codec(codec: str) -> str:
-    if not is_link_codec(codec):
-        raise ValueError("unknown")
-    return codec
-
-
-class _Tls(_Strict):
-    ca: Path = Field(description="the path of a PEM file")
-    certificate: Path | None = Field(default=None, description="the path of a PEM file")
-    key: Path | None = Field(default=None, description="the path of a PEM file")
-
-    @model_validator(mode="after")
-    def check_pair(self) -> Self:
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("one without the other")
-        return self
-
-
-class _Ssh(_Strict):
-    to: str = Field(pattern=r"^[^-\s]\S*$", description="what ssh is called with, like box or me@box")
-    python: str = Field(default="python3", min_length=1, description="the command that starts Python there")
-    folder: str = Field(default=SshAccess.folder, min_length=1, description="a folder there")
-    arguments: list[str] = Field(default=[], description="a list of further options of `tvm-split worker`")
-
-
-class _Machine(_Strict):
-    name: str = Field(min_length=1, description=f"a text other than {CLIENT!r}")
-    address: str = Field(description="HOST:PORT of its worker, like 192.0.2.10:7001")
-    threads: int = Field(default=1, ge=1, le=MOST_CORES, strict=True, description=_CORES)
-    target: dict[str, Any] | None = Field(default=None, description="a TVM target, like {kind: llvm, mcpu: znver4}")
-    memory_bytes: _Number | None = Field(
-        default=None, gt=0, le=MOST_AMOUNT, description=f"a number of bytes above 0, like 16e9; {MOST_AMOUNT:g} at most"
-    )
-    token_file: Path | None = Field(default=None, description="the path of a file")
-    tls: _Tls | None = Field(
-        default=None, description="a mapping of ca, and of both certificate and key or neither, to paths"
-    )
-
-    ssh: _Ssh | None = Field(
-        default=None, description="a mapping of to, and of python, folder and arguments where they are not the usual"
-    )
-
-    check_name = field_validator("name")(_machine_name)
-    check_address = field_validator("address")(_host_and_port)
-
-
-class _Link(_Strict):
-    source: str = Field(alias="from", description=f"the name of a machine or group, or {CLIENT!r}")
-    destination: str = Field(alias="to", description=f"the name of a machine or group, or {CLIENT!r}")
-    bytes_per_second: _Number | None = Field(
-        default=None,
-        ge=0,
-        le=MOST_AMOUNT,
-        description=f"a number of bytes a second, like 1.25e8; {MOST_AMOUNT:g} at most, 0 if nothing may pass",
-    )
-    latency_seconds: _Number = Field(
-        default=0.0,
-        ge=0,
-        le=MOST_AMOUNT,
-        description=f"a number of seconds from 0 up, like 0.001; {MOST_AMOUNT:g} at most",
-    )
-    address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
-    transport: str = Field(
-        default=AUTO, description=f"one of {', '.join((AUTO, *TRANSPORTS.built_in))} (nccl: from GPU to GPU)"
-    )
-    codec: str = Field(default=NONE, description=f"one of {', '.join((AUTO_CODEC, NONE, *CODECS.built_in))}")
-
-    check_address = field_validator("address")(_host_and_port)
-    check_transport = field_validator("transport")(_known_transport)
-    check_codec = field_validator("codec")(_known_codec)
-
-
-class _SharedCores(_Strict):
-    machines: list[str] = Field(min_length=1, description=f"a list of machines, groups, or {CLIENT!r}")
-    cores: int = Field(ge=1, strict=True, description=_CORES)
-
-
-class _ClusterFile(_Strict):
-    machines: list[_Machine] = Field(min_length=1, description="a list of at least one machine")
-    groups: dict[str, list[str]] = Field(default={}, description="a mapping of names to lists of machines and groups")
-    links: list[_Link] | None = Field(default=None, description="a list of links")
-    shared_cores: list[_SharedCores] = Field(default=[], description="a list of machines that share cores")
-
-
-_SECTIONS: dict[str, type[BaseModel]] = {"machines": _Machine, "links": _Link, "shared_cores": _SharedCores}
+    def require_valid(self) -> None:
+        if self._faults:
+            raise self._document.complaint(dict.fromkeys(self._faults))
 
 
 def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...], tuple[SharedCores, ...]]:
     """Return the machines, links and shared cores of a file, in its order.
 
     Raises:
-        ClusterError: gives the file, the line and what is expected there.
+        ClusterError: gives the file, the line and what is wrong there.
     """
-    content, tree = _read(path)
+    document, tree = _read(path)
+    checked = _Checked(document)
+    file = checked.value(_File, document.content)
+    entries = [] if file is None else file.machines
+    found = [_machine(checked, tree, path, entry, index) for index, entry in enumerate(entries)]
+    checked.require_valid()
+    assert file is not None  # noqa: S101 (valid)
+    machines = tuple(machine for machine in found if machine is not None)
     try:
-        parsed = _ClusterFile.model_validate(content)
-    except ValidationError as error:
-        problems = {f"{path}:{line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
-        raise ClusterError(few_lines(sorted(problems), len(problems))) from error
-    machines = []
-    for index, said in enumerate(parsed.machines):
-        place = f"{path}:{line_of(tree, ('machines', index, 'target'))}"
-        try:
-            ssh = _ssh_access(said)
-        except ClusterError as error:
-            place = f"{path}:{line_of(tree, ('machines', index, 'ssh', 'arguments'))}"
-            raise ClusterError(f"{place}: machine {said.name!r}: {error}") from error
-        machines.append(_machine(said, path.parent, place, ssh))
-    try:
-        members = members_of([machine.name for machine in machines], parsed.groups)
+        members = members_of([machine.name for machine in machines], file.groups)
     except ClusterError as error:
-        raise ClusterError(f"{path}:{line_of(tree, ('groups',))}: {error}") from error
-    listed = parsed.links or []
-    pairs_of = pairs_of_entries([(entry.source, entry.destination) for entry in listed], members)
-    links, entry_of = [], []
-    for index, (entry, pairs) in enumerate(zip(listed, pairs_of, strict=True)):
-        try:
-            links += [Link(**{**dict(entry), "source": source, "destination": end}) for source, end in pairs]
-        except ClusterError as error:
-            raise ClusterError(f"{path}:{line_of(tree, ('links', index))}: {error}") from error
-        entry_of += [index] * len(pairs)
+        raise document.complaint([(("groups",), str(error))]) from error
+    links, entry_of = _links(checked, file.links or [], members)
+    checked.require_valid()
+    shared = tuple(replace(each, machines=machines_of(each.machines, members)) for each in file.shared_cores)
 
-    shared = [SharedCores(machines_of(entry.machines, members), entry.cores) for entry in parsed.shared_cores]
+    def in_file(location: Location) -> Location:
+        is_link = location[0] == "links" and len(location) > 1
+        return ("links", entry_of[int(location[1])], *location[2:]) if is_link else location
 
-    def line(location: tuple[int | str, ...]) -> int:
-        if location[0] == "links" and len(location) > 1:
-            location = ("links", entry_of[int(location[1])], *location[2:])
-        return line_of(tree, location)
-
-    for fault in faults(machines, None if parsed.links is None else links, shared, groups=list(members)):
-        first = f"; the first is in line {line(fault.first)}" if fault.first else ""
-        raise ClusterError(f"{path}:{line(fault.location)}: {fault.text}{first}")
-    return tuple(machines), tuple(links), tuple(shared)
+    for fault in faults(machines, None if file.links is None else links, shared, groups=list(members)):
+        first = f"; the first is in line {line_of(tree, in_file(fault.first))}" if fault.first else ""
+        raise document.complaint([(in_file(fault.location), f"{fault.text}{first}")])
+    return machines, tuple(links), shared
 
 
-def _read(path: Path) -> tuple[Any, yaml.Node | None]:
+def _read(path: Path) -> tuple[Document, yaml.Node | None]:
     """Return the content of the file, and its YAML nodes, which have line numbers."""
     try:
         text = path.read_text()
-    except OSError as error:
-        raise ClusterError(f"cannot read the cluster file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ClusterError(f"the cluster file {path} is no text: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(
+            f"cannot read the cluster file {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
-        content, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+        content, tree = yaml.load(text, _Loader), yaml.compose(text, Loader=yaml.SafeLoader)  # noqa: S506 (safe)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ClusterError(f"{path} is no YAML: {error}") from error
-    _require_single_keys(path, tree)
-    return content, tree
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ClusterError(f"{path}{line}: this is no YAML: {getattr(error, 'problem', None) or error}") from error
+    return Document(str(path), content, ClusterError, text), tree
 
 
-def _problem(error: Any) -> str:
-    """Return a sentence that says which value is wrong and what is expected there."""
-    location = tuple(error["loc"])
-    if "target" in location:  # TVM validates the content of a target; only its keys are checked here
-        location = location[: location.index("target") + 1]
-    where = _dotted(location)
-    if error["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in _model_at(location[:-1]).model_fields.items()]
-        close = difflib.get_close_matches(str(location[-1]), known, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        return f"{where}: unknown key {location[-1]!r}; {meant}Known here: {', '.join(known)}"
-    if error["type"] == "missing":
-        return f"{where} is missing; expected is {_expected(location)}"
-    if location[:1] == ("groups",):
-        location = ("groups",)
-    return f"{where or 'the file'} is {_shortened(error['input'])}; expected is {_expected(location)}"
+def _machine(
+    checked: _Checked, tree: yaml.Node | None, path: Path, entry: Mapping[str, Any], index: int
+) -> Machine | None:
+    place, of_access = ("machines", index), _keys_of(_Access)
+    machine = checked.value(Machine, {key: value for key, value in entry.items() if key not in of_access}, *place)
+    access = checked.value(_Access, {key: entry[key] for key in of_access if key in entry}, *place)
+    for key in _HIDDEN & entry.keys():
+        checked.add((*place, key), "there is no such key")
+    if machine is None or access is None:
+        return None
+    try:
+        endpoint = access.endpoint(machine.name, path.parent)
+    except InputError as error:
+        checked.add(place, f"machine {machine.name!r}: {error}")
+        return None
+    described_at = f"{path}:{line_of(tree, (*place, 'target'))}"
+    return replace(machine, endpoint=endpoint, described_at=described_at)
 
 
-def _shortened(value: object) -> str:
-    """Return the value's repr, shortened to `LONGEST_SHOWN` characters."""
-    text = reprlib.repr(value) if isinstance(value, list | dict) else repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
-
-
-def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the pydantic model that validates this location of the file."""
-    if not location:
-        return _ClusterFile
-    if location[-1] in ("tls", "ssh"):
-        return _Tls if location[-1] == "tls" else _Ssh
-    return _SECTIONS[str(location[0])]
-
-
-def _expected(location: tuple[int | str, ...]) -> str:
-    if len(location) > 2 and isinstance(location[-1], int):  # an item of a list in a mapping
-        location = location[:-1]
-    if location and isinstance(location[-1], str):
-        for name, field in _model_at(location[:-1]).model_fields.items():
-            if location[-1] in (name, field.alias):
-                return str(field.description)
-    model = _model_at(location)
-    return f"a mapping with the keys {', '.join(field.alias or name for name, field in model.model_fields.items())}"
-
-
-def _ssh_access(entry: _Machine) -> SshAccess | None:
-    ssh = entry.ssh
-    return None if ssh is None else SshAccess(ssh.to, ssh.python, ssh.folder, tuple(ssh.arguments))
-
-
-def _machine(entry: _Machine, folder: Path, place: str, ssh: SshAccess | None) -> Machine:
-    token = None
-    if entry.token_file is not None:
+def _links(
+    checked: _Checked, entries: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[str, ...]]
+) -> tuple[list[Link], list[int]]:
+    """Return the links between machines that the entries stand for, and each one's index in the entries."""
+    ends, templates = [], []
+    for index, entry in enumerate(entries):
+        source, destination = str(entry.get("from")), str(entry.get("to"))
+        # A group may have links to itself. Names are validated later, with all links together.
+        is_inside = source == destination and source in members
+        link = checked.value(Link, {**entry, "to": "another"} if is_inside else entry, "links", index)
+        if link is not None:
+            ends.append((source, destination))
+            templates.append((index, link))
+    links, entry_of = [], []
+    for (index, link), pairs in zip(templates, pairs_of_entries(ends, members), strict=True):
         try:
-            token = token_from(folder / entry.token_file)
-        except InputError as error:
-            raise ClusterError(f"machine {entry.name!r}: {error}") from error
-    tls = None
-    if entry.tls is not None:
-        certificate, key = entry.tls.certificate, entry.tls.key
-        tls = TlsFiles(
-            authority=folder / entry.tls.ca,
-            certificate=folder / certificate if certificate else None,
-            key=folder / key if key else None,
-        )
-    return Machine(
-        name=entry.name,
-        threads=entry.threads,
-        target=entry.target,
-        memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
-        endpoint=WorkerEndpoint(entry.name, entry.address, None if token is None else token.text, tls),
-        described_at=place,
-        ssh=ssh,
-    )
+            links += [replace(link, source=source, destination=destination) for source, destination in pairs]
+        except ClusterError as error:
+            checked.add(("links", index), str(error))
+        entry_of += [index] * len(pairs)
+    return links, entry_of
 
 
-def _require_single_keys(path: Path, tree: yaml.Node | None) -> None:
-    """Raise a `ClusterError` for a duplicate key, of which YAML silently takes the last value."""
-    waiting, seen = [tree], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:  # an alias may refer to an enclosing node
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting.extend(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            lines: dict[str, int] = {}
-            for key, value in node.value:
-                line, name = key.start_mark.line + 1, str(key.value)
-                if name in lines:
-                    raise ClusterError(
-                        f"{path}:{line}: the key {name!r} stands in line {lines[name]} already; leave one"
-                    )
-                lines[name] = line
-                waiting.append(value)
+_INNER: dict[str | int, type] = {"ssh": SshAccess, "shared_cores": SharedCores}
+"""Forms of mappings that are validated together with what contains them, by their keys."""
+
+
+def _keys_of(form: type) -> list[str]:
+    """Return the keys of a form in a file; those of a machine include its `_Access`."""
+    names = [_ALIASES.get((form, each.name), each.name) for each in fields(form) if each.name not in _HIDDEN]
+    return [names[0], *_keys_of(_Access), *names[1:]] if form is Machine else names
+
+
+_HIDDEN = {"endpoint", "described_at"}
+"""Fields of a machine that no file can set."""
+_ALIASES = {(Link, "source"): "from", (Link, "destination"): "to", (SshAccess, "destination"): "to"}
+
+
+def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return the machines of each group, directly or through other groups.
+
+    Raises:
+        ClusterError: a group has the name of a machine, an unknown member, or contains itself.
+    """
+    known = {CLIENT, *machines}
+    found: dict[str, tuple[str, ...]] = {}
+    for name in groups:
+        if name in known:
+            raise ClusterError(f"group {name!r} has the name of a machine, or of the client; give it another")
+        _resolve(name, groups, known, found)
+    return found
+
+
+def _resolve(
+    name: str, groups: Mapping[str, Sequence[str]], known: set[str], found: dict[str, tuple[str, ...]]
+) -> None:
+    """Find a group's machines, inner groups first; without recursion, since files may nest thousands of groups."""
+    inside = {name: iter(groups[name])}  # the groups being expanded, with their members left to visit
+    while inside:
+        group = next(reversed(inside))
+        member = next((each for each in inside[group] if each not in known and each not in found), None)
+        if member is None:
+            parts = (found.get(each, (each,)) for each in groups[group])
+            found[group] = tuple(dict.fromkeys(machine for part in parts for machine in part))
+            del inside[group]
+        elif member in inside:
+            names = list(inside)
+            circle = [*names[names.index(member) :], member]
+            way = circle if len(circle) <= MOST_SHOWN else [*circle[: MOST_SHOWN - 2], "…", member]
+            raise ClusterError(f"group {member!r} is in itself: {' → '.join(way)}")
+        elif member not in groups:
+            raise ClusterError(
+                f"group {group!r} has {member!r}, which is no machine or group; there are "
+                f"{short_list(sorted({*known, *groups} - {CLIENT}))}"
+            )
+        else:
+            inside[member] = iter(groups[member])
+
+
+def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Replace each group name by the group's machines, and remove duplicates."""
+    return tuple(dict.fromkeys(machine for name in names for machine in members.get(name, (name,))))
+
+
+def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str]]) -> list[list[Pair]]:
+    """Return, for each entry, the pairs of machines that no entry with fewer pairs covers, in either direction.
+
+    An entry that names a pair of machines takes precedence over all entries that name groups. Entries with equally many
+    pairs all count, so that the caller can report the duplicate.
+    """
+    fitting = [
+        [(one, other) for one, other in product(*(members.get(end, (end,)) for end in ends)) if one != other]
+        if members.keys() & {*ends}
+        else [ends]
+        for ends in entries
+    ]
+    sizes = [len(pairs) if members.keys() & {*ends} else 0 for ends, pairs in zip(entries, fitting, strict=True)]
+    fewest: dict[Pair, int] = {}
+    for size, pairs in zip(sizes, fitting, strict=True):
+        for one, other in pairs:
+            for pair in ((one, other), (other, one)):
+                fewest[pair] = min(size, fewest.get(pair, size))
+    return [[pair for pair in pairs if size <= fewest[pair]] for size, pairs in zip(sizes, fitting, strict=True)]

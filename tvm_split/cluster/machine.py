@@ -6,17 +6,40 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.codec import CODECS, NONE
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.security import split_address
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""How values are read from files."""
+
+
+def listening_address(address: str) -> str:
+    """Return a valid HOST:PORT; raises an InputError, which is a ValueError, for another text."""
+    if split_address(address)[1] == 0:
+        raise ValueError("nobody listens on port 0")
+    return address
+
+
+def _number(value: object) -> object:
+    """Refuse truth values. Read texts as numbers: YAML 1.1 takes 16e9 for a text, since its exponent has no sign."""
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no number")
+    return float(value) if isinstance(value, str) else value
+
+
+Number = BeforeValidator(_number)
 
 
 @dataclass(frozen=True)
@@ -30,7 +53,9 @@ class SshAccess:
         ClusterError: the destination is not valid for ssh, or the worker does not have such an option.
     """
 
-    destination: str
+    __pydantic_config__ = STRICT
+
+    destination: Annotated[str, Field(alias="to")]
     python: str = "python3"
     folder: str = "~/.cache/tvm-split/ssh"
     arguments: tuple[str, ...] = ()
@@ -54,10 +79,12 @@ class Machine:
     (``PATH:LINE``), for errors; empty for a machine made by code. ``ssh`` says how to start its worker.
     """
 
+    __pydantic_config__ = STRICT
+
     name: str
-    threads: int = 1
+    threads: Annotated[int, Field(strict=True)] = 1
     target: Mapping[str, Any] | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Annotated[int | None, Number] = None
     endpoint: WorkerEndpoint | None = None
     described_at: str = field(default="", compare=False)
     ssh: SshAccess | None = None
@@ -106,15 +133,17 @@ class Link:
     ``transport`` is ``"auto"`` (shared memory on one host, unless an address is given), ``"grpc"``, ``"shm"``,
     ``"mpi"`` between workers that one ``mpiexec`` started with ``--transport mpi``, ``"nccl"`` from GPU to GPU, or one
     that an installed package adds. A transport that cannot carry the link is refused. ``codec`` is how tensors are
-    encoded on a network link: ``"none"``, one of `rpc_runtime.program.codec.CODECS` for every tensor that it fits, or
+    encoded on a network link: ``"none"``, one of `rpc_runtime.program.codecs.CODECS` for every tensor that it fits, or
     ``"auto"``: the planner chooses.
     """
 
-    source: str
-    destination: str
-    bytes_per_second: float | None = None
-    latency_seconds: float = 0.0
-    address: str | None = None
+    __pydantic_config__ = STRICT
+
+    source: Annotated[str, Field(alias="from")]
+    destination: Annotated[str, Field(alias="to")]
+    bytes_per_second: Annotated[float | None, Number] = None
+    latency_seconds: Annotated[float, Number] = 0.0
+    address: Annotated[str | None, AfterValidator(listening_address)] = None
     transport: str = "auto"
     codec: str = NONE
 
@@ -138,7 +167,7 @@ class Link:
         if self.transport != AUTO:
             self._require_transport(here)
         if not is_link_codec(self.codec):
-            known = ", ".join((AUTO_CODEC, NONE, *CODECS))
+            known = ", ".join((AUTO_CODEC, *CODECS))
             raise ClusterError(f"{here} has codec {self.codec!r}; there are {known}")
         if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, NONE):
             raise ClusterError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 MOST_CORES = 8192
 """The most CPUs that a Linux kernel can be configured for: a larger number is a mistake, for example bytes."""
@@ -19,8 +19,10 @@ class SharedCores:
     The machines' busy times add up on these cores: while one machine computes, another may have to wait.
     """
 
-    machines: tuple[str, ...]
-    cores: Annotated[int, Field(ge=1, le=MOST_CORES)]
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    machines: Annotated[tuple[str, ...], Field(min_length=1)]
+    cores: Annotated[int, Field(ge=1, le=MOST_CORES, strict=True)]
 
     def oversubscription(self, cores_of: Mapping[str, int]) -> float:
         """Return the sum of the machines' own core counts, divided by the cores that they share.

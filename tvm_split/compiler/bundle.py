@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec
@@ -37,10 +37,6 @@ from tvm_split.shown import Shown
 
 FORMAT = "tvm-split bundle"
 VERSION = 5
-_PROGRAM = TypeAdapter(Program)
-_KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
-_CUDA = TypeAdapter(dict[str, CudaNeeds])
-_ERROR: TypeAdapter[float | None] = TypeAdapter(float | None)
 
 
 class Verified(enum.StrEnum):
@@ -65,6 +61,8 @@ class Bundle(Shown):
     ``output_error`` is the largest measured difference from the source framework, as a share of the largest magnitude
     of an output; None if nothing was compared.
     """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     model: str
     plan: Plan
@@ -126,33 +124,17 @@ class Bundle(Shown):
         _require_plain(folder)
         manifest = _read_manifest(folder)
         try:
-            program = _PROGRAM.validate_python(manifest["program"])
             plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
-            kernels = _KERNELS.validate_python(manifest["kernels"])
-            cuda = _CUDA.validate_python(manifest.get("cuda", {}))
-            output_error = _ERROR.validate_python(manifest.get("output_error"))
-            ir_digests = dict(manifest["ir"])
-            model, versions = str(manifest["model"]), dict(manifest["versions"])
-            outputs, verified = tuple(map(str, manifest["outputs"])), Verified(manifest["verified"])
-            _check_program(program, plan)
+            blobs = BlobFolder(folder / "blobs")
+            digests = dict(manifest["ir"])
+            content = _BUNDLE.validate_python({**manifest, "plan": plan, "blobs": blobs, "ir": {}})
+            _check_program(content.program, plan)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, TvmSplitError) as error:
             raise BundleError(
                 f"{folder}/manifest.json does not describe a bundle: {type(error).__name__}: {error}"
             ) from error
-        ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in ir_digests.items()}
-        bundle = cls(
-            model,
-            plan,
-            program,
-            ir,
-            kernels,
-            versions,
-            outputs,
-            verified,
-            BlobFolder(folder / "blobs"),
-            cuda,
-            output_error,
-        )
+        ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in digests.items()}
+        bundle = dataclasses.replace(content, ir=ir)
         for blob in bundle._blob_specs():
             _check_blob(bundle.blob_path(blob.sha256), blob)
         return bundle
@@ -161,23 +143,14 @@ class Bundle(Shown):
         return tuple({blob.sha256: blob for stage in self.program.stages for blob in stage.blobs}.values())
 
     def _manifest(self) -> bytes:
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "versions": dict(self.versions),
-            "model": self.model,
-            "outputs": list(self.outputs),
-            "verified": self.verified.value,
-            "output_error": self.output_error,
-            "plan": self.plan.to_dict(),
-            "program": dataclasses.asdict(self.program),
-            "kernels": {
-                stage: [dataclasses.asdict(kernel) for kernel in kernels] for stage, kernels in self.kernels.items()
-            },
-            "cuda": {stage: dataclasses.asdict(needs) for stage, needs in self.cuda.items()},
-            "ir": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()},
-        }
+        ir = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()}
+        fields = _BUNDLE.dump_python(self, mode="json", exclude={"plan", "blobs", "ir"})
+        content = {**fields, "format": FORMAT, "version": VERSION, "plan": self.plan.to_dict(), "ir": ir}
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+_BUNDLE = TypeAdapter(Bundle)
+"""Reads and writes manifests, except ``ir``: pydantic would change names that are no valid Unicode."""
 
 
 def kernels_key(stage: StageSpec) -> str:
@@ -208,10 +181,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {error}") from error
-    found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
-    if found != (FORMAT, VERSION):
+    form = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
+    if form != (FORMAT, VERSION):
         raise BundleError(
-            f"{path} is a {found[0]!r} of version {found[1]}; this version of tvm-split reads {FORMAT!r} of version "
+            f"{path} is a {form[0]!r} of version {form[1]}; this version of tvm-split reads {FORMAT!r} of version "
             f"{VERSION}. Compile the model again"
         )
     return dict(manifest)

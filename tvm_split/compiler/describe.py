@@ -11,8 +11,16 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.ir import (
+    bindings_of,
+    is_tensor_constant,
+    main_function,
+    operator_name,
+    returned_fields,
+    shape_of,
+    used_variables,
+)
+from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.graph import Call, LayerGraph, ModelDescription, Value
 
@@ -121,9 +129,9 @@ def tensors_in(value_type: relax.Type) -> list[relax.TensorType]:
     return []
 
 
-def shape_of(tensor: relax.TensorType) -> tuple[int, ...]:
-    """The static shape of a tensor."""
-    return tuple(int(length) for length in tensor.shape.values)
+def tensor_spec(name: str, tensor: relax.TensorType) -> TensorSpec:
+    """Return name, shape and dtype of a tensor type with a static shape."""
+    return TensorSpec(name, shape_of(tensor), str(tensor.dtype))
 
 
 def size_bytes(value_type: relax.Type) -> int:

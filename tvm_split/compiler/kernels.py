@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import tvm
 
 import schedules
-from relay_passes.contract import bindings_of, main_function
+from relay_passes.ir import bindings_of, main_function, operator_name
 from relay_passes.kernel_sources import kernel_sources
-from relay_passes.rewrite import operator_name
 from tvm_split.compiler.describe import calls, size_bytes, tensors_in
 
 SLOW_RULES = ("fallback", "none")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from relay_passes.contract import bindings_of, main_function
 from relay_passes.half_operands import OTHERS, HalfOperands
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import bindings_of, main_function, operator_name
 from tvm_split.model import Model
 from tvm_split.planner.problem import Precision
 from tvm_split.units import short_list

@@ -20,21 +20,14 @@ from typing import NamedTuple
 
 from tvm import relax
 
-from relay_passes.contract import (
-    dependent_names,
-    main_function,
-    operations_of,
-    returned_fields,
-    used_variables,
-)
 from relay_passes.input_cuts import cut_inputs, range_of
-from relay_passes.partition import Placement
+from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
 from relay_passes.shards.channels import require_channels, split_channels
 from relay_passes.shards.direct_joins import Place, with_direct_joins
 from relay_passes.shards.region import Region, Sharded, ShardError, part_name
 from relay_passes.shards.rows import computed_rows, split_rows
 from tvm_split.compiler.describe import size_bytes
-from tvm_split.compiler.placement import placed, placement_of
+from tvm_split.compiler.partition import Partition, stages_of
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
@@ -57,38 +50,24 @@ LOOKS: Mapping[Axis, Callable[..., Mapping[tuple[str, str], float] | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class PlacedModel:
-    """A model, a plan without sharded stages, and the stage of each operation.
-
-    The graph's parameters are the model's inputs. An input that machines take only in slices is replaced by the slices,
-    which ``cuts`` compute. ``origins`` has, for each stage of this plan, the position of its original stage.
-    """
-
-    model: Model
-    plan: Plan
-    placement: Placement
-    origins: tuple[int, ...]
-    cuts: tuple[relax.VarBinding, ...] = ()
-
-
-def placed_model(model: Model, plan: Plan) -> PlacedModel:
+def partition(model: Model, plan: Plan) -> Partition:
     """Place each operation of a model by a plan, and split the sharded stages by machine.
 
     Raises:
-        PlanError: `placement_of` raises it, or a stage cannot be sharded that way; names the layer.
+        PlanError: `stages_of` raises it, or a stage cannot be sharded that way; names the layer.
     """
-    placement = placement_of(model, plan)
+    stage_of = stages_of(model, plan)
+    inputs = tuple(main_function(model.module).params)
     if not any(stage.sharding for stage in plan.stages):
-        return PlacedModel(model, plan, placement, tuple(range(len(plan.stages))))
+        return Partition(model, plan, stage_of, inputs, tuple(range(len(plan.stages))))
     homes: dict[str, _Home] = {}
     source_of: dict[str, str] = {}
     layers = dict(model.layers)
     for index, stage in enumerate(plan.stages):
         if stage.sharding is None:
-            homes.update({name: _Home(index) for name, of in placement.stage_of.items() if of == index})
+            homes.update({name: _Home(index) for name, of in stage_of.items() if of == index})
             continue
-        sharded = _shared(model, stage, [name for name, of in placement.stage_of.items() if of == index])
+        sharded = _shared(model, stage, [name for name, of in stage_of.items() if of == index])
         # A slice of the model's input belongs to the layer that takes it.
         layers.update({name: layers.get(source, stage.layers[0]) for name, source in sharded.source_of.items()})
         homes.update({name: _Home(index, machine) for name, machine in sharded.machine_of.items()})
@@ -100,7 +79,7 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
     for each in cuts:
         del homes[each.var.name]
     model = replace(model, module=module, layers={name: model.layers[name] for name in homes})
-    return replace(_placed_by(model, plan, _leveled(model, plan, homes, source_of), placement), cuts=cuts)
+    return replace(_placed_by(model, plan, _leveled(model, plan, homes, source_of), inputs), cuts=cuts)
 
 
 @dataclass(frozen=True)
@@ -130,7 +109,7 @@ def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
 def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], float]:
     """Return the share of each variable's elements that each machine of a sharded stage computes.
 
-    Nothing is rewritten; errors are those of `placed_model`. Keys are (variable, machine). A share exceeds the
+    Nothing is rewritten; errors are those of `partition`. Keys are (variable, machine). A share exceeds the
     machine's own where several machines compute a halo. Empty for channels and heads, which have no halo.
     """
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
@@ -286,7 +265,7 @@ def _is_shared(home: _Home, plan: Plan) -> bool:
     return plan.stages[home.stage].sharding is not None
 
 
-def _placed_by(model: Model, plan: Plan, homes: Mapping[str, _Home], placement: Placement) -> PlacedModel:
+def _placed_by(model: Model, plan: Plan, homes: Mapping[str, _Home], inputs: tuple[relax.Var, ...]) -> Partition:
     order = {home: place for place, home in enumerate(dict.fromkeys(homes.values()))}
     keys = sorted(order, key=lambda home: (home.stage, home.level, order[home]))
     contents: dict[_Home, list[str]] = {home: [] for home in keys}
@@ -302,6 +281,5 @@ def _placed_by(model: Model, plan: Plan, homes: Mapping[str, _Home], placement: 
             name = f"{part_name(stage.name, home.machine)}_{home.level}"
             stages.append(Stage((home.machine,), layers, name=name))
     stage_of = {name: index for index, names in enumerate(contents.values()) for name in names}
-    parted = Placement(tuple(placed(stage) for stage in stages), placement.targets, stage_of)
     origins = tuple(home.stage for home in contents)
-    return PlacedModel(model, replace(plan, stages=tuple(stages), prediction=None), parted, origins)
+    return Partition(model, replace(plan, stages=tuple(stages), prediction=None), stage_of, inputs, origins)

@@ -1,29 +1,43 @@
-"""Find the compilation targets of machines, and check which targets this host can run."""
+"""Derive compilation targets of CPUs from instruction sets, and check what LLVM knows and a processor can execute."""
 
 from __future__ import annotations
 
+import copy
+import os
 import platform
-import shlex
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import re
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe
-from rpc_runtime.errors import WorkerUnavailableError
-from rpc_runtime.execution.nvcc import toolkit_version
-from rpc_runtime.hardware import cpu_features
-from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE
-from tvm_split.cluster.machine import Machine
-from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
-from tvm_split.compiler.instruction_sets import cannot_execute, cpu_target
-from tvm_split.compiler.placement import tvm_target
+import tvm
+
+from rpc_runtime.hardware import LINUX_NAMES, cpu_features
 from tvm_split.errors import ClusterError, PlanError
 
-DESCRIBE_TIMEOUT_SECONDS = 10.0
-REACHED_SECONDS = 3.0
-"""Timeout for describing a worker when its machine can be planned without it."""
+_LEVELS = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")}
+"""By architecture, LLVM's names of processors that stand for sets of features, the largest set first.
+
+The levels of x86-64 are in its psABI (https://gitlab.com/x86-psABIs/x86-64-ABI). Other architectures: ``generic``.
+"""
+_ADDED = {
+    "x86_64": "avx512fp16 avx512bf16 avx512vnni avx512vbmi avx512vl avx512dq avx512bw avx512cd avx512f avxvnniint8 "
+    "avxvnni avx2 fma f16c avx sse4.2 sse4.1 ssse3 popcnt bmi2 bmi lzcnt movbe",
+    "aarch64": "sve2 sve i8mm bf16 fp16fml fullfp16 dotprod neon",
+    "arm": "neon vfp4",
+}
+"""Features that may be added to a level, by architecture, in LLVM's names; a feature precedes those it implies.
+
+AMX is not included: a process must request it from the system (``arch_prctl``). Without the request, its instructions
+are refused although the processor reports them. A user's own target may name it.
+"""
+_ARM = re.compile(r"(arm(eb)?(v\d\w*)?|arm64|aarch64(_be|_32)?)(-|$)")
+"""Triples of ARM that LLVM can parse; for another triple with such a prefix, LLVM 22 ends the process."""
+_SILENCING = threading.Lock()
+"""Only one thread at a time may redirect standard error; otherwise the last one restores the wrong file."""
 
 
 def host_target(threads: int) -> dict[str, Any]:
@@ -31,111 +45,173 @@ def host_target(threads: int) -> dict[str, Any]:
     return cpu_target(platform.machine(), cpu_features(), threads)
 
 
-def resolve_targets(cluster: Cluster, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the target of every named machine: the described one, this host's, or the one that its worker reports."""
-    return {name: _target_of(cluster, cluster.machine(name)) for name in sorted(names)}
+def cpu_target(architecture: str, features: Collection[str], threads: int) -> dict[str, Any]:
+    """Return the LLVM target of a CPU: the highest level that it fully supports, plus further features.
 
+    The name of the processor is not used: virtual machines and operating systems hide features of the model.
 
-def require_known_targets(cluster: Cluster) -> None:
-    """Raise a `ClusterError` for a described target that cannot be compiled for; contacts no worker."""
-    for machine in cluster.machines:
-        if machine.target is not None:
-            _complete_target(machine, machine.target)
-
-
-def misfit(machine: Machine, worker: WorkerDescription) -> str:
-    """Return why the worker at a machine's address does not match its description, and what to do; empty if it does.
-
-    A worker without ``--name`` reports its host's name, and then matches any machine.
+    Args:
+        architecture: what ``platform.machine()`` returns there.
+        features: Linux's names of the instruction sets that it can execute, see `rpc_runtime.hardware.cpu_features`.
+        threads: how many threads a kernel uses.
     """
-    if worker.machine not in (machine.name, worker.hostname):
-        return (
-            f"the worker that answers for machine {machine.name!r} is {worker.machine!r}; give each machine the "
-            f"address of its own worker, or start that one with --name={shlex.quote(machine.name)}"
-        )
-    if machine.threads > worker.threads:
-        return (
-            f"machine {machine.name!r} is said to have {machine.threads} threads, and its worker computes with "
-            f"{worker.threads}; start it with --threads {machine.threads}, or say threads: {worker.threads}"
-        )
-    problem = machine.target and cannot_execute(machine.target, worker.architecture, worker.cpu_features)
+    return {**copy.deepcopy(_cpu_target(architecture, frozenset(features))), "num-cores": threads}
+
+
+@cache
+def _cpu_target(architecture: str, features: frozenset[str]) -> dict[str, Any]:
+    family = _family(architecture)
+    triple = {} if family == _family(platform.machine()) else {"mtriple": f"{architecture}-linux-gnu"}
+    *levels, lowest = _LEVELS.get(family, ("generic",))
+    if triple and not _knows_cpu(lowest, triple["mtriple"]):  # LLVM ends the process for an unknown architecture
+        return {"kind": "llvm", "mcpu": lowest, **triple}
+    names = (level for level in levels if _instruction_sets({"mcpu": level, **triple}) <= features)
+    target: dict[str, Any] = {"kind": "llvm", "mcpu": next(names, lowest), **triple}
+    known = _instruction_sets(target)
+    mattr: list[str] = []
+    for name in _ADDED.get(family, "").split() if features else ():
+        # A feature is added only if the processor has everything that LLVM enables with it.
+        implied = _instruction_sets({**target, "mattr": [*mattr, f"+{name}"]})
+        if known < implied <= features | known:
+            mattr, known = [*mattr, f"+{name}"], implied
+    return {**target, "mattr": mattr} if mattr else target
+
+
+def target_text(target: Mapping[str, Any]) -> str:
+    """A short text of a target for messages: ``x86-64-v4+avx512vnni``, ``sm_90``."""
+    if target["kind"] != "llvm":
+        return str(target.get("arch", target["kind"]))
+    return "".join(map(str, [target.get("mcpu", "generic"), *target.get("mattr", ())]))
+
+
+def cpu_part(target: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the CPU's part of a target: for a GPU its host, or a plain LLVM target if that is missing."""
+    part = target if target["kind"] == "llvm" else target.get("host")
+    return part if isinstance(part, Mapping) else {"kind": "llvm"}
+
+
+def cannot_execute(target: Mapping[str, Any], architecture: str, features: Collection[str]) -> str:
+    """Return why a processor cannot execute a target's CPU code, as the end of "the processor …"; empty if it can.
+
+    Args:
+        architecture: what ``platform.machine()`` returns on the processor.
+        features: Linux's names of its instruction sets. If there are none, or the architecture's names are not known
+            here, only the architecture is compared.
+    """
+    cpu = cpu_part(target)
+    wanted = _architecture_of(cpu)
+    if _family(wanted) != _family(architecture):
+        return f"is {architecture}, not {wanted}"
+    if not features:
+        return ""
+    lacking = sorted(_instruction_sets(cpu) - set(features))
+    return f"has no {', '.join(lacking)}" if lacking else ""
+
+
+def require_executable(
+    what: str, machine: str, target: Mapping[str, Any], architecture: str, features: Collection[str]
+) -> None:
+    """Raise a `ClusterError` if a machine's processor cannot execute ``what``, which is compiled for ``target``."""
+    problem = cannot_execute(target, architecture, features)
     if problem:
-        return (
-            f"machine {machine.name!r} is said to have the target {dict(machine.target or {})}, and its worker's "
-            f"processor {problem}: code for it would crash there. Give the machine its right target, or leave it out"
+        raise ClusterError(
+            f"{what} on {machine!r} is compiled for {dict(target)}, and the machine's processor {problem}: the code "
+            "would crash there. Give the machine its right target, or leave its target out, and compile again"
         )
-    if machine.target and machine.target["kind"] == "cuda" and "arch" in machine.target:
-        problem = cuda_misfit(CudaNeeds(str(machine.target["arch"]), toolkit_version()), worker)
-        if problem:
-            return (
-                f"machine {machine.name!r} is said to have the target {dict(machine.target)}, and its worker {problem}"
-            )
-    return ""
 
 
-def require_fit(machine: Machine, worker: WorkerDescription) -> None:
-    """Raise a `ClusterError` if the worker does not match its machine's description (`misfit`)."""
-    problem = misfit(machine, worker)
-    if problem:
-        raise ClusterError(problem)
+def _instruction_sets(cpu: Mapping[str, Any]) -> frozenset[str]:
+    """Linux's names of the instruction sets that a target lets LLVM use; sets without a Linux name are left out."""
+    names = LINUX_NAMES.get(_family(_architecture_of(cpu)), {})
+    relevant = {"kind": "llvm"} | {name: cpu[name] for name in ("mcpu", "mattr", "mtriple") if name in cpu}
+    features = map(str, tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(relevant)))
+    return frozenset(names[feature] for feature in features if feature in names)
 
 
-def reached_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
-    """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
-    if cluster.launcher.on_this_host:
-        return {}
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        found = zip(cluster.machine_names, pool.map(_if_reached, cluster.endpoints().values()), strict=True)
-        return {name: worker for name, worker in found if worker is not None}
+def _architecture_of(cpu: Mapping[str, Any]) -> str:
+    return str(cpu.get("mtriple") or platform.machine()).partition("-")[0]
 
 
-def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:
-    try:
-        return describe(endpoint, timeout_seconds=REACHED_SECONDS)
-    except WorkerUnavailableError:
-        return None
-
-
-def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
-    """Return `reached_workers`; raise a `ClusterError` if one does not match its machine's description."""
-    workers = reached_workers(cluster)
-    for name, worker in workers.items():
-        require_fit(cluster.machine(name), worker)
-    return workers
-
-
-def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
-    if machine.target is not None:
-        return _complete_target(machine, machine.target)
-    if cluster.launcher.on_this_host:
-        return host_target(machine.threads)
-    description = describe(cluster.endpoints()[machine.name], timeout_seconds=DESCRIBE_TIMEOUT_SECONDS)
-    require_fit(machine, description)
-    return cpu_target(description.architecture, description.cpu_features, description.threads)
-
-
-def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's target with defaults filled in; raise a `ClusterError` if it is incomplete or invalid."""
-    here = f"{machine.described_at}: " * bool(machine.described_at) + f"machine {machine.name!r}"
-    completed = dict(target)
-    kind = completed.get("kind")
-    if kind == "llvm":
-        completed.setdefault("num-cores", machine.threads)
-    elif kind == "cuda":
-        if "arch" not in completed:
-            raise ClusterError(
-                f"{here} has a CUDA target without 'arch'; give the GPU's, for example "
-                '{"kind": "cuda", "arch": "sm_90"}'
-            )
-    else:
-        raise ClusterError(f"{here} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for")
-    try:
-        tvm_target(completed)
-    except PlanError as error:
-        raise ClusterError(f"{here}: {error}") from error
-    return completed
+def _family(architecture: str) -> str:
+    """Return one name for an architecture, since triples and systems use several."""
+    if architecture.startswith(("armv", "thumb")) or architecture == "arm":
+        return "arm"
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)
 
 
 def runs_here(target: Mapping[str, Any]) -> bool:
     """Whether this host can run a target's code: for a CPU of its architecture, with instructions that it has."""
     return target["kind"] == "llvm" and not cannot_execute(target, platform.machine(), cpu_features())
+
+
+def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
+    """Return TVM's target; raise a `PlanError` if TVM does not accept it, or LLVM does not know its CPU or features."""
+    cpu = cpu_part(target)
+    _require_known_cpu(cpu)
+    _require_known_features(cpu)  # checked first: TVM would let LLVM print warnings about them
+    try:
+        return tvm.target.Target(dict(target))
+    except Exception as error:
+        raise PlanError(f"TVM does not accept the target {dict(target)}: {error}") from error
+
+
+def _require_known_cpu(cpu: Mapping[str, Any]) -> None:
+    """Raise a `PlanError` for a CPU that LLVM does not know.
+
+    LLVM would print a list and compile for a generic CPU. For an unknown architecture it would end the process.
+    """
+    name, triple = str(cpu.get("mcpu", "generic")), _triple(cpu)
+    if not _knows_cpu(name, triple):
+        raise PlanError(
+            f"LLVM knows no CPU {name!r} for {triple}; give the target an mcpu and mtriple that it knows, or "
+            "leave out the machine's target to use the one that its worker reports"
+        )
+
+
+def _require_known_features(cpu: Mapping[str, Any]) -> None:
+    """Raise a `PlanError` for unknown features in ``mattr`` and for names without a sign, which LLVM reads as "-".
+
+    TVM itself refuses a ``mattr`` that is not a list of strings.
+    """
+    triple, mattr = _triple(cpu), cpu.get("mattr", ())
+    texts = mattr if isinstance(mattr, Sequence) and all(isinstance(text, str) for text in mattr) else ()
+    for feature in (feature for text in texts for feature in text.split(",")):
+        if feature[:1] not in ("+", "-") or not _knows_feature(feature[1:], triple):
+            raise PlanError(
+                f"LLVM knows no feature {feature!r} of {triple}; the mattr of a target is a list of features by "
+                "LLVM's names, each with a + or a -, such as '+avx2' or '+dotprod'"
+            )
+
+
+@cache
+def _knows_cpu(name: str, triple: str) -> bool:
+    """Whether LLVM has a CPU of this name for a triple of any architecture."""
+    if triple.startswith(("arm", "aarch64")) and not _ARM.match(triple):
+        return False
+    with _silenced():
+        return bool(tvm.target.codegen.llvm_is_valid_cpu(name, triple))
+
+
+@cache
+def _knows_feature(name: str, triple: str) -> bool:
+    """Whether enabling a feature adds it to LLVM's set; LLVM has no list of feature names."""
+    with _silenced():
+        target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mattr": [f"+{name}"]})
+        return name in tvm.target.codegen.llvm_get_cpu_features(target)
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Redirect standard error to /dev/null: LLVM reports unknown names there."""
+    with _SILENCING, Path(os.devnull).open("w") as nothing:
+        kept = os.dup(2)
+        try:
+            os.dup2(nothing.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _triple(cpu: Mapping[str, Any]) -> str:
+    return str(cpu.get("mtriple") or tvm.target.codegen.llvm_get_system_triple())

@@ -13,7 +13,8 @@ import numpy as np
 from rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.compiling import compile, cut_model
+from tvm_split.compiler.sharding import partition
+from tvm_split.compiling import compile
 from tvm_split.demo.network import shards_over, split_over
 from tvm_split.demo.short_form import short_form
 from tvm_split.demo.training import Digits, accuracy, load_digits, scores_of, train
@@ -88,7 +89,8 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
     on_step("planning", 2, steps)
     model = load_model(network, (digits.test_images[:MICRO_BATCH],))
     planned = plan(model, cluster, split=split, shards=shards)
-    short_forms = {machine: short_form(module) for machine, module in cut_model(model, planned).machine_modules.items()}
+    modules = partition(model, planned).machine_modules()
+    short_forms = {machine: short_form(module) for machine, module in modules.items()}
     bundle = compile(model, planned, on_progress=lambda what, done, parts: on_step(what, 3, steps))
     bundle.save(folder / "bundle")
     on_step(f"running the test set on {workers} workers", 4, steps)

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, tirx
 
 from relay_passes.communication import RECEIVE, SEND
-from relay_passes.contract import bindings_of
+from relay_passes.ir import bindings_of
 
 COMMENT_COLUMN = 52
 

@@ -18,18 +18,18 @@ from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.codec import NONE, fitting
+from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from rpc_runtime.program.runner import Runner
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
-from tvm_split.compiler.instruction_sets import require_executable
-from tvm_split.compiler.targets import require_fit
+from tvm_split.compiler.machine_targets import require_fit
+from tvm_split.compiler.targets import require_executable
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError
@@ -62,9 +62,9 @@ class Deployment(Closing):
     deployment is closed, every caller that waits for a result gets the error.
     """
 
-    def __init__(self, bundle: Bundle, cluster: Cluster, runner: Runner) -> None:
+    def __init__(self, bundle: Bundle, workers: Workers, runner: Runner) -> None:
         self.bundle = bundle
-        self._cluster = cluster
+        self._workers = workers
         self._runner = runner
         self._times = RunTimes()
         self._last: DeploymentStatistics | None = None
@@ -187,7 +187,7 @@ class Deployment(Closing):
             try:
                 self._runner.close()
             finally:
-                self._cluster.release()
+                self._workers.close()
 
 
 def deploy(
@@ -201,6 +201,8 @@ def deploy(
     """Load a bundle's stages on the machines of a cluster and connect them.
 
     Args:
+        cluster: the machines, or a session of their workers. Workers that a plain cluster starts end with the
+            deployment.
         timeout_seconds: timeout of every wait: for a worker to answer, and for the next result.
         on_transfer: called while libraries and weights are sent, with machine, bytes sent, and total bytes.
         in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
@@ -213,6 +215,32 @@ def deploy(
         BundleError: a worker has another version of TVM than the one with which the bundle was compiled.
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
+    return deploy_on(cluster.start(), bundle, timeout_seconds, on_transfer, in_flight)
+
+
+def deploy_on(
+    workers: Workers,
+    bundle: Bundle,
+    timeout_seconds: float,
+    on_transfer: TransferProgress | None = None,
+    in_flight: int | None = None,
+) -> Deployment:
+    """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(workers)
+        runner = _runner(workers, bundle, timeout_seconds, on_transfer, in_flight)
+        undo.pop_all()
+    return Deployment(bundle, workers, runner)
+
+
+def _runner(
+    cluster: Workers,
+    bundle: Bundle,
+    timeout_seconds: float,
+    on_transfer: TransferProgress | None,
+    in_flight: int | None,
+) -> Runner:
+    """Return a runner that has loaded the bundle's stages."""
     for machine in bundle.program.machines:
         if machine not in cluster.machine_names:
             raise ClusterError(
@@ -221,23 +249,20 @@ def deploy(
     if cluster.launcher.in_process:
         _require_runnable_here(bundle)
         threads = max(machine.threads for machine in cluster.machines)
-        return Deployment(bundle, cluster, InProcessRunner(bundle.program, bundle.blob_path, threads))
+        return InProcessRunner(bundle.program, bundle.blob_path, threads)
     _check_codecs(bundle.program, cluster)
-    with contextlib.ExitStack() as undo:
-        undo.callback(cluster.release)
-        endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
-        _check_workers(bundle, cluster, endpoints, timeout_seconds)
-        pipeline = Session.open(
-            bundle.program,
-            endpoints,
-            bundle.blob_path,
-            timeout_seconds=timeout_seconds,
-            on_transfer=on_transfer,
-            links=cluster.link_settings,
-            in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
-        )
-        undo.pop_all()
-    return Deployment(bundle, cluster, pipeline)
+    all_endpoints = cluster.endpoints()
+    endpoints = {name: all_endpoints[name] for name in bundle.program.machines}
+    _check_workers(bundle, cluster, endpoints, timeout_seconds)
+    return Session(
+        bundle.program,
+        endpoints,
+        bundle.blob_path,
+        timeout_seconds=timeout_seconds,
+        on_transfer=on_transfer,
+        links=cluster.link_settings,
+        in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
+    )
 
 
 def _check_codecs(program: Program, cluster: Cluster) -> None:

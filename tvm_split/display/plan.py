@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from rpc_runtime.program.codec import is_lossy
+from rpc_runtime.program.codecs import CODECS
 from tvm_split.display.links import transport_lines
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.model import Model
@@ -134,8 +134,8 @@ def codec_lines(plan: Plan) -> list[str]:
     lines = []
     for each in plan.codecs:
         size = "" if each.ratio is None else f", {each.ratio:.2f} times smaller"
-        error = "" if not is_lossy(each.codec) else ", changes the outputs by an unknown share"
-        if is_lossy(each.codec) and each.output_error is not None:
+        error = "" if not CODECS[each.codec].is_lossy else ", changes the outputs by an unknown share"
+        if CODECS[each.codec].is_lossy and each.output_error is not None:
             error = f", changes the outputs by {each.output_error:.2g} of their range"
         lines.append(f"{each.source} → {each.destination}: {each.tensor} as {each.codec}{size}{error}")
     return lines

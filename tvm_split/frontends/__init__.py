@@ -138,7 +138,12 @@ _TABLE = (
 )  # fmt: skip
 
 FRONTENDS: Registry[Frontend] = Registry(
-    "tvm_split.frontends", "frontend", {each.name: each for each in _TABLE}, Frontend, ModelImportError
+    "tvm_split.frontends",
+    "frontend",
+    {frontend.name: frontend for frontend in _TABLE},
+    Frontend,
+    ModelImportError,
+    instances=True,
 )
 """All frontends by name; installed packages add theirs by entry points of the group ``tvm_split.frontends``."""
 

@@ -15,9 +15,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from relay_passes.contract import bindings_of
 from relay_passes.fold_constants import folded
-from relay_passes.rewrite import constant
+from relay_passes.ir import bindings_of, constant
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier

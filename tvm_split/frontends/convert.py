@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.building import Built, ModelBuilder

@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes import rewrite
+from relay_passes import ir
 
 _ELEMENTWISE = (
     "add", "subtract", "multiply", "divide", "floor_divide", "mod", "floor_mod", "power", "maximum", "minimum",
@@ -86,7 +86,7 @@ def wide(dtype: str) -> str:
 
 def constant(value: Any, dtype: str) -> relax.Expr:
     """A constant of a scalar or an array."""
-    return rewrite.constant(np.asarray(value).astype(np.dtype(dtype), copy=False))
+    return ir.constant(np.asarray(value).astype(np.dtype(dtype), copy=False))
 
 
 def numbers_of(value: Any) -> np.ndarray[Any, Any] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 from string import ascii_lowercase
 
-from rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
+from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
@@ -39,12 +39,7 @@ class Local(Launcher):
 
 class _StartedHere:
     def __init__(self, cluster: Cluster) -> None:
-        self._workers = LocalWorkers(
-            cluster.machine_names,
-            threads=cluster.machines[0].threads,
-            cache=cluster.blob_folder,
-            at_once=lambda: beside_this_thread() if cluster.is_busy else most_at_once(),
-        )
+        self._workers = LocalWorkers(cluster.machine_names, threads=cluster.machines[0].threads)
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         for name in self._workers.ended:

@@ -10,7 +10,7 @@ import math
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -39,7 +39,13 @@ https://docs.ray.io/en/latest/ray-core/scheduling/resources.html#fractional-reso
 
 @dataclass(frozen=True)
 class Ray(Launcher):
-    """Workers that Ray places on its nodes, each with ``threads`` of its CPUs; see `Cluster.from_ray`."""
+    """Workers that Ray places on its nodes, each with ``threads`` of its CPUs. Ray restarts a worker that dies.
+
+    ``address`` is HOST:PORT of Ray's head; None is the Ray that this process is connected to, otherwise one that runs
+    on this host. ``resources`` are further resources of each worker: ``{"GPU": 1, "memory": 1e9}`` (bytes), or custom
+    resources of nodes; ``CPU`` overrides ``threads``, ``num_cpus`` and ``num_gpus`` are accepted as well. ``strategy``
+    is the placement group's: one of `STRATEGIES`.
+    """
 
     name = "ray"
     argument = "address"
@@ -47,16 +53,18 @@ class Ray(Launcher):
     address: str | None = None
     workers: int = 2
     threads: int = 1
-    resources: dict[str, float] = field(default_factory=dict)
+    resources: Mapping[str, float] | None = None
     strategy: str = "SPREAD"
     timeout_seconds: float = 60.0
 
     def find(self) -> Cluster:
+        if self.strategy not in STRATEGIES:
+            raise ClusterError(f"Ray's strategies are {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        worker_resources(self.threads, self.resources or {})
         return Cluster(lettered_machines(self.workers, self.threads), launcher=self)
 
     def start(self, cluster: Cluster) -> Started:
-        names = cluster.machine_names
-        return RayWorkers(names, self.threads, self.address, self.resources, self.strategy, self.timeout_seconds)
+        return RayWorkers(cluster.machine_names, self)
 
 
 class RayWorker:
@@ -79,36 +87,27 @@ class RayWorkers(Closing):
     `close` also disconnects from Ray, if this object connected to it.
 
     Raises:
-        ClusterError, WorkerUnavailableError, DeadlineError: as in `Cluster.from_ray`.
+        ClusterError: Ray is not installed in this Python.
+        WorkerUnavailableError: no Ray runs there, or a worker does not start.
+        DeadlineError: Ray's nodes lack the resources for this number of workers.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        threads: int,
-        address: str | None,
-        resources: Mapping[str, float] | None,
-        strategy: str,
-        timeout_seconds: float,
-    ) -> None:
-        if strategy not in STRATEGIES:
-            raise ClusterError(f"Ray's strategies are {', '.join(STRATEGIES)}, got {strategy!r}")
-        each = worker_resources(threads, resources or {})
+    def __init__(self, names: Sequence[str], launcher: Ray) -> None:
         try:
             import ray
         except ImportError as error:
             raise ClusterError("there is no Ray here: pip install 'tvm-split[ray]', as on its nodes") from error
-        self._ray = ray
-        self._seconds = timeout_seconds
+        self._ray, self._launcher = ray, launcher
+        self._resources = worker_resources(launcher.threads, launcher.resources or {})
         self._token, self._id = secrets.token_hex(16), secrets.token_hex(4)
         self._actors: dict[str, Any] = {}
         self._group: Any = None
-        self._joined = _join(ray, address)
+        self._joined = _join(ray, launcher.address)
         before_end(self, self.close)
         try:
-            self._group = self._place([each] * len(names), strategy)
+            self._group = self._place(len(names))
             for index, name in enumerate(names):
-                self._actors[name] = self._start(name, threads, each, index)
+                self._actors[name] = self._start(name, index)
             self.endpoints()
         except BaseException:
             self.close()
@@ -120,16 +119,16 @@ class RayWorkers(Closing):
         Raises:
             WorkerUnavailableError: a worker does not start in time; the message includes its actor's error.
         """
-        found = {}
+        endpoints, seconds = {}, self._launcher.timeout_seconds
         for name, actor in self._actors.items():
             try:
-                address = self._ray.get(actor.address.options(max_task_retries=FOREVER).remote(), timeout=self._seconds)
+                address = self._ray.get(actor.address.options(max_task_retries=FOREVER).remote(), timeout=seconds)
             except Exception as error:
                 raise WorkerUnavailableError(
-                    f"Ray's worker of machine {name!r} did not come up within {self._seconds:g} s: {last_line(error)}"
+                    f"Ray's worker of machine {name!r} did not come up within {seconds:g} s: {last_line(error)}"
                 ) from error
-            found[name] = WorkerEndpoint(name, str(address), self._token)
-        return found
+            endpoints[name] = WorkerEndpoint(name, str(address), self._token)
+        return endpoints
 
     def close(self) -> None:
         """End the workers, free the placement group, and disconnect from Ray if connected here. May be called again."""
@@ -145,29 +144,31 @@ class RayWorkers(Closing):
                 self._ray.shutdown()
         self._joined = False
 
-    def _place(self, bundles: list[dict[str, float]], strategy: str) -> Any:
-        group = self._ray.util.placement_group(bundles, strategy=strategy)
-        if not group.wait(self._seconds):
+    def _place(self, workers: int) -> Any:
+        seconds, strategy = self._launcher.timeout_seconds, self._launcher.strategy
+        group = self._ray.util.placement_group([self._resources] * workers, strategy=strategy)
+        if not group.wait(seconds):
             self._ray.util.remove_placement_group(group)
-            has = {name: amount for name, amount in self._ray.available_resources().items() if name in bundles[0]}
+            available = {
+                name: amount for name, amount in self._ray.available_resources().items() if name in self._resources
+            }
             raise DeadlineError(
-                f"Ray found no room within {self._seconds:g} s for {len(bundles)} workers with {bundles[0]} each "
-                f"({strategy}); free are {has}: ask for less, or start more nodes"
+                f"Ray found no room within {seconds:g} s for {workers} workers with {self._resources} each "
+                f"({strategy}); free are {available}: ask for less, or start more nodes"
             )
         return group
 
-    def _start(self, name: str, threads: int, resources: Mapping[str, float], index: int) -> Any:
-        others = {key: amount for key, amount in resources.items() if key not in OPTIONS}
+    def _start(self, name: str, index: int) -> Any:
         placed = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
         actor = self._ray.remote(RayWorker).options(
-            **{option: resources.get(key, 0) for key, option in OPTIONS.items()},
-            resources=others,
+            **{option: self._resources.get(key, 0) for key, option in OPTIONS.items()},
+            resources={key: amount for key, amount in self._resources.items() if key not in OPTIONS},
             name=f"tvm-split-{self._id}-{name}",
             scheduling_strategy=placed,
             max_restarts=FOREVER,
             max_task_retries=FOREVER,
         )
-        return actor.remote(name, threads, self._token)
+        return actor.remote(name, self._launcher.threads, self._token)
 
 
 def worker_resources(threads: int, resources: Mapping[str, float]) -> dict[str, float]:

@@ -13,28 +13,26 @@ from tvm_split.planner.plan import Plan
 MOST_SINGLE_NODES = 40
 """The most layers for which every layer has a node of its own."""
 MOST_NODES = 60
-FEWEST_NODES = 15
-"""The fewest nodes that blocks may leave; with fewer, neighbours among the next finer blocks are merged instead."""
-WIDEST_BOUNDARY = 6
 
 
 @dataclass(frozen=True)
 class PictureNode:
     """Layers that are drawn as one node.
 
-    ``machines`` are usually one; several are replicas, or compute shards if ``together``. The client's inputs and
+    ``machines`` are usually one; several are replicas, or compute shards if ``sharded``. The client's inputs and
     outputs have no machines, and their ``stage`` is None.
     """
 
     layers: tuple[str, ...]
     machines: tuple[str, ...]
     stage: int | None
-    together: bool = False
+    sharded: bool = False
 
     @property
-    def home(self) -> tuple[tuple[str, ...], int | None]:
-        """The machines of the node, with the stage if it is sharded; values between different homes cross a link."""
-        return self.machines, self.stage if self.together else None
+    def placement(self) -> tuple[tuple[str, ...], int | None]:
+        """The machines of the node, with the stage if it is sharded; values between different placements are
+        transferred."""
+        return self.machines, self.stage if self.sharded else None
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,8 @@ def picture_graph(model: Model, plan: Plan) -> PictureGraph:
     """Return the graph to draw for a plan, which must fit the model.
 
     Layers that need each other's results are one node. With more than `MOST_SINGLE_NODES` nodes, each run of layers of
-    one stage without branches becomes a node. If more than `MOST_NODES` are left, so does each block of a stage between
-    positions where few tensors are alive.
+    one stage without branches becomes a node. If more than `MOST_NODES` are left, consecutive
+    runs of a stage are merged.
     """
     graph = model.graph
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
@@ -113,15 +111,7 @@ def _group(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[in
     if len(single) <= MOST_SINGLE_NODES:
         return single
     runs = _without_branches(stages, flows)
-    if len(runs) <= MOST_NODES:
-        return runs
-    finer = runs
-    for width in range(WIDEST_BOUNDARY, 0, -1):
-        blocks = _blocks(stages, flows, width)
-        if len(blocks) <= MOST_NODES:
-            return blocks if len(blocks) >= FEWEST_NODES else _joined(stages, finer)
-        finer = blocks
-    return _joined(stages, finer)
+    return runs if len(runs) <= MOST_NODES else _merged(stages, runs)
 
 
 def _without_branches(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[int]]:
@@ -139,48 +129,31 @@ def _without_branches(stages: Sequence[int | None], flows: Sequence[_Flow]) -> l
     return [list(group) for group in grouped(before, [run for run in runs if len(after[run[0]]) == 1])]
 
 
-def _blocks(stages: Sequence[int | None], flows: Sequence[_Flow], width: int) -> list[list[int]]:
-    """Group consecutive units of one stage; a group ends where the results of at most ``width`` units are alive."""
-    last_use = dict.fromkeys(range(len(stages)), -1)
-    for flow in flows:
-        last_use[flow.source] = max(last_use[flow.source], *flow.destinations)
-    groups: list[list[int]] = []
-    alive: set[int] = set()
-    for unit, stage in enumerate(stages):
-        alive = {each for each in alive if last_use[each] >= unit}
-        if groups and stage is not None and stages[unit - 1] == stage and len(alive) > width:
-            groups[-1].append(unit)
-        else:
-            groups.append([unit])
-        alive.add(unit)
-    return groups
-
-
-def _joined(stages: Sequence[int | None], blocks: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Merge consecutive blocks of one stage so that about `MOST_NODES` are left."""
-    together = -(-len(blocks) // MOST_NODES)
-    joined: list[list[int]] = []
-    for _, run in itertools.groupby(blocks, key=lambda block: stages[block[0]]):
-        of_stage = list(run)
-        for start in range(0, len(of_stage), together):
-            joined.append([unit for block in of_stage[start : start + together] for unit in block])
-    return joined
+def _merged(stages: Sequence[int | None], runs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Merge consecutive runs of one stage so that about `MOST_NODES` are left."""
+    size = -(-len(runs) // MOST_NODES)
+    merged: list[list[int]] = []
+    for _, of_stage in itertools.groupby(runs, key=lambda run: stages[run[0]]):
+        same_stage = list(of_stage)
+        for start in range(0, len(same_stage), size):
+            merged.append([unit for run in same_stage[start : start + size] for unit in run])
+    return merged
 
 
 def _edges(
     nodes: Sequence[PictureNode], flows: Iterable[_Flow], number_of: Mapping[int, int]
 ) -> tuple[PictureEdge, ...]:
     crossing: dict[tuple[int, int], int] = {}
-    homes = [node.home for node in nodes]
+    placements = [node.placement for node in nodes]
     for flow in flows:
         source = number_of[flow.source]
         reached = set()
         for destination in sorted({number_of[each] for each in flow.destinations} - {source}):
-            first = homes[destination] != homes[source] and homes[destination] not in reached
-            reached.add(homes[destination])
+            first = placements[destination] != placements[source] and placements[destination] not in reached
+            reached.add(placements[destination])
             edge = (source, destination)
             crossing[edge] = crossing.get(edge, 0) + (flow.bytes if first else 0)
     return tuple(
-        PictureEdge(source, destination, homes[source] != homes[destination], size)
+        PictureEdge(source, destination, placements[source] != placements[destination], size)
         for (source, destination), size in crossing.items()
     )

@@ -1,11 +1,15 @@
-"""Draw a plan as SVG: the graph of layers from top to bottom, coloured by machine, with selectable text."""
+"""Draw a plan as SVG: a lane for each machine, layers from top to bottom, with selectable text.
+
+A layer's row is the length of the longest path to it, so every edge goes down. Within its lane, a layer takes the
+column of the layer whose result it uses, if that is free in its row.
+"""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
@@ -14,7 +18,6 @@ from rich.cells import cell_len
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.pictures.colours import COLOURS, text_colour
-from tvm_split.pictures.layered_layout import Layout, layered_layout
 from tvm_split.pictures.picture_graph import PictureEdge, PictureGraph, PictureNode, picture_graph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.shard import sharding_words
@@ -23,7 +26,8 @@ from tvm_split.units import bytes_text
 MARGIN = 24.0
 NODE_HEIGHT = 36.0
 ROW_HEIGHT = 76.0
-NODE_GAP = 18.0
+COLUMN_GAP = 48.0
+"""The space between columns, in which edges pass nodes."""
 LEGEND_LINE = 22.0
 MARK_WIDTH = 8.0
 FONT_SIZE = 13
@@ -33,17 +37,17 @@ CHARACTER_WIDTH = 7.6
 LONGEST_NAME = 34
 CLIENT_COLOUR = "#ffffff"
 LINE_COLOUR = "#9a9a9a"
-CROSSING_COLOUR = "#111111"
+TRANSFER_COLOUR = "#111111"
 NOT_IN_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
     """Write the picture of a plan to ``path``, which ends in ``.svg``.
 
-    A node is a layer, or several layers with their number (see `tvm_split.pictures.picture_graph`), in the colour of
-    its machine. Bold lines go to another machine, with the bytes per micro-batch at a tensor's first transfer there. A
-    stage of several machines has the first machine's colour and a mark for each other one. It names all machines, and
-    says whether they are replicas or shards.
+    A node is a layer, or several layers with their number (see `tvm_split.pictures.picture_graph`), in the lane and
+    the colour of its machine. Bold lines go to another machine, with the bytes per micro-batch at a tensor's first
+    transfer there. A stage of several machines is in the first machine's lane with a mark for each other machine. It
+    names all machines, and says whether they are replicas or shards.
 
     Raises:
         PlanError: the path has another ending, or the plan does not fit the model.
@@ -59,39 +63,69 @@ def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
     tree.write(path, encoding="utf-8", xml_declaration=True)
 
 
+@dataclass(frozen=True)
+class _Box:
+    """Where a node is drawn: its row and column, and its rectangle, whose centre is ``x``."""
+
+    row: int
+    column: int
+    x: float
+    y: float
+    width: float
+
+
 def _picture(graph: PictureGraph, plan: Plan) -> Element:
     machines = list(dict.fromkeys(machine for stage in plan.stages for machine in stage.machines))
-    colours = dict(zip(machines, itertools.cycle(COLOURS), strict=False))
+    colours = {machine: COLOURS[number % len(COLOURS)] for number, machine in enumerate(machines)}
     labels = [_label(graph, number) for number in range(len(graph.nodes))]
-    widths = {
-        str(number): _text_width(max(lines, key=cell_len)) + 20 + _marks_width(graph.nodes[number])
-        for number, lines in enumerate(labels)
-    }
-    layout = layered_layout(
-        widths,
-        [(str(edge.source), str(edge.destination)) for edge in graph.edges],
-        NODE_GAP,
-        last=str(len(graph.nodes) - 1),
-    )
+    boxes, lanes_width = _boxes(graph, labels, machines)
     legend = _legend(graph, plan, machines)
     top = MARGIN + LEGEND_LINE * (len(legend) + 1)
-    texts = [text for text, _ in legend]
-    width = 2 * MARGIN + max(layout.width, *(_text_width(text) + 30 for text in texts))
-    height = top + ROW_HEIGHT * (max(layout.rows.values()) + 1) + MARGIN
-    left = (width - layout.width) / 2
+    width = 2 * MARGIN + max(lanes_width, *(_text_width(text) + 30 for text, _ in legend))
+    height = top + ROW_HEIGHT * (boxes[-1].row + 1) + MARGIN
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:.0f} {height:.0f}"})
     root.attrib |= {"width": f"{width:.0f}", "height": f"{height:.0f}"}
     root.attrib |= {"font-family": "sans-serif", "font-size": str(FONT_SIZE)}
     _add(root, "title", f"{plan.model}: {len(plan.stages)} stages")
     _add(root, "rect", width="100%", height="100%", fill="#ffffff")
     _draw_legend(root, legend, colours)
-    drawing = _add(root, "g", transform=f"translate({left:.1f} {top:.1f})")
-    for edge in sorted(graph.edges, key=lambda each: each.crosses):
-        _draw_edge(drawing, edge, layout)
-    for number, node in enumerate(graph.nodes):
-        _draw_node(drawing, node, labels[number], str(number), widths[str(number)], layout, colours)
-    _draw_bytes(drawing, graph.edges, layout)
+    drawing = _add(root, "g", transform=f"translate({(width - lanes_width) / 2:.1f} {top:.1f})")
+    occupied = {(box.row, box.column) for box in boxes}
+    for edge in sorted(graph.edges, key=lambda edge: edge.crosses):
+        _draw_edge(drawing, edge, boxes, occupied)
+    for node, lines, box in zip(graph.nodes, labels, boxes, strict=True):
+        _draw_node(drawing, node, lines, box, colours)
+    _draw_bytes(drawing, graph.edges, boxes)
     return root
+
+
+def _boxes(graph: PictureGraph, labels: Sequence[Sequence[str]], machines: Sequence[str]) -> tuple[list[_Box], float]:
+    """Place nodes in rows and in the columns of their machines' lanes; return the boxes and the whole width."""
+    producers: list[list[int]] = [[] for _ in graph.nodes]
+    for edge in graph.edges:
+        producers[edge.destination].append(edge.source)
+    lanes = [machines.index(node.machines[0]) if node.machines else 0 for node in graph.nodes]
+    rows: list[int] = []
+    places: list[tuple[int, int]] = []  # lane, column in the lane
+    for number, lane in enumerate(lanes):
+        last = number == len(lanes) - 1
+        rows.append(max((rows[source] + 1 for source in (range(number) if last else producers[number])), default=0))
+        wanted = [places[source][1] for source in producers[number] if lanes[source] == lane]
+        taken = {place for place, row in zip(places, rows, strict=False) if row == rows[number]}
+        free = (column for column in (*wanted, *range(len(lanes))) if (lane, column) not in taken)
+        places.append((lane, next(free)))
+    widths = [
+        _text_width(max(lines, key=cell_len)) + 20 + _marks_width(node)
+        for lines, node in zip(labels, graph.nodes, strict=True)
+    ]
+    columns = sorted(set(places))
+    column_widths = [max(width for width, place in zip(widths, places, strict=True) if place == own) for own in columns]
+    boxes = []
+    for row, place, width in zip(rows, places, widths, strict=True):
+        column = columns.index(place)
+        x = sum(column_widths[:column]) + COLUMN_GAP * (column + 0.5) + column_widths[column] / 2
+        boxes.append(_Box(row, column, x, row * ROW_HEIGHT, width))
+    return boxes, sum(column_widths) + COLUMN_GAP * len(columns)
 
 
 def _add(parent: Element, tag: str, text: str | None = None, /, **attributes: str | float) -> Element:
@@ -106,11 +140,11 @@ def _add(parent: Element, tag: str, text: str | None = None, /, **attributes: st
 
 def _label(graph: PictureGraph, number: int) -> list[str]:
     node = graph.nodes[number]
-    layers, machines = node.layers, node.machines
+    layers = node.layers
     if not layers:
         return ["inputs" if number == 0 else "outputs"]
-    how = "together" if node.together else "in turns"
-    several = f"{how}: {', '.join(machines)}" if len(machines) > 1 else ""
+    kind = "shards" if node.sharded else "replicas"
+    several = f"{kind}: {', '.join(node.machines)}" if len(node.machines) > 1 else ""
     if len(layers) == 1:
         return [_shortened(layers[0]), *filter(None, [several])]
     run = f"{len(layers)} layers to {_shortened(layers[-1])}"
@@ -132,32 +166,35 @@ def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tu
             f"; predicted: {prediction.samples_per_second:.4g} micro-batches a second, "
             f"{prediction.latency_seconds * 1e3:.3g} ms for one alone"
         )
-    lines: list[tuple[str, str | None]] = [(title, None)]
-    predicted = {} if prediction is None else {each.machine: each for each in prediction.machines}
-    for machine in machines:
-        own = [stage for stage in plan.stages if machine in stage.machines]
-        count = sum(len(stage.layers) for stage in own)
-        text = f"{machine}: {count} layers" if count != 1 else f"{machine}: 1 layer"
-        for how, shared in (("in turns", False), ("together", True)):
-            teams = [stage.machines for stage in own if (stage.sharding is not None) == shared]
-            others = dict.fromkeys(each for team in teams for each in team if each != machine)
-            if others:
-                text += f", {how} with {', '.join(others)}"
-        if machine in predicted:
-            times = predicted[machine]
+    return [
+        (title, None),
+        *((_machine_line(plan, machine), machine) for machine in machines),
+        *((f"{stage.name}: {sharding_words(stage)}", None) for stage in plan.stages if stage.sharding),
+        ("bold lines go to another machine, with the bytes of each micro-batch", None),
+        *[(f"not drawn: {len(graph.hidden)} layers that depend on no input", None)] * bool(graph.hidden),
+    ]
+
+
+def _machine_line(plan: Plan, machine: str) -> str:
+    """Return what a machine computes, with which other machines, and the predicted times."""
+    own = [stage for stage in plan.stages if machine in stage.machines]
+    count = sum(len(stage.layers) for stage in own)
+    text = f"{machine}: {count} layers" if count != 1 else f"{machine}: 1 layer"
+    for words, sharded in (("replicas with", False), ("shards with", True)):
+        members = [stage.machines for stage in own if (stage.sharding is not None) == sharded]
+        partners = dict.fromkeys(name for names in members for name in names if name != machine)
+        if partners:
+            text += f", {words} {', '.join(partners)}"
+    for times in plan.prediction.machines if plan.prediction is not None else ():
+        if times.machine == machine:
             text += (
                 f"; compute {times.compute_seconds * 1e3:.3g} ms, receive {times.receive_seconds * 1e3:.3g} ms, "
                 f"send {times.send_seconds * 1e3:.3g} ms"
             )
-        lines.append((text, machine))
-    lines += [(f"{each.name}: {sharding_words(each)}", None) for each in plan.stages if each.sharding]
-    lines.append(("bold lines go to another machine, with the bytes of each micro-batch", None))
-    if graph.hidden:
-        lines.append((f"not drawn: {len(graph.hidden)} layers that depend on no input", None))
-    return lines
+    return text
 
 
-def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colours: dict[str, str]) -> None:
+def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colours: Mapping[str, str]) -> None:
     for line, (text, machine) in enumerate(legend):
         y = MARGIN + LEGEND_LINE * line
         x = MARGIN
@@ -168,69 +205,60 @@ def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colour
 
 
 def _draw_node(
-    drawing: Element,
-    node: PictureNode,
-    lines: Sequence[str],
-    key: str,
-    width: float,
-    layout: Layout,
-    colours: dict[str, str],
+    drawing: Element, node: PictureNode, lines: Sequence[str], box: _Box, colours: Mapping[str, str]
 ) -> None:
-    x, y = layout.centres[key], layout.rows[key] * ROW_HEIGHT
     fill = colours[node.machines[0]] if node.machines else CLIENT_COLOUR
     group = _add(drawing, "g")
     placed = f"{', '.join(node.machines)}, stage {node.stage}: {', '.join(node.layers)}"
     _add(group, "title", placed if node.machines else "the client")
-    box = {"x": x - width / 2, "y": y, "width": width, "height": NODE_HEIGHT}
-    _add(group, "rect", rx=6, fill=fill, stroke="#333333", **box)
+    size = {"width": box.width, "height": NODE_HEIGHT}
+    _add(group, "rect", x=box.x - box.width / 2, y=box.y, rx=6, fill=fill, stroke="#333333", **size)
     for number, machine in enumerate(node.machines[:0:-1], start=1):
-        left = x + width / 2 - 4 - MARK_WIDTH * number
+        left = box.x + box.width / 2 - 4 - MARK_WIDTH * number
         mark = {"width": MARK_WIDTH, "height": NODE_HEIGHT - 12}
-        _add(group, "rect", x=left, y=y + 6, fill=colours[machine], stroke="#333333", stroke_width=0.5, **mark)
-    x -= _marks_width(node) / 2
-    first = y + (NODE_HEIGHT / 2 + 5 if len(lines) == 1 else 15)
+        _add(group, "rect", x=left, y=box.y + 6, fill=colours[machine], stroke="#333333", stroke_width=0.5, **mark)
+    x = box.x - _marks_width(node) / 2
+    first = box.y + (NODE_HEIGHT / 2 + 5 if len(lines) == 1 else 15)
     for number, text in enumerate(lines):
-        size = FONT_SIZE if number == 0 else SMALL_FONT_SIZE
+        font_size = FONT_SIZE if number == 0 else SMALL_FONT_SIZE
         place = {"x": x, "y": first + 15 * number}
-        _add(group, "text", text, text_anchor="middle", font_size=size, fill=text_colour(fill), **place)
+        _add(group, "text", text, text_anchor="middle", font_size=font_size, fill=text_colour(fill), **place)
 
 
-def _draw_edge(drawing: Element, edge: PictureEdge, layout: Layout) -> None:
-    points = _points(edge, layout)
-    path = f"M {points[0][0]:.1f} {points[0][1]:.1f}"
-    for (x, y), (next_x, next_y) in itertools.pairwise(points):
-        middle = (y + next_y) / 2
-        path += f" C {x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
-    colour, width = (CROSSING_COLOUR, 2.5) if edge.crosses else (LINE_COLOUR, 1.2)
+def _draw_edge(drawing: Element, edge: PictureEdge, boxes: Sequence[_Box], occupied: set[tuple[int, int]]) -> None:
+    """Draw a curve from node to node, beside the column of the nodes that it would otherwise hide behind."""
+    source, destination = boxes[edge.source], boxes[edge.destination]
+    start, end = source.y + NODE_HEIGHT, destination.y
+    middle = (start + end) / 2
+    path = f"M {source.x:.1f} {start:.1f} C "
+    if any((row, destination.column) in occupied for row in range(source.row + 1, destination.row)):
+        column = [box for box in boxes if box.column == destination.column]
+        side = max(box.x + box.width / 2 for box in column) + COLUMN_GAP / 3
+        bend = ROW_HEIGHT - NODE_HEIGHT
+        path += f"{source.x:.1f} {start + bend:.1f} {side:.1f} {start:.1f} {side:.1f} {start + bend:.1f} "
+        path += f"L {side:.1f} {end - bend:.1f} C {side:.1f} {end:.1f} {destination.x:.1f} {end - bend:.1f} "
+    else:
+        path += f"{source.x:.1f} {middle:.1f} {destination.x:.1f} {middle:.1f} "
+    path += f"{destination.x:.1f} {end:.1f}"
+    colour, width = (TRANSFER_COLOUR, 2.5) if edge.crosses else (LINE_COLOUR, 1.2)
     _add(drawing, "path", d=path, fill="none", stroke=colour, stroke_width=width)
 
 
-def _draw_bytes(drawing: Element, edges: Sequence[PictureEdge], layout: Layout) -> None:
+def _draw_bytes(drawing: Element, edges: Sequence[PictureEdge], boxes: Sequence[_Box]) -> None:
     """Draw the bytes with a white outline beside each line: at its end, or at its start if several lines end there."""
     labelled = [edge for edge in edges if edge.crosses and edge.bytes]
     ends = Counter(edge.destination for edge in labelled)
     starts = Counter(edge.source for edge in labelled)
     stacked: Counter[int] = Counter()
     for edge in labelled:
-        points = _points(edge, layout)
+        source, destination = boxes[edge.source], boxes[edge.destination]
         if ends[edge.destination] > 1 and starts[edge.source] == 1:
-            x, y = points[0][0] + 5, points[0][1] + FONT_SIZE
+            x, y = source.x + 5, source.y + NODE_HEIGHT + FONT_SIZE
         else:
-            x, y = points[-1][0] + 5, points[-1][1] - 6 - SMALL_FONT_SIZE * stacked[edge.destination]
+            x, y = destination.x + 5, destination.y - 6 - SMALL_FONT_SIZE * stacked[edge.destination]
             stacked[edge.destination] += 1
-        halo: dict[str, str | float] = {"stroke": "#ffffff", "stroke_width": 3, "paint_order": "stroke"}
-        _add(drawing, "text", bytes_text(edge.bytes), x=x, y=y, font_size=SMALL_FONT_SIZE, **halo)
-
-
-def _points(edge: PictureEdge, layout: Layout) -> list[tuple[float, float]]:
-    source, destination = str(edge.source), str(edge.destination)
-    joints = [
-        point
-        for row, x in layout.joints[source, destination]
-        for point in ((x, row * ROW_HEIGHT), (x, row * ROW_HEIGHT + NODE_HEIGHT))
-    ]
-    start = (layout.centres[source], layout.rows[source] * ROW_HEIGHT + NODE_HEIGHT)
-    return [start, *joints, (layout.centres[destination], layout.rows[destination] * ROW_HEIGHT)]
+        outline: dict[str, str | float] = {"stroke": "#ffffff", "stroke_width": 3, "paint_order": "stroke"}
+        _add(drawing, "text", bytes_text(edge.bytes), x=x, y=y, font_size=SMALL_FONT_SIZE, **outline)
 
 
 def _marks_width(node: PictureNode) -> float:

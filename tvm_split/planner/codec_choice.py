@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rpc_runtime.program.codec import is_lossy, require_known
+from rpc_runtime.program.codecs import CODECS
 from tvm_split.planner.prediction import Prediction
 
 LEAST_GAIN = 0.05
@@ -54,7 +54,7 @@ class PlannedCodec:
     output_error: float | None = None
 
     def __post_init__(self) -> None:
-        require_known(self.codec)
+        CODECS[self.codec]
 
 
 def fastest(
@@ -64,7 +64,7 @@ def fastest(
 
     ``plain`` is the tensor without a codec; it is returned unless a codec saves more than `LEAST_GAIN` of its time.
     """
-    allowed = [trial for trial in trials if trial.output_error <= largest_error or not is_lossy(trial.codec)]
+    allowed = [trial for trial in trials if trial.output_error <= largest_error or not CODECS[trial.codec].is_lossy]
     best = min(allowed, key=lambda trial: trial.seconds(bytes_per_second), default=plain)
     worth = best.seconds(bytes_per_second) < (1 - LEAST_GAIN) * plain.seconds(bytes_per_second)
     return best if worth else plain

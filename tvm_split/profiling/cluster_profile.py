@@ -42,28 +42,25 @@ def profile_model(
     default in the user's cache. A ``profiler`` of this model that measured before does not compile again.
     """
     folder = default_folder() if cache_folder is None else Path(cache_folder)
-    try:
-        with cluster.kept():
-            measured = (profiler or ModelProfiler(model, database)).measure(
-                cluster,
-                refresh=refresh,
-                cache_folder=folder,
-                timeout_seconds=timeout_seconds,
-                on_progress=on_progress,
-            )
-            profile = measured.profile
-            edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
-            probe = probe_links(
-                cluster,
-                sorted({int(edge.bytes) for edge in edges}),
-                stage_bytes=profile.even_bytes,
-                timeout_seconds=timeout_seconds,
-                on_progress=on_progress,
-                cache_folder=folder,
-                refresh=refresh,
-            )
-    finally:
-        cluster.release()
+    with cluster.start() as workers:
+        measured = (profiler or ModelProfiler(model, database)).measure(
+            workers,
+            refresh=refresh,
+            cache_folder=folder,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+        )
+        profile = measured.profile
+        edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
+        probe = probe_links(
+            workers,
+            sorted({int(edge.bytes) for edge in edges}),
+            stage_bytes=profile.even_bytes,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cache_folder=folder,
+            refresh=refresh,
+        )
     machines = tuple(
         dataclasses.replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines
     )

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from rpc_runtime.client.remote_kernels import RemoteKernels
-from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.program.program import BlobSpec
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.targets import resolve_targets
+from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
 from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
 from tvm_split.profiling.host_timing import HostTiming, KernelSession
@@ -63,20 +63,17 @@ class ClusterTiming:
             CompileError: a target cannot be compiled for.
             ProfileError: a machine's kernels cannot be timed in this process.
         """
-        try:
+        with cluster.start() as workers:
             steps = Steps(on_progress)
-            targets = resolve_targets(cluster, cluster.machine_names)
-            machines = machine_facts(cluster, targets, timeout_seconds)
-            _require_runnable(cluster, machines)
+            machines = machine_facts(workers, resolve_targets(workers, workers.machine_names), timeout_seconds)
+            _require_runnable(workers, machines)
             self._compile(machines, steps)
             times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
             if not refresh:
-                self._recall(times, cluster, timeout_seconds, steps)
-            self._measure(times, cluster, timeout_seconds, steps)
+                self._recall(times, workers, timeout_seconds, steps)
+            self._measure(times, workers, timeout_seconds, steps)
             steps.done()
             return times
-        finally:
-            cluster.release()
 
     def _compile(self, machines: Sequence[MachineFacts], steps: Steps) -> None:
         """Compile the kernels for each distinct target, by `_target_key`."""
@@ -98,7 +95,7 @@ class ClusterTiming:
             found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return found
 
-    def _recall(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
+    def _recall(self, times: Sequence[MachineTimes], cluster: Workers, timeout_seconds: float, steps: Steps) -> None:
         """Use the cached times of each machine unless a new measurement contradicts them."""
 
         def library_of(each: MachineTimes, digest: str) -> BlobSpec:
@@ -113,7 +110,7 @@ class ClusterTiming:
                 library_of, self._blobs
             )
 
-    def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
+    def _measure(self, times: Sequence[MachineTimes], cluster: Workers, timeout_seconds: float, steps: Steps) -> None:
         """Measure missing times; different hosts at the same time."""
         hosts: dict[str, list[MachineTimes]] = {}
         for each in times:
@@ -135,7 +132,6 @@ class ClusterTiming:
         }
         ceiling_libraries = {key: self._library(key, (), code.build) for key, code in ceilings.items()}
         if not cluster.launcher.in_process:
-            cluster.endpoints()  # starts local workers, once
             with ThreadPoolExecutor(len(timings)) as pool:
                 list(pool.map(lambda timing: timing.measure(libraries, ceiling_libraries, self._blobs), timings))
         else:
@@ -149,7 +145,7 @@ class ClusterTiming:
         return self._libraries[key]
 
 
-def open_session(cluster: Cluster, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
+def open_session(cluster: Workers, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
     """Open a session that times kernels, in this process or on the worker. Errors are those of `RemoteKernels`."""
     if cluster.launcher.in_process:
         return InProcessKernels(machine.threads)

@@ -12,11 +12,10 @@ from typing import Any, Self
 import numpy as np
 
 from rpc_runtime.execution.in_process import InProcessRunner
-from rpc_runtime.program.codec import NONE, is_lossy
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import Program, TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.transports.codecs import TensorCoder
 from tvm_split.planner.codec_choice import CodecTrial
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
@@ -44,18 +43,18 @@ class CodecTrials:
     def trial(self, tensor: TensorSpec, codec: str) -> CodecTrial:
         """Return sizes, times and, for a lossy codec, the output error of one codec on one transferred tensor."""
         array = self.crossing[tensor.name]
-        coder = TensorCoder(codec, tensor)
+        coded = CODECS[codec](tensor)
         data = flat_bytes(array)
-        encoded = coder.encode(data)
+        encoded = coded.to_wire(data)
         memory = np.empty_like(data)
         return CodecTrial(
             tensor.name,
             codec,
             data.size,
             encoded.size,
-            _median_seconds(lambda: coder.encode(data)),
-            _median_seconds(lambda: coder.decode(encoded, memory)),
-            self.output_error({tensor.name: codec}) if is_lossy(codec) else 0.0,
+            _median_seconds(lambda: coded.to_wire(data)),
+            _median_seconds(lambda: coded.from_wire(encoded, memory)),
+            self.output_error({tensor.name: codec}) if CODECS[codec].is_lossy else 0.0,
         )
 
     def output_error(self, codecs: Mapping[str, str]) -> float:
@@ -78,8 +77,8 @@ class CodecTrials:
 
 def passed(codec: str, tensor: TensorSpec, array: np.ndarray) -> np.ndarray:
     """Return a tensor after it was encoded and decoded."""
-    coder, arrived = TensorCoder(codec, tensor), np.empty_like(array)
-    coder.decode(coder.encode(flat_bytes(array)), flat_bytes(arrived))
+    coded, arrived = CODECS[codec](tensor), np.empty_like(array)
+    coded.from_wire(coded.to_wire(flat_bytes(array)), flat_bytes(arrived))
     return arrived
 
 

@@ -10,9 +10,8 @@ from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.compiler.instruction_sets import target_text
 from tvm_split.compiler.kernels import Kernel
-from tvm_split.compiler.targets import runs_here
+from tvm_split.compiler.targets import runs_here, target_text
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verification_inputs
 from tvm_split.errors import ProfileError

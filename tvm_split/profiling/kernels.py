@@ -13,17 +13,16 @@ import tvm_ffi
 from tvm import relax, tirx
 
 import schedules
-from relay_passes.contract import bindings_of, main_function, used_variables
+from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, shape_of, used_variables
 from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
-from relay_passes.rewrite import is_tensor_constant, operator_name
 from rpc_runtime.program.kernel_times import TimedKernel
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.build import build_kernels, schedule_stage
-from tvm_split.compiler.describe import shape_of, size_bytes, tensors_in
-from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.describe import size_bytes, tensors_in
+from tvm_split.compiler.kernels import Kernel, kernels_of
+from tvm_split.compiler.stage import StageCompiler
 from tvm_split.model import Model
 
 
@@ -192,10 +191,9 @@ def scheduled_calls(
     database: schedules.TunedKernels | None,
 ) -> tuple[tuple[KernelCall, ...], dict[str, tirx.PrimFunc]]:
     """Schedule a stage's function for a target. Return its kernel calls, and the distinct kernels by digest."""
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    scheduled = schedule_stage(module, target, layers, database)
-    calls = kernel_calls(scheduled.module, scheduled.kernels)
-    return calls, {call.digest: scheduled.module[call.kernel.function] for call in calls}
+    modules = StageCompiler(target, database).lower(function)
+    calls = kernel_calls(modules["schedule"], kernels_of(modules, layers))
+    return calls, {call.digest: modules["schedule"][call.kernel.function] for call in calls}
 
 
 def symbol(digest: str) -> str:
@@ -209,5 +207,5 @@ def library_of(
     """Compile and link functions under their names into one library; ``name`` is used in errors."""
     with ScratchFolder("build") as folder:
         path = folder.path / "kernels.so"
-        build_kernels(functions, target, path, name)
+        StageCompiler(target).build_kernels(functions, path, name)
         return blobs.add_file(path)

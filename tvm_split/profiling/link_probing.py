@@ -24,7 +24,7 @@ from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
@@ -108,10 +108,8 @@ def probe_links(
     """
     if cluster.launcher.in_process:
         return _in_process(cluster)
-    try:
-        return _Probing(cluster, sizes_bytes, stage_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
-    finally:
-        cluster.release()
+    with cluster.start() as workers:
+        return _Probing(workers, sizes_bytes, stage_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
 
 
 class _Probing:
@@ -119,7 +117,7 @@ class _Probing:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Workers,
         sizes_bytes: Sequence[int],
         stage_bytes: float,
         timeout_seconds: float,
@@ -349,7 +347,7 @@ class _Probing:
             ) from error
 
     def _opened(self, program: Program) -> Session:
-        return Session.open(
+        return Session(
             program,
             self._endpoints,
             self._programs.blob_path,

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import DEFAULT, LinkSettings
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.profiling.link_samples import ChainSample, LinkSample, StreamSample
 from tvm_split.profiling.store import Store, entry_key
 from tvm_split.units import seconds_text
@@ -115,7 +115,7 @@ class LinkStore:
 
 def link_store(
     folder: Path | None,
-    cluster: Cluster,
+    cluster: Workers,
     workers: Mapping[str, WorkerDescription],
     sizes: Sequence[int],
     refresh: bool,

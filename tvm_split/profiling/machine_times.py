@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime
 from rpc_runtime.program.program import BlobSpec
-from tvm_split.compiler.instruction_sets import target_text
+from tvm_split.compiler.targets import target_text
 from tvm_split.profiling.kernels import TargetCode, symbol
 from tvm_split.profiling.machines import MachineFacts
 from tvm_split.profiling.peaks import CeilingCode

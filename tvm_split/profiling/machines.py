@@ -14,10 +14,10 @@ import tvm_split
 from rpc_runtime import hardware
 from rpc_runtime.client.worker_client import CudaDeviceDescription, describe
 from rpc_runtime.hardware import HostCores
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import Machine
-from tvm_split.compiler.instruction_sets import require_executable
-from tvm_split.compiler.targets import require_fit
+from tvm_split.compiler.machine_targets import require_fit
+from tvm_split.compiler.targets import require_executable
 from tvm_split.planner.profile import Bus
 
 
@@ -48,7 +48,7 @@ class MachineFacts:
 
 
 def machine_facts(
-    cluster: Cluster, targets: Mapping[str, Mapping[str, Any]], timeout_seconds: float
+    cluster: Workers, targets: Mapping[str, Mapping[str, Any]], timeout_seconds: float
 ) -> tuple[MachineFacts, ...]:
     """Return the facts about all machines of a cluster.
 
@@ -65,7 +65,7 @@ def machine_facts(
     return tuple(_in_cluster(each, cluster, found) for each in found)
 
 
-def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[MachineFacts]) -> MachineFacts:
+def _in_cluster(own: MachineFacts, cluster: Workers, all_facts: Sequence[MachineFacts]) -> MachineFacts:
     """Return a machine with its part of the host's memory, and its place in the cluster in ``identity``."""
     here = [other for other in all_facts if other.host == own.host]
     if own.has_gpu:
@@ -88,7 +88,7 @@ def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[Machine
     )
 
 
-def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeout_seconds: float) -> MachineFacts:
+def _facts(cluster: Workers, machine: Machine, target: Mapping[str, Any], timeout_seconds: float) -> MachineFacts:
     """Return the facts about a machine, with all free memory of its host or GPU."""
     has_gpu = target["kind"] == "cuda"
     if cluster.launcher.in_process or (cluster.launcher.on_this_host and not has_gpu):

@@ -9,16 +9,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from rpc_runtime.execution.in_process_kernels import InProcessKernels
+from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel, smallest_kernel
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.build import build_scheduled
-from tvm_split.compiler.instruction_sets import target_text
-from tvm_split.compiler.placement import tvm_target
-from tvm_split.compiler.targets import host_target
+from tvm_split.compiler.stage import StageCompiler
+from tvm_split.compiler.targets import host_target, target_text, tvm_target
 from tvm_split.errors import ProfileError
 from tvm_split.profiling.kernels import kernel_digest, symbol
 
@@ -55,7 +53,7 @@ class CeilingCode:
     def build(self, blobs: BlobFolder) -> BlobSpec:
         with ScratchFolder("build") as folder:
             path = folder.path / "ceilings.so"
-            build_scheduled(self.module, self.target, path, "the library of the machine's ceilings")
+            StageCompiler(self.target).build(self.module, path, "the library of the machine's ceilings")
             return blobs.add_file(path)
 
     def kernel_set(self, machine: str, library: BlobSpec) -> KernelSet:

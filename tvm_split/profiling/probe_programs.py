@@ -13,10 +13,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relay_passes.ir import new_function
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.build import build_module
+from tvm_split.compiler.stage import StageCompiler
 
 BUSY_INPUT = (1, 256)
 """Shape of a tensor of 1 kB: fast to transfer, and expanded to a matrix that fits a core's second-level cache."""
@@ -83,50 +84,48 @@ class ProbePrograms:
 
     def _compile_busy(self, target: Mapping[str, Any], products: int) -> BlobSpec:
         """Compile a stage that expands a row to a matrix, multiplies it repeatedly, and returns its first row."""
-        builder = relax.BlockBuilder()
+
+        def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+            matrix = value = builder.emit(relax.op.broadcast_to(row, (BUSY_INPUT[1], BUSY_INPUT[1])))
+            for _ in range(products):
+                value = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(value, matrix))))
+            return [builder.emit(relax.op.strided_slice(value, [0], [0], [1]))]
+
         row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
-        with builder.function("main", [row]):
-            with builder.dataflow():
-                matrix = builder.emit(relax.op.broadcast_to(row, (BUSY_INPUT[1], BUSY_INPUT[1])))
-                value = matrix
-                for _ in range(products):
-                    value = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(value, matrix))))
-                first = builder.emit(relax.op.strided_slice(value, [0], [0], [1]))
-                result = builder.emit_output(relax.Tuple([first]))
-            builder.emit_func_output(result)
-        return self._build(builder, target)
+        return self._build([row], emit, target)
 
     def _compile_reading(self, target: Mapping[str, Any], edge: int) -> BlobSpec:
-        builder = relax.BlockBuilder()
         row, weight = (
             relax.Var(name, relax.TensorType(shape, "float32"))
             for name, shape in (("row", (1, edge)), ("weight", (edge, edge)))
         )
-        with builder.function("main", [row, weight]):
-            with builder.dataflow():
-                result = builder.emit_output(relax.Tuple([builder.emit(relax.op.matmul(row, weight))]))
-            builder.emit_func_output(result)
-        return self._build(builder, target)
+        return self._build([row, weight], lambda builder: [builder.emit(relax.op.matmul(row, weight))], target)
 
     def _compile(self, target: Mapping[str, Any], taken: int, made: int) -> BlobSpec:
         """Compile a stage that returns the first bytes of its input, or its first byte repeated: minimal compute.
 
         The bytes are inverted, because otherwise a result of equal size would be a view, which the runtime copies.
         """
-        builder = relax.BlockBuilder()
         tensor = relax.Var("tensor", relax.TensorType((taken,), "uint8"))
-        with builder.function("main", [tensor]):
-            with builder.dataflow():
-                first = builder.emit(relax.op.strided_slice(tensor, [0], [0], [made if taken >= made else 1]))
-                value = first if taken >= made else builder.emit(relax.op.broadcast_to(first, (made,)))
-                result = builder.emit_output(relax.Tuple([builder.emit(relax.op.bitwise_not(value))]))
-            builder.emit_func_output(result)
-        return self._build(builder, target)
 
-    def _build(self, builder: relax.BlockBuilder, target: Mapping[str, Any]) -> BlobSpec:
+        def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+            first = builder.emit(relax.op.strided_slice(tensor, [0], [0], [made if taken >= made else 1]))
+            value = first if taken >= made else builder.emit(relax.op.broadcast_to(first, (made,)))
+            return [builder.emit(relax.op.bitwise_not(value))]
+
+        return self._build([tensor], emit, target)
+
+    def _build(
+        self,
+        parameters: Sequence[relax.Var],
+        emit: Callable[[relax.BlockBuilder], list[relax.Expr]],
+        target: Mapping[str, Any],
+    ) -> BlobSpec:
         with ScratchFolder("build") as folder:
-            built = build_module(builder.get(), target, folder.path / "pass.so", "probing a link")
-            return self._blobs.add_file(built.library)
+            library, compiler = folder.path / "pass.so", StageCompiler(target)
+            scheduled = compiler.lower(new_function("probe", parameters, emit))["schedule"]
+            compiler.build(scheduled, library, "the stage of a probe")
+            return self._blobs.add_file(library)
 
 
 def _cpu_target(architecture: str) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.rewrite import operator_name
-from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.describe import shape_of, tensors_in
-from tvm_split.compiler.sharding import PlacedModel, placed_model
+from relay_passes.ir import main_function, operations_of, operator_name, shape_of
+from tvm_split.cluster.cluster import Workers
+from tvm_split.compiler.describe import tensors_in
+from tvm_split.compiler.partition import Partition
+from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import named, with_independent_layers
@@ -104,7 +104,7 @@ class ShardCandidates:
         return ShardPlan(stages, graph, evaluate(self._problem, graph))
 
     def timed(
-        self, plans: Sequence[ShardPlan], cluster: Cluster, on_progress: StepProgress | None
+        self, plans: Sequence[ShardPlan], cluster: Workers, on_progress: StepProgress | None
     ) -> tuple[ShardPlan, ...]:
         """The same plans with their parts measured in their own shapes; errors as of `profile_parts`."""
         found = profile_parts(
@@ -259,7 +259,7 @@ class ShardCandidates:
         """The seconds of each block of the rewritten model, exchanges included; None if it cannot be rewritten."""
         plan, shared = self._plan_around(option, end)
         try:
-            placed = placed_model(self._model, plan)
+            placed = partition(self._model, plan)
         except PlanError:
             return None
         computing = self._computing(placed, plan, shared)
@@ -269,7 +269,7 @@ class ShardCandidates:
             for block in range(option.begin, end)
         ]
 
-    def _computing(self, placed: PlacedModel, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
+    def _computing(self, placed: Partition, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
         """Seconds of computing of a sharded stage, by block and machine."""
         found: defaultdict[tuple[int, str], float] = defaultdict(float)
         for cost in self._estimates.costs(placed, plan):
@@ -278,7 +278,7 @@ class ShardCandidates:
                 found[self._block_of[cost.layer], machine] += cost.contended_seconds
         return found
 
-    def _exchanging(self, placed: PlacedModel, shared: int) -> Mapping[int, float]:
+    def _exchanging(self, placed: Partition, shared: int) -> Mapping[int, float]:
         """Seconds of the exchanges between machines of a sharded stage, by block; links work in parallel."""
         own = {
             stage.name: stage.machine

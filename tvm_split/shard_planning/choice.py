@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Workers
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded
 from tvm_split.planner.fewest_machines import MARGIN
@@ -39,7 +39,7 @@ class ShardChoice:
         candidates: ShardCandidates,
         profile: ClusterProfile,
         problem: Problem,
-        cluster: Cluster,
+        cluster: Workers,
         *,
         measures: bool,
         on_progress: StepProgress | None,

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relay_passes.contract import (
+from relay_passes.ir import (
     dependent_names,
+    is_tensor_constant,
     main_function,
     operations_of,
     returned_fields,
     used_variables,
 )
-from relay_passes.rewrite import is_tensor_constant
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.compiler.describe import calls, size_bytes
-from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
+from tvm_split.compiler.partition import Partition
+from tvm_split.compiler.sharding import computed_shares, partition
 from tvm_split.model import Model
 from tvm_split.planner.estimate import CORE
 from tvm_split.planner.plan import Plan
@@ -109,12 +110,12 @@ class PartEstimates:
         """The steps of a plan, all estimated.
 
         Raises:
-            PlanError: as of `placed_model`: the plan does not fit the model, or a stage cannot be sharded that way.
+            PlanError: as of `partition`: the plan does not fit the model, or a stage cannot be sharded that way.
         """
-        placed = placed_model(self._model, plan)
+        placed = partition(self._model, plan)
         return StepGraph(self.steps(placed, plan), transfers_of(placed))
 
-    def steps(self, placed: PlacedModel, plan: Plan) -> tuple[Step, ...]:
+    def steps(self, placed: Partition, plan: Plan) -> tuple[Step, ...]:
         """The estimated steps of a plan whose model is already placed."""
         costs: list[list[OperationCost]] = [[] for _ in placed.plan.stages]
         for cost in self.costs(placed, plan):
@@ -134,7 +135,7 @@ class PartEstimates:
             for stage, origin, own in zip(placed.plan.stages, placed.origins, costs, strict=True)
         )
 
-    def costs(self, placed: PlacedModel, plan: Plan) -> Iterator[OperationCost]:
+    def costs(self, placed: Partition, plan: Plan) -> Iterator[OperationCost]:
         """The cost of each operation of a placed model on its machine, in the order of execution."""
         together = [
             self.is_contended(plan, origin, stage.machine)
@@ -143,9 +144,9 @@ class PartEstimates:
         dependent = dependent_names(main_function(placed.model.module))
         constants = _constant_bytes(placed.model)
         for name, operations, moved in calls(placed.model.module):
-            if name not in dependent or name not in placed.placement.stage_of:
+            if name not in dependent or name not in placed.stage_of:
                 continue
-            number, layer = placed.placement.stage_of[name], placed.model.layers[name]
+            number, layer = placed.stage_of[name], placed.model.layers[name]
             rate = self._rates.get((placed.plan.stages[number].machine, layer))
             if rate is not None:
                 roofline, weights = CORE.seconds(operations, moved), constants.get(name, 0)
@@ -192,10 +193,10 @@ class PartEstimates:
         return any(self._hosts[each] == self._hosts[machine] for each in others)
 
 
-def transfers_of(placed: PlacedModel) -> tuple[Transfer, ...]:
+def transfers_of(placed: Partition) -> tuple[Transfer, ...]:
     """All transfers between the stages of a placed model, in the order in which their tensors are produced."""
     function = main_function(placed.model.module)
-    stages, stage_of = placed.plan.stages, placed.placement.stage_of
+    stages, stage_of = placed.plan.stages, placed.stage_of
     sizes = {each.name: size_bytes(each.ty) for each in function.params}
     dependent = dependent_names(function)
     takers: dict[str, dict[str, dict[str, None]]] = {}

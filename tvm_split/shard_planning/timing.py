@@ -9,12 +9,8 @@ from pathlib import Path
 from tvm import tirx
 
 import schedules
-from relay_passes.contract import main_function
-from relay_passes.partition import Computation, output_names
-from relay_passes.pipeline import cut
-from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.sharding import PlacedModel, placed_model
-from tvm_split.compiler.transfer_layouts import in_common_layouts
+from tvm_split.cluster.cluster import Workers
+from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
@@ -29,7 +25,7 @@ from tvm_split.steps import StepProgress
 def profile_parts(
     model: Model,
     plans: Sequence[Plan],
-    cluster: Cluster,
+    cluster: Workers,
     estimates: PartEstimates,
     *,
     database: str | Path | None = None,
@@ -76,14 +72,8 @@ class _ScheduledPlan:
 
     def __init__(self, model: Model, plan: Plan, database: schedules.TunedKernels | None) -> None:
         self.plan = plan
-        self.placed: PlacedModel = placed_model(model, plan)
+        self.placed = partition(model, plan)
         self._database = database
-        module = self.placed.model.module
-        computations = in_common_layouts(
-            cut(module, self.placed.placement), self.placed.plan, output_names(main_function(module))
-        )
-        names = [stage.name for stage in self.placed.plan.stages]
-        self._computations: Mapping[str, Computation] = dict(zip(names, computations, strict=True))
         self._scheduled: dict[str, _Calls] = {}
 
     def machines(self) -> Iterable[str]:
@@ -94,14 +84,9 @@ class _ScheduledPlan:
 
     def calls_of(self, stage: str) -> _Calls:
         if stage not in self._scheduled:
-            computation = self._computations[stage]
-            machine = next(each.machine for each in self.placed.plan.stages if each.name == stage)
-            layers = self.placed.model.layers
-            forms = {form: layers[name] for form, name in computation.origins.items() if name in layers}
-            target = self.plan.machine(machine).target
-            self._scheduled[stage] = _Calls(
-                *scheduled_calls(computation.function, target, {**layers, **forms}, self._database)
-            )
+            placed, computation = next(part for part in self.placed.parts if part[0].name == stage)
+            layers, target = computation.layers(self.placed.model.layers), self.plan.machine(placed.machine).target
+            self._scheduled[stage] = _Calls(*scheduled_calls(computation.function, target, layers, self._database))
         return self._scheduled[stage]
 
 

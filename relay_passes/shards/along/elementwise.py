@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from relay_passes.operands import with_leaves
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant, with_leaves
 from relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, same_range
 
 _UNARY = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relay_passes.rewrite import constant, is_tensor_constant
+from relay_passes.ir import constant, is_tensor_constant
 from relay_passes.shards.along.rule import Along, Emit, Operation, Range, same_range
 
 Table = np.ndarray[Any, Any]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relay_passes.operands import with_leaves
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import operator_name, with_leaves
 from relay_passes.shards.region import ShardError
 
 Range = tuple[int, int]

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from relay_passes.operands import convolution_like, shape_of
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant, convolution_like, shape_of
 from relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, replaced_at, same_range
 
 

@@ -58,5 +58,5 @@ def make_authority(folder: Path, name: str = "lab", *, days: int = 60) -> Author
 
 def worker_arguments(files: TlsFiles, *, mutual: bool) -> list[str]:
     """The options of a worker with these files."""
-    arguments = ["--tls-certificate", str(files.certificate), "--tls-key", str(files.key), "--ready-json"]
+    arguments = ["--tls-certificate", str(files.certificate), "--tls-key", str(files.key), "--json"]
     return [*arguments, "--tls-ca", str(files.authority)] if mutual else arguments

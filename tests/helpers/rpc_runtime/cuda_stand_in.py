@@ -65,6 +65,7 @@ class Launched:
         self.stage, self._cuda, self._transfers = stage, cuda, transfers
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
+        inputs = self._transfers.begin(inputs)
         outputs = [tvm.runtime.empty(spec.shape, spec.dtype) for spec in self.stage.outputs]
 
         def compute(argument: None) -> None:

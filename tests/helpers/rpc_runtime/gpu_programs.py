@@ -36,7 +36,7 @@ def opened(
 ) -> Session:
     blob = library.with_name("blob")
     seconds = timeout_seconds
-    return Session.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=seconds, links=links)
+    return Session(program, workers.endpoints, lambda sha256: blob, timeout_seconds=seconds, links=links)
 
 
 def batches(program: Program, count: int) -> list[list[np.ndarray]]:

@@ -91,7 +91,7 @@ def gpu_workers(
     try:
         for name in names:
             command = [sys.executable, "-m", "tests.helpers.rpc_runtime.gpu_worker", str(library)]
-            command += ["--ready-json", "--name", name, "--cache", str(folder)]
+            command += ["--json", "--name", name, "--cache", str(folder)]
             with logs[name].open("w") as log:
                 processes[name] = subprocess.Popen(
                     [*command, "--token-file", str(token), "--log-level", "warning"],

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from rpc_runtime.client.result_queue import ResultQueue, array_slot
+from rpc_runtime.client.dispatcher import Dispatcher
+from rpc_runtime.client.result_queue import array_slot
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.measurements import Recorder
 from rpc_runtime.program.program import Program, StageSpec
-from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.wire.framing import decode
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -41,30 +43,6 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]
     return [values[t.name] for t in program.outputs]
 
 
-class Client:
-    """The client's station: what arrives is put together."""
-
-    def __init__(self, program: Program) -> None:
-        self.lock = threading.Lock()
-        self.arrived = threading.Condition(self.lock)
-        self.results = ResultQueue(program)
-
-    def moved(self) -> None: ...
-
-    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None: ...
-
-    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
-        with self.arrived:
-            self.results.arrive(route.tensor.name, sequence, value.copy(), release)
-            self.arrived.notify_all()
-
-    def room_locked(self) -> None:
-        self.arrived.notify_all()
-
-    def starves_locked(self, route: Route, sequence: int) -> bool:
-        return True
-
-
 @dataclass
 class Ends:
     """What a machine's links end at and leave from: a station, the bytes of its values, and memory for them."""
@@ -83,9 +61,7 @@ class Joined:
         make_stage: Callable[[StageSpec], Any] = PlainStage,
         ends_of: Callable[[StageExecutor], Ends] = Ends,
     ) -> None:
-        self.program = program
-        self.client = Client(program)
-        self.client_plan = program.on(CLIENT)
+        self.client = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
         self.failures: list[BaseException] = []
         self.executors: dict[str, StageExecutor] = {}
         self.threads: list[threading.Thread] = []
@@ -96,10 +72,10 @@ class Joined:
             self.executors[name] = StageExecutor(
                 threading.Lock(), plan, stages, recorder, lambda stage, error: self.failures.append(error)
             )
-        self.outgoing: dict[tuple[str, str], OutgoingLink] = {}
-        self.incoming: dict[tuple[str, str], IncomingLink] = {}
-        for name, plan in {**plans, CLIENT: self.client_plan}.items():
-            ends = Ends(self.client) if name == CLIENT else ends_of(self.executors[name])
+        self.outgoing = {(CLIENT, other): link for other, link in self.client.outgoing.items()}
+        self.incoming = {(other, CLIENT): link for other, link in self.client.incoming.items()}
+        for name, plan in plans.items():
+            ends = ends_of(self.executors[name])
             for other, routes in plan.by_destination.items():
                 self.outgoing[name, other] = OutgoingLink(ends.station, routes, ends.as_bytes, ends.make_slot)
             for other, routes in plan.by_source.items():
@@ -120,36 +96,13 @@ class Joined:
                     receive(decode(message))
             except BaseException as error:
                 self.failures.append(error)
+                self.client.fail(WorkerError(repr(error)))
 
         self.threads.append(threading.Thread(target=pump, daemon=True))
         self.threads[-1].start()
 
-    def run(self, batches: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
-        """Feeds as much as fits before it takes the next result."""
-        results: list[tuple[np.ndarray, ...]] = []
-        fed = 0
-        with self.client.arrived:
-            while len(results) < len(batches):
-                sends = [
-                    (place, spec.name, self.outgoing[CLIENT, machine])
-                    for place, spec in enumerate(self.program.inputs)
-                    for machine in self.client_plan.destinations_of(spec.name, fed)
-                ]
-                if fed < len(batches) and all(link.has_room_locked(name) for _, name, link in sends):
-                    sequence = self.client.results.submit(batches[fed])
-                    for place, name, link in sends:
-                        link.put_locked(name, sequence, batches[fed][place])
-                    fed += 1
-                    continue
-                result = self.client.results.take()
-                if result is not None:
-                    results.append(result)
-                    continue
-                assert not self.failures, self.failures
-                assert self.client.arrived.wait(PATIENCE_SECONDS), "the pipeline stands still"
-        return results
-
     def close(self) -> None:
+        self.client.close()
         for link in (*self.outgoing.values(), *self.incoming.values()):
             link.close()
         for executor in self.executors.values():
@@ -167,7 +120,7 @@ def check(program: Program, count: int, *parts: Any) -> None:
     batches = [[np.array([n, 7 * n + i]) for i in range(len(program.inputs))] for n in range(count)]
     joined = Joined(program, *parts)
     try:
-        results = joined.run(batches)
+        results = list(joined.client.stream(batches))
     finally:
         joined.close()
     assert not joined.failures

@@ -34,7 +34,7 @@ def mpi_workers(names: Sequence[str], cache: Path) -> Iterator[tuple[Mapping[str
     """Where they listen, and their processes. In the end all are gone."""
     command = [MPIEXEC]
     for name in names:
-        worker = [sys.executable, "-m", "rpc_runtime.worker", "--transport", "mpi", "--ready-json", "--name", name]
+        worker = [sys.executable, "-m", "rpc_runtime.worker", "--transport", "mpi", "--json", "--name", name]
         command += [*([":"] if len(command) > 1 else []), "-n", "1", *worker, "--cache", str(cache)]
     environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
     process = subprocess.Popen(

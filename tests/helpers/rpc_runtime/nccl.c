@@ -4,7 +4,7 @@
 // ncclCommGetAsyncError, and its kernels then stay until the communicator is aborted. What NCCL leaves undefined, and two
 // transfers at once on one GPU, ends the process with a word. Where NCCL's own header is at hand (WITH_HEADER), the compiler
 // checks that the functions are as there. $STAND_IN_NCCL is what it says of its version,
-// $STAND_IN_MUTE=1 has it not tell of a peer's death, $STAND_IN_ABSENT=1 never join.
+// $STAND_IN_MUTE=1 has it not tell of a peer's death.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
@@ -81,7 +81,6 @@ static void *join(void *argument) {
     char others[BUS_BYTES] = {0};
     socklen_t size;
     struct sockaddr_un address = address_of(comm->name, &size);
-    while (getenv("STAND_IN_ABSENT") && !comm->aborted) usleep(1000);
     if (comm->rank == 0) {
         int door = -1;
         pthread_mutex_lock(&lock);

@@ -22,7 +22,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 
 def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Session:
-    return Session.open(program, workers.endpoints, maker.blob_path, **options)
+    return Session(program, workers.endpoints, maker.blob_path, **options)
 
 
 def over_grpc(program: Program) -> LinkSettings:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from rpc_runtime.program.codec import NONE
+from rpc_runtime.program.codecs import NONE
 from rpc_runtime.program.program import BlobSpec, Program, RouteCodec, StageSpec, TensorSpec
 
 LOSSLESS = (NONE, "lz4", "zstd")

@@ -31,7 +31,7 @@ def start_worker(
 
 
 def announced(process: subprocess.Popen[str]) -> dict[str, object]:
-    """What a worker with ``--ready-json`` says when it listens."""
+    """What a worker with ``--json`` says when it listens."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]
@@ -41,5 +41,5 @@ def announced(process: subprocess.Popen[str]) -> dict[str, object]:
 
 
 def ready(process: subprocess.Popen[str]) -> str:
-    """The address of a worker with ``--ready-json``, when it listens."""
+    """The address of a worker with ``--json``, when it listens."""
     return str(announced(process)["address"])

@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm_ffi import structural_walk
 
 import schedules
-from tvm_split.compiler.build import code_of
+from tvm_split.compiler.stage import code_of
 from tvm_split.compiler.targets import host_target
 
 _HOST = host_target(2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tvm_split
-from relay_passes.contract import main_function, names_of
+from relay_passes.ir import main_function, names_of
 from relay_passes.shards.channels import split_channels
 from relay_passes.shards.region import Sharded
 from tests.helpers.placements import run

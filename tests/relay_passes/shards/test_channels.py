@@ -9,9 +9,15 @@ from tvm import relax
 from tvm.relax import op
 from tvm.script import ir as I, relax as R
 
-from relay_passes.contract import bindings_of, main_function, operations_of
-from relay_passes.operands import leaves_of, shape_of
-from relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.ir import (
+    bindings_of,
+    is_tensor_constant,
+    leaves_of,
+    main_function,
+    operations_of,
+    operator_name,
+    shape_of,
+)
 from relay_passes.shards.channels import LARGE_SUM_BYTES, split_channels
 from relay_passes.shards.region import ShardError
 from tests.helpers.placements import run

@@ -12,9 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import main_function, operations_of, operator_name, shape_of
 from relay_passes.shards.channels import split_channels
 from relay_passes.shards.dealt_axes import is_dealable
 from relay_passes.shards.region import Region, Sharded, ShardError

@@ -6,9 +6,7 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import bindings_of, main_function
-from relay_passes.operands import shape_of
-from relay_passes.rewrite import is_tensor_constant, operator_name
+from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, shape_of
 from relay_passes.shards.dealt_axes import Axis
 from relay_passes.shards.look_ahead import LookAhead
 from tests.helpers.shard_networks import Network

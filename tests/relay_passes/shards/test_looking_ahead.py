@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
+from relay_passes.ir import main_function, operations_of
 from relay_passes.shards.channels import require_channels, split_channels
 from relay_passes.shards.region import ShardError, part_name
 from relay_passes.shards.rows import computed_rows, split_rows

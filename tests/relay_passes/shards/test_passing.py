@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import operator_name
 from relay_passes.shards.dealt_axes import Axis, Passage
 from relay_passes.shards.passing import RULES
 

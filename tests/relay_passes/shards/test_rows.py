@@ -11,8 +11,7 @@ import tvm
 from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 
-from relay_passes.contract import main_function, names_of, operations_of
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant, main_function, names_of, operations_of
 from relay_passes.shards.region import ShardError
 from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights

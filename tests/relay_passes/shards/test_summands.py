@@ -7,8 +7,7 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.rewrite import operator_name
+from relay_passes.ir import main_function, operations_of, operator_name
 from relay_passes.shards.channels import split_channels
 from relay_passes.shards.region import Sharded
 from relay_passes.shards.summands import linear_passage

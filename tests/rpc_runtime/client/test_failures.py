@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpc_runtime.client import worker_client
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
@@ -35,8 +33,8 @@ from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.methods import METHODS
-from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, send_blobs
-from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
+from tests.helpers.rpc_runtime.program_maker import Body, ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
 
@@ -127,29 +125,18 @@ def test_a_slow_link_is_not_taken_for_dead(quick_workers: LocalWorkers, maker: P
         np.testing.assert_array_equal(result, 4 * batch[0])
 
 
-def test_a_link_is_not_silent_where_a_stage_is_slow(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """Nobody has anything to say for longer than a link may be silent."""
-    program = chain(maker)
-    with open_on(quick_workers, program, maker, timeouts=SHORT) as pipe:
-        pipe.run(batches_for(program, 1)[0])
-        time.sleep(SHORT.silence_seconds + 2 * SHORT.beat_seconds)
-        pipe.run(batches_for(program, 1)[0])
-
-
 _CLIENT = """
 import sys
 from pathlib import Path
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.client.session import Session
-from tests.helpers.relay import Relay
-from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import batches_for, chain
 
 maker = ProgramMaker(Path(sys.argv[1]))
 program = chain(maker)
 endpoints = {name: WorkerEndpoint(name, address, token) for name, address, token in map(str.split, sys.argv[2:])}
-pipeline = Session.open(program, endpoints, maker.blob_path)
+pipeline = Session(program, endpoints, maker.blob_path)
 pipeline.run(batches_for(program, 1)[0])
 print("running", flush=True)
 sys.stdin.read()
@@ -203,26 +190,25 @@ def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMa
         pipe.run(batches_for(program, 1)[0])
 
 
-def test_a_stage_that_raises_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
+@pytest.mark.parametrize(
+    ("columns", "body", "words"),
+    [
+        (9, double, f"stage 'two' on machine '{B}'"),
+        (8, lambda x: [*double(x), *double(x)], r"tuple of 1 tensors.* of 2"),
+    ],
+    ids=["compiled for another shape", "another number of results"],
+)
+def test_a_stage_that_fails_is_named(
+    workers: LocalWorkers, maker: ProgramMaker, columns: int, body: Body, words: str
+) -> None:
     program = chain(maker)
-    wrong = TensorSpec("wrong", (2, 9), "float32")
     broken = ProgramMaker(maker.folder)
-    broken.stage("two", B, [wrong], double)  # compiled for another shape
-    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
-    program = replace(program, stages=stages)
-    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=f"stage 'two' on machine '{B}'"):
+    broken.stage("two", B, [TensorSpec("x", (2, columns), "float32")], body)
+    first, second, third = program.stages
+    program = replace(program, stages=(first, replace(second, library=broken.stages[0].library), third))
+    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=words):
         pipe.run(batches_for(program, 1)[0])
     assert deployments_left(workers.endpoints[B]) == ()
-
-
-def test_a_stage_that_returns_the_wrong_number_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    broken = ProgramMaker(maker.folder)
-    broken.stage("two", B, [TensorSpec("x", (2, 8), "float32")], lambda x: [*double(x), *double(x)])
-    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
-    program = replace(program, stages=stages)
-    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=r"tuple of 1 tensors.* of 2"):
-        pipe.run(batches_for(program, 1)[0])
 
 
 def test_a_gpu_stage_on_a_machine_without_gpu(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -272,7 +258,7 @@ def test_a_wrong_token(workers: LocalWorkers, maker: ProgramMaker) -> None:
     for token in ("wrong", None):
         endpoints = {name: replace(endpoint, token=token) for name, endpoint in workers.endpoints.items()}
         with pytest.raises(WorkerError, match=f"{A}.*token"):
-            Session.open(program, endpoints, maker.blob_path)
+            Session(program, endpoints, maker.blob_path)
     assert "secret" not in repr(WorkerEndpoint("a", "b:1", "secret"))
 
 
@@ -281,7 +267,7 @@ def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker
     ends = workers.endpoints
     swapped = {A: replace(ends[B], machine=A), B: replace(ends[A], machine=B), C: ends[C]}
     with pytest.raises(WorkerError, match=f"the stages are for machine '{A}', and this worker is '{B}'"):
-        Session.open(program, swapped, maker.blob_path)
+        Session(program, swapped, maker.blob_path)
 
 
 @pytest.mark.slow
@@ -302,17 +288,14 @@ def test_nobody_listens(maker: ProgramMaker) -> None:
     program = chain(maker)
     endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
     with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
-        Session.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
+        Session(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
     """Machine B's address, as it is told to A, leads nowhere."""
     program = chain(maker)
-    opened = Session(program, workers.endpoints, 10.0)
-    opened._endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
     with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
-        opened._open(maker.blob_path, lambda machine, sent, total: None)
-    opened.close()
+        open_on(workers, program, maker, links={(A, B): LinkSetting("127.0.0.1:9")}, timeout_seconds=10.0)
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -327,26 +310,19 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
     pipe.close()
 
 
-def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    connection = worker_client.WorkerClient(workers.endpoints[A])
-    with pytest.raises(ProtocolError, match="watch it first"):
-        send_blobs(connection, "0" * 32, [], maker)
-    connection.close()
-
-
 def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     program = chain(maker)
     with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
-            Session.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
+            Session(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None:
     program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
     with (
         HostileWorker(A) as worker,
-        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
+        Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
         pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
     ):
         pipe.statistics()

@@ -97,7 +97,7 @@ program = chain(maker)
 batch = batches_for(program, 1)[0]
 with (
     LocalWorkers(program.machines) as workers,
-    Session.open(program, workers.endpoints, maker.blob_path) as pipeline,
+    Session(program, workers.endpoints, maker.blob_path) as pipeline,
     InProcessRunner(program, maker.blob_path, 2) as here,
 ):
     pipeline.run(batch), here.run(batch)

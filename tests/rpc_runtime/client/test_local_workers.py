@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from rpc_runtime.client import local_workers
-from rpc_runtime.client.local_workers import LocalWorkers, _cores
+from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from tests.helpers.rpc_runtime.worker_process import ROOT
@@ -71,31 +69,13 @@ def test_a_worker_that_is_not_ready_in_time() -> None:
         LocalWorkers(["a"], start_timeout_seconds=0.01)
 
 
-def test_of_many_a_few_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    starting: list[int] = []
-    start = LocalWorkers._start
-
-    def noted(workers: LocalWorkers, *given: Any) -> subprocess.Popen[bytes]:
-        starting.append(1 + len(workers.process_ids) - len(workers.endpoints))
-        return start(workers, *given)
-
-    monkeypatch.setattr(LocalWorkers, "_start", noted)
-    monkeypatch.setattr(local_workers, "STARTING_PER_CORE", 1)
-    most = len(os.sched_getaffinity(0))
-    names = [f"worker {number}" for number in range(most + 2)]
-    with LocalWorkers(names) as workers:
+def test_workers_that_start_one_after_another() -> None:
+    names = ["first", "second", "third"]
+    with LocalWorkers(names, at_once=lambda: 1) as workers:
         assert list(workers.endpoints) == names
-    assert starting == [*range(1, most + 1), most, most]
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"], ["client"], [""]])
 def test_names_are_checked(names: list[str]) -> None:
     with pytest.raises(InputError, match="names"):
         LocalWorkers(names)
-
-
-def test_cores_are_shared_out_only_when_there_are_enough() -> None:
-    available = sorted(os.sched_getaffinity(0))
-    assert _cores(len(available), 1, True) == [(core,) for core in available]
-    assert _cores(len(available) + 1, 1, True) == [()] * (len(available) + 1)
-    assert _cores(1, 1, False) == [()]

@@ -122,11 +122,11 @@ def test_a_worker_without_what_a_codec_needs_says_so(start: Start, maker: Progra
     y = maker.stage("first", A, [maker.input("x")], double)
     z = maker.stage("second", B, [y], double)
     program = replace(maker.program([z]), codecs=(RouteCodec(y.name, A, B, "zstd"),))
-    arguments = ("--ready-json", "--insecure", "--name")
+    arguments = ("--json", "--insecure", "--name")
     addresses = {name: ready(start(*arguments, name, PYTHONPATH=str(tmp_path))) for name in (A, B)}
     endpoints = {name: WorkerEndpoint(name, address) for name, address in addresses.items()}
     with pytest.raises(WorkerError, match=r"machine-.*needs the package 'zstandard'.*tvm-split\[codecs\]"):
-        Session.open(program, endpoints, maker.blob_path)
+        Session(program, endpoints, maker.blob_path)
 
 
 @pytest.mark.slow

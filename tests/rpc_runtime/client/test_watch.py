@@ -66,7 +66,7 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
     program = one_stage(maker)
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
+        Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
         pytest.raises(DeadlineError, match="stage 'one'"),
     ):
         pipeline.run(batches_for(program, 1)[0])
@@ -94,7 +94,7 @@ def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
     program = one_stage(maker)
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Session.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
+        Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
     ):
         running.set()
         with pytest.raises(WorkerUnavailableError, match=told):

@@ -21,14 +21,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rpc_runtime.errors import StageError, WorkerError
 from rpc_runtime.execution.blob_store import read_blob
-from rpc_runtime.execution.bus_speed import bus_speed
-from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.cuda_calls import CudaCalls, bus_speed
 from rpc_runtime.execution.cuda_runtime import runtime_library
 from rpc_runtime.execution.device_transfers import (
     DeviceTransfers,
-    OverlappedStage,
     UploadingStation,
-    overlapping_transfers,
 )
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache
@@ -50,8 +47,7 @@ def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
         return transfers.setdefault(machine, DeviceTransfers(calls, on_host))
 
     def stage(spec: StageSpec) -> Any:
-        executable: Any = Launched(spec, cuda, of(spec.machine))
-        return OverlappedStage(executable, of(spec.machine))
+        return Launched(spec, cuda, of(spec.machine))
 
     def ends(executor: StageExecutor) -> Ends:
         mine = of(executor._plan.machine)
@@ -145,7 +141,7 @@ def identity(folder: Path, finish: Callable[[], None]) -> tuple[LoadedStage, Any
     x = maker.input("x")
     (stage,) = maker.program([maker.stage("s", "A", [x], lambda v: [v])]).stages
     library = read_blob(maker.blob_path(stage.library.sha256), stage.library)
-    executable = LoadedStage(stage, library, (), WeightCache(), finish)
+    executable = LoadedStage(stage, library, (), WeightCache(), finish=finish)
     return executable, tvm.runtime.tensor(np.ones((2, 8), "float32"))
 
 
@@ -195,10 +191,6 @@ def test_a_bus_is_measured_in_its_slower_direction(cuda: ctypes.CDLL) -> None:
     assert 0 < found.latency_seconds < 60
     assert 1e3 < found.bytes_per_second < 1e13
     assert calls.bus_identity() == "0000:3b:00.0"
-
-
-def test_cpu_stages_have_none_of_it() -> None:
-    assert overlapping_transfers(one_machine().stages) is None
 
 
 @pytest.fixture(autouse=True)

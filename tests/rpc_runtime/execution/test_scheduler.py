@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from rpc_runtime.execution.scheduler import Compute, Readiness, Scheduler, Wait, next_action
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
-from rpc_runtime.transports.credit_window import MOST_MORE, MOST_MORE_BYTES
+from rpc_runtime.transports.credits import MOST_MORE, MOST_MORE_BYTES
 
 BLOB = BlobSpec("0" * 64, 0)
 X, Y, Z = (TensorSpec(name, (1,), "uint8") for name in "xyz")

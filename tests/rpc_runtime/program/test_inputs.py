@@ -14,6 +14,8 @@ from rpc_runtime.program.program import InputCut, Program, TensorSpec
 from tests.helpers.rpc_runtime.specs import tensor
 
 X = np.zeros(2, np.float32)
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
 PROGRAM = Program((tensor("x"), TensorSpec("image", (2, 3), "uint8")), (), ())
 
 
@@ -57,11 +59,7 @@ def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, given: Sequenc
 @pytest.mark.parametrize(
     ("dtype", "given", "words"),
     [
-        (
-            "uint8",
-            [0, 256],
-            r"input 0 \(x: uint8\[2\]\) cannot be read as an array: uint8 does not hold all of its numbers",
-        ),
+        ("uint8", [0, 256], r"input 0 \(x: uint8\[2\]\) cannot be read as an array: uint8 does not hold all of its"),
         ("uint8", [0, -1], "uint8 does not hold"),
         ("int32", [0.5, 1.0], "float64"),
         ("bool", [0, 1], "int64"),
@@ -74,6 +72,7 @@ def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, given: Sequenc
         ("float32", None, "not a NoneType"),
         ("float32", [np.float64(0.1), np.float64(0.2)], "float64"),
         ("float32", [[1.0], [2.0, 3.0]], "cannot be read as an array"),
+        ("float32", ENDLESS, r"input 0 .* more than 64 deep"),
     ],
 )
 def test_numbers_that_the_input_cannot_hold_are_refused(dtype: str, given: Sequence[float], words: str) -> None:
@@ -102,11 +101,3 @@ def test_the_client_has_inputs_and_cuts_of_them() -> None:
     np.testing.assert_array_equal(upper, [[0, 1, 2]])
     np.testing.assert_array_equal(right, [[1, 2], [4, 5]])
     assert right.flags.c_contiguous
-
-
-def test_lists_that_never_end_are_refused() -> None:
-    endless: list[Any] = []
-    endless.append(endless)
-    program = Program((TensorSpec("x", (1,), "float32"),), (), ())
-    with pytest.raises(InputError, match=r"input 0 .* more than 64 deep"):
-        checked_inputs(program, [endless])

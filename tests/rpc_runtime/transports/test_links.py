@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,15 +13,19 @@ from hypothesis import given, strategies as st
 
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.transports.credit_window import MOST_MORE
-from rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from rpc_runtime.transports.credits import MOST_MORE
+from rpc_runtime.transports.links import OutgoingLink
 from rpc_runtime.transports.slots import Slot
 from rpc_runtime.transports.transport import Carrier, OnEnd
 from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
     FrameFlag,
     FrameKind,
     control_frame,
@@ -30,6 +33,7 @@ from rpc_runtime.wire.framing import (
     decode,
     tensor_frames,
 )
+from tests.helpers.rpc_runtime.joined_links import Receiver
 from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -38,22 +42,13 @@ def route(index: int, name: str, elements: int = 4, depth: int = 2) -> Route:
     return Route(index, TensorSpec(name, (elements,), "uint8"), "a", "b", depth)
 
 
-class Receiver(Idle):
-    """An incoming link that notes what arrives."""
+def receiver_of(*routes: Route) -> Receiver:
+    return Receiver(routes, holds=True)
 
-    def __init__(self, *routes: Route) -> None:
-        super().__init__()
-        self.got: list[tuple[str, int, Any]] = []
-        self.releases: list[Callable[[], None]] = []
-        self.link = IncomingLink(self, routes, array_slot, reuse=False)
 
-    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
-        self.got.append((route.tensor.name, sequence, value))
-        self.releases.append(release)
-
-    def take(self, *messages: bytes) -> None:
-        for message in messages:
-            self.link.receive(decode(message))
+def take(receiver: Receiver, *messages: bytes) -> None:
+    for message in messages:
+        receiver.link.receive(decode(message))
 
 
 def bytes_of(value: int, elements: int = 4) -> np.ndarray:
@@ -79,85 +74,70 @@ def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "consumed", "depth"),
-    [(9, 0, 2), (0, 1, 2), (0, 2**63, 2), (0, 0, 1), (0, 0, 2 + MOST_MORE + 1)],
-    ids=["unknown tensor", "never sent", "huge", "narrower", "too wide"],
+    "frame",
+    [
+        credit_frame(9, 0, 2),
+        credit_frame(0, 1, 2),
+        credit_frame(0, 2**63, 2),
+        credit_frame(0, 0, 1),
+        credit_frame(0, 0, 2 + MOST_MORE + 1),
+        control_frame(FrameKind.CREDIT),
+    ],
+    ids=["unknown tensor", "never sent", "huge", "narrower", "too wide", "no depth"],
 )
-def test_credits_that_nobody_could_grant_are_refused(tensor: int, consumed: int, depth: int) -> None:
+def test_credits_that_nobody_could_grant_are_refused(frame: bytes) -> None:
     link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes, array_slot)
     with pytest.raises(ProtocolError):
-        link.receive(decode(credit_frame(tensor, consumed, depth)))
-
-
-def test_a_credit_without_a_depth_is_refused() -> None:
-    link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes, array_slot)
-    with pytest.raises(ProtocolError, match="4 bytes"):
-        link.receive(decode(control_frame(FrameKind.CREDIT)))
+        link.receive(decode(frame))
 
 
 def test_chunks_come_together() -> None:
     size = 2 * CHUNK_BYTES + 5
     data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    receiver = Receiver(route(3, "t", size))
-    receiver.take(*tensor_frames(3, 0, data), *tensor_frames(3, 1, data[::-1].copy()))
+    receiver = receiver_of(route(3, "t", size))
+    take(receiver, *tensor_frames(3, 0, data), *tensor_frames(3, 1, data[::-1].copy()))
     assert np.array_equal(receiver.got[0][2], data)
     assert np.array_equal(receiver.got[1][2], data[::-1])
 
 
 def test_a_credit_follows_each_release() -> None:
-    receiver = Receiver(route(0, "t"))
+    receiver = receiver_of(route(0, "t"))
     credits = receiver.link.frames()
-    receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
+    take(receiver, *tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
     with receiver.lock:
-        receiver.releases[0]()
-        receiver.releases[1]()
+        receiver.held[0]()
+        receiver.held[1]()
     assert next(credits) == credit_frame(0, consumed=2, depth=2)
     receiver.link.close()
     assert list(credits) == []
 
 
-def test_a_window_grows_when_both_sides_had_to_wait() -> None:
-    receiver = Receiver(route(0, "t"))
-    credits = receiver.link.frames()
-    receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
-    with receiver.lock:
-        receiver.releases[0]()
-    assert next(credits) == credit_frame(0, consumed=1, depth=2)
-    receiver.take(*tensor_frames(0, 2, bytes_of(2), FrameFlag.WAITED))  # while the second one is computed
-    with receiver.lock:
-        receiver.releases[1]()
-        receiver.releases[2]()
-    assert next(credits) == credit_frame(0, consumed=3, depth=2)
-    receiver.take(*tensor_frames(0, 3, bytes_of(3), FrameFlag.WAITED))  # now there was nothing to compute
-    assert next(credits) == credit_frame(0, consumed=3, depth=3)
-
-
 def test_a_window_grows_when_a_large_tensor_ends_to_arrive_and_there_was_nothing_to_compute_meanwhile() -> None:
-    receiver = Receiver(route(0, "t", 2 * CHUNK_BYTES))
+    receiver = receiver_of(route(0, "t", 2 * CHUNK_BYTES))
     credits = receiver.link.frames()
     data = bytes_of(1, 2 * CHUNK_BYTES)
-    receiver.take(*tensor_frames(0, 0, data))
+    take(receiver, *tensor_frames(0, 0, data))
     begin, end = tensor_frames(0, 1, data, FrameFlag.WAITED)
-    receiver.take(begin)  # while the first one is computed
+    take(receiver, begin)  # while the first one is computed
     with receiver.lock:
-        receiver.releases[0]()
-    receiver.take(end)
+        receiver.held[0]()
+    take(receiver, end)
     assert next(credits) == credit_frame(0, consumed=1, depth=3)
 
 
 def test_a_window_grows_where_a_station_stands_still_for_want_of_another_tensor() -> None:
-    receiver = Receiver(route(0, "t"))
+    receiver = receiver_of(route(0, "t"))
     credits = receiver.link.frames()
-    receiver.take(*tensor_frames(0, 0, bytes_of(0)))
+    take(receiver, *tensor_frames(0, 0, bytes_of(0)))
     receiver.starving = True
-    receiver.take(*tensor_frames(0, 1, bytes_of(1), FrameFlag.WAITED))
+    take(receiver, *tensor_frames(0, 1, bytes_of(1), FrameFlag.WAITED))
     assert next(credits) == credit_frame(0, consumed=0, depth=3)
 
 
 def test_a_peer_without_credit_is_refused() -> None:
-    receiver = Receiver(route(0, "t", depth=2))
+    receiver = receiver_of(route(0, "t", depth=2))
     with pytest.raises(ProtocolError, match="without a credit"):
-        receiver.take(*(frame for n in range(3) for frame in tensor_frames(0, n, bytes_of(n))))
+        take(receiver, *(frame for n in range(3) for frame in tensor_frames(0, n, bytes_of(n))))
     assert len(receiver.got) == 2
 
 
@@ -173,15 +153,24 @@ def test_a_peer_without_credit_is_refused() -> None:
 )
 def test_what_does_not_fit_is_refused(messages: list[bytes]) -> None:
     with pytest.raises(ProtocolError):
-        Receiver(route(0, "t")).take(*messages)
+        take(receiver_of(route(0, "t")), *messages)
+
+
+@pytest.mark.parametrize("codec", [*CODECS])
+def test_sizes_that_a_codec_cannot_make_are_refused(codec: str) -> None:
+    tensor = TensorSpec("cut", (4, 4), "float32")
+    for size in (0, 7, 65, 1 << 40) if CODECS[codec].is_lossy else (0, 65, 1 << 40):
+        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 0, 0, 0, 0, size)
+        with pytest.raises(ProtocolError, match="'cut'"):
+            take(receiver_of(Route(0, tensor, "a", "b", 3, codec=codec)), header + bytes(min(size, CHUNK_BYTES)))
 
 
 @given(st.lists(st.binary(max_size=80), max_size=5), st.booleans())
 def test_no_bytes_do_more_than_raise(messages: list[bytes], header: bool) -> None:
-    receiver = Receiver(route(0, "t"))
+    receiver = receiver_of(route(0, "t"))
     prefix = control_frame(FrameKind.TENSOR)[:6] if header else b""
     with contextlib.suppress(ProtocolError):
-        receiver.take(*(prefix + message for message in messages))
+        take(receiver, *(prefix + message for message in messages))
 
 
 class Copying(Slot):
@@ -222,7 +211,7 @@ def carried(slot: Slot) -> tuple[Idle, OutgoingLink]:
 def test_a_computing_thread_does_not_wait_for_what_a_gpu_copies() -> None:
     ends, sent = threading.Event(), SimpleQueue[int]()
     station, link = carried(Copying(ends))
-    thread = threading.Thread(target=link.serve, args=(lambda frame: sent.put(decode(frame).sequence),))
+    thread = threading.Thread(target=lambda: [sent.put(decode(frame).sequence) for frame in link.frames()])
     thread.start()
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
@@ -235,13 +224,13 @@ def test_a_computing_thread_does_not_wait_for_what_a_gpu_copies() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("say", [OutgoingLink.drain, OutgoingLink.serve])
-def test_a_copy_that_fails_is_told_to_the_carrier_and_nothing_is_sent(say: Any) -> None:
+@pytest.mark.parametrize("by_frames", [True, False])
+def test_a_copy_that_fails_is_told_to_the_carrier_and_nothing_is_sent(by_frames: bool) -> None:
     ends, sent = threading.Event(), list[bytes]()
     ends.set()
     station, link = carried(Copying(ends, fails=True))
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
     with pytest.raises(WorkerError, match="an illegal memory access"):
-        say(link, sent.append)
+        sent += link.frames() if by_frames else link.drain(sent.append) or ()
     assert sent == []

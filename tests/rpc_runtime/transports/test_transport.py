@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpc_runtime.transports.transport import DEFAULT, Host, LinkSetting
+from rpc_runtime.transports.transport import DEFAULT, LinkSetting
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from rpc_runtime.transports.transport import DEFAULT, Host, LinkSetting
     ],
 )
 def test_what_will_carry_a_link(setting: LinkSetting, domains: tuple[str, str], expected: str) -> None:
-    assert setting.expected(*map(Host, domains)) == expected
+    assert setting.expected(*domains) == expected

@@ -83,7 +83,7 @@ def test_a_client_is_told_what_is_wrong_with_the_worker_s_certificate(
     elsewhere = ready(start(*worker_arguments(lab.files("far", names="DNS:far.lab.example"), mutual=False)))
     for name in ("127.0.0.1", "localhost"):
         refuses(f"{name}:{elsewhere.rpartition(':')[2]}", TlsFiles(lab.certificate), f"not for the host '{name}'")
-    plain = ready(start("--ready-json", TVM_SPLIT_TOKEN="abc"))
+    plain = ready(start("--json", TVM_SPLIT_TOKEN="abc"))
     refuses(plain, TlsFiles(lab.certificate), "it does not speak TLS, and this call does")
 
 
@@ -129,7 +129,7 @@ def test_a_worker_is_told_what_is_wrong_with_its_neighbour(
     with pytest.raises(
         WorkerError, match=f"'{A}' cannot send to its neighbour: .*{B}.*does not accept the certificate"
     ):
-        Session.open(chain(maker), endpoints, maker.blob_path)
+        Session(chain(maker), endpoints, maker.blob_path)
 
 
 def test_a_worker_does_not_start_with_what_nobody_would_accept(

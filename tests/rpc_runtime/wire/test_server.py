@@ -127,7 +127,7 @@ def test_connections_without_calls_are_closed(worker: WorkerEndpoint) -> None:
 def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
     """With too few files for all of them, the others wait until they are closed."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(tmp_path), "--ready-json"],
+        [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(tmp_path), "--json"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

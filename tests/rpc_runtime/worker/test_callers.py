@@ -35,7 +35,7 @@ def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) 
         process = start(*arguments, "--name", name, TVM_SPLIT_TOKEN=f"token-{name}")
         endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", mine)
     program = skips(maker)
-    with Session.open(program, endpoints, maker.blob_path) as pipeline:
+    with Session(program, endpoints, maker.blob_path) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
 
 
@@ -59,7 +59,7 @@ def ended_with(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_an_open_address_needs_a_word_and_gives_a_warning(start: Start) -> None:
-    process = start("--listen", "0.0.0.0:0", "--insecure", "--ready-json")
+    process = start("--listen", "0.0.0.0:0", "--insecure", "--json")
     port = ready(process).rpartition(":")[2]
     assert describe(WorkerEndpoint("x", f"127.0.0.1:{port}"), PATIENCE_SECONDS).process_id == process.pid
     process.terminate()
@@ -88,7 +88,7 @@ def test_a_certificate_of_its_own_does_not_open_a_worker_to_the_network(start: S
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
 def test_a_worker_on_loopback_serves_its_own_user_only(start: Start, tmp_path: Path, listen: str) -> None:
-    process = start("--listen", listen, "--ready-json", XDG_STATE_HOME=os.environ[STATE_VARIABLE])
+    process = start("--listen", listen, "--json", XDG_STATE_HOME=os.environ[STATE_VARIABLE])
     ready = announced(process)
     address, file = str(ready["address"]), Path(str(ready["token_file"]))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -118,7 +118,7 @@ def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start
     port = stranger.add_insecure_port("[::1]:0")
     stranger.start()
     try:
-        process = start("--listen", f"localhost:{port}", "--ready-json", **variables)
+        process = start("--listen", f"localhost:{port}", "--json", **variables)
         assert ready(process) == f"127.0.0.1:{port}"
         assert describe(WorkerEndpoint("x", f"localhost:{port}", given), PATIENCE_SECONDS).process_id == process.pid
         with pytest.raises(ProtocolError, match="no worker"):
@@ -159,7 +159,7 @@ def test_a_worker_that_cannot_keep_its_token_does_not_start(start: Start, tmp_pa
 
 
 def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start) -> None:
-    process, other = start("--ready-json"), start("--ready-json")
+    process, other = start("--json"), start("--json")
     address = ready(process)
     first, second = find_token(address), find_token(ready(other))
     assert first is not None
@@ -171,7 +171,7 @@ def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start
     assert first.file.exists()
     assert find_token(address) is None
     assert not first.file.exists()
-    again = start("--listen", address, "--ready-json")
+    again = start("--listen", address, "--json")
     ready(again)
     assert second.file is not None
     assert not second.file.exists()  # nobody had looked for it

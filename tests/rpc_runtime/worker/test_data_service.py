@@ -63,11 +63,11 @@ class Listener:
 def test_no_worker_is_told_the_token_of_another(start: Start, maker: ProgramMaker) -> None:
     machines, listeners = (A, B, C), {}
     for name in machines:
-        worker = start("--ready-json", "--name", name, TVM_SPLIT_TOKEN=f"token-of-{name}")
+        worker = start("--json", "--name", name, TVM_SPLIT_TOKEN=f"token-of-{name}")
         listeners[name] = Listener(ready(worker))
     endpoints = {name: WorkerEndpoint(name, listeners[name].address, f"token-of-{name}") for name in machines}
     program = chain(maker)
-    with Session.open(program, endpoints, maker.blob_path) as pipeline:
+    with Session(program, endpoints, maker.blob_path) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 3)))) == 3
     for stage, (name, listener) in zip(program.stages, listeners.items(), strict=True):
         listener.close()

@@ -137,7 +137,7 @@ def test_a_worker_refuses_the_folder_that_the_variable_names(shared: Path) -> No
 def test_what_a_worker_makes_is_its_users_alone(shared: Path, umask: int) -> None:
     shared.chmod(0o1777)  # as /tmp is
     cache = shared / "made/cache"
-    process = start_worker(cache, "--ready-json", within=["sh", "-c", f'umask {umask:o}; exec "$@"', "sh"])
+    process = start_worker(cache, "--json", within=["sh", "-c", f'umask {umask:o}; exec "$@"', "sh"])
     try:
         ready(process)
     finally:
@@ -152,26 +152,7 @@ def test_a_cache_below_a_folder_that_others_cannot_enter_is_used(shared: Path, s
     volume = shared / "volume"
     volume.mkdir()
     volume.chmod(0o777)
-    ready(start("--ready-json", "--cache", str(volume / "blobs")))
-
-
-def test_the_default_cache_of_an_earlier_version_is_tightened(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CACHE_VARIABLE)
-    blobs = shared / "tvm-split/blobs"
-    (blobs / "pins").mkdir(parents=True)
-    for path in (blobs.parent, blobs, blobs / "pins"):
-        path.chmod(0o777)
-    command = [sys.executable, "-m", "rpc_runtime.worker", "--ready-json"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(shared)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
-    try:
-        ready(process)
-    finally:
-        process.kill()
-        process.communicate()
-    assert [path.stat().st_mode & 0o022 for path in (blobs.parent, blobs, blobs / "pins")] == [0, 0, 0]
+    ready(start("--json", "--cache", str(volume / "blobs")))
 
 
 def assert_refused(process: subprocess.Popen[str], culprit: Path) -> None:

@@ -35,7 +35,7 @@ def check(channel: Any, service: str = "") -> int:
 
 
 def test_health_is_for_all_and_nothing_else_is(start: Start) -> None:
-    address = ready(start("--ready-json", TVM_SPLIT_TOKEN="abc"))
+    address = ready(start("--json", TVM_SPLIT_TOKEN="abc"))
     for service in ("", CONTROL_SERVICE):
         assert check(grpc.insecure_channel(address), service) == SERVING
     with pytest.raises(grpc.RpcError) as unknown:
@@ -46,7 +46,7 @@ def test_health_is_for_all_and_nothing_else_is(start: Start) -> None:
 
 
 def test_who_watches_is_told_of_the_end(start: Start) -> None:
-    process = start("--ready-json", TVM_SPLIT_TOKEN="abc")
+    process = start("--json", TVM_SPLIT_TOKEN="abc")
     with grpc.insecure_channel(ready(process)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watched = stub.Watch(pb.HealthCheckRequest(), timeout=60)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.program.program import Program
 from rpc_runtime.transports.transport import NO_SETTINGS
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl
@@ -33,7 +33,7 @@ from tests.helpers.rpc_runtime.gpu_programs import (
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers, gpu_workers
 from tests.helpers.rpc_runtime.joined_executors import evaluate
 from tests.helpers.rpc_runtime.random_programs import programs
-from tests.helpers.waiting import eventually, stop
+from tests.helpers.waiting import eventually
 
 Nccl = dict[str, str]
 BY_NCCL = all_links("ABC", "nccl")
@@ -112,40 +112,24 @@ def own_workers(request: pytest.FixtureRequest, library: Path, nccl: Nccl, tmp_p
         yield started
 
 
-@pytest.mark.parametrize("dies", "AB")
-def test_a_worker_that_is_killed_leaves_nothing_with_the_others(
-    dies: str, own_workers: GpuWorkers, library: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", "AB")
+def test_a_worker_that_is_killed_or_stands_still_leaves_nothing_with_the_others(
+    victim: str, number: signal.Signals, own_workers: GpuWorkers, library: Path
 ) -> None:
-    (lives,) = set("AB") - {dies}
+    (other,), process = set("AB") - {victim}, own_workers.processes[victim].pid
     with opened(own_workers, chain(), library, BY_NCCL) as pipeline:
         results = pipeline.stream(batches(chain(), 1000))
         for _ in range(5):
             next(results)
-        os.kill(own_workers.processes[dies].pid, signal.SIGKILL)
-        with pytest.raises(WorkerUnavailableError, match=f"'{dies}'"):
+        os.kill(process, number)
+        with pytest.raises(TvmSplitError, match=f"'{victim}'"):
             list(results)
-    assert is_empty(own_workers, lives)
-    other = chain(f"{lives}C{lives}")  # its GPU is free for others
-    with opened(own_workers, other, library, BY_NCCL) as pipeline:
-        assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(other, [np.array([1, 2])]))
-
-
-@pytest.mark.parametrize("stands", "AB")
-def test_a_worker_that_stands_still_keeps_nothing_of_the_others(
-    stands: str, own_workers: GpuWorkers, library: Path
-) -> None:
-    (lives,) = set("AB") - {stands}
-    with opened(own_workers, chain(), library, BY_NCCL) as pipeline:
-        results = pipeline.stream(batches(chain(), 1000))
-        next(results)
-        stop(own_workers.processes[stands].pid)
-        with pytest.raises(TvmSplitError):
-            list(results)
-    assert is_empty(own_workers, lives)
-    os.kill(own_workers.processes[stands].pid, signal.SIGCONT)
-    assert is_empty(own_workers, stands)
-    with opened(own_workers, chain(), library, BY_NCCL) as pipeline:
-        assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(chain(), [np.array([1, 2])]))
+    assert is_empty(own_workers, other)
+    os.kill(process, signal.SIGCONT)
+    again = chain() if number is signal.SIGSTOP else chain(f"{other}C{other}")  # the GPUs are free for others
+    with opened(own_workers, again, library, BY_NCCL) as pipeline:
+        assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(again, [np.array([1, 2])]))
 
 
 @pytest.mark.parametrize(
@@ -172,16 +156,3 @@ def test_what_nccl_cannot_join_is_told_and_nothing_runs(
         assert all(is_empty(workers, name) for name in "AB")
         with opened(workers, chain("AB"), library, NO_SETTINGS) as pipeline:  # as it is carried by itself
             assert carried(pipeline) == {"shm"}
-
-
-def test_an_end_that_never_joins_keeps_nobody(library: Path, nccl: Nccl, tmp_path: Path) -> None:
-    absent = {"STAND_IN_ABSENT": "1"}
-    with gpu_workers(
-        "AB", library, tmp_path, environment=lambda name: nccl | (absent if name == "B" else {})
-    ) as workers:
-        with pytest.raises(TvmSplitError), opened(workers, chain("AB"), library, BY_NCCL, timeout_seconds=3):
-            pass
-        assert all(is_empty(workers, name) for name in "AB")
-        with opened(workers, chain("AB"), library, NO_SETTINGS) as pipeline:
-            assert carried(pipeline) == {"shm"}
-            assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(chain("AB"), [np.array([1, 2])]))

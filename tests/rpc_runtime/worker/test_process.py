@@ -53,7 +53,7 @@ def test_a_client_needs_no_tvm() -> None:
 
 @pytest.mark.parametrize("level", ["info", "warning"])
 def test_a_worker_logs_what_it_is_told_to(start: Start, level: str) -> None:
-    process = start("--ready-json", "--insecure", "--log-level", level)
+    process = start("--json", "--insecure", "--log-level", level)
     with RawCaller(WorkerEndpoint(A, ready(process))) as caller:
         request = pb.StatisticsRequest(deployment="\x1b[2J\nerror: gone")
         code = caller.code(METHODS["Statistics"].path, [request.SerializeToString()])
@@ -87,7 +87,7 @@ def test_a_worker_describes_its_machine(workers: LocalWorkers) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly(start: Start, number: int) -> None:
-    process = start("--ready-json")
+    process = start("--json")
     ready(process)
     process.send_signal(number)
     assert process.wait(PATIENCE_SECONDS) == 0
@@ -116,14 +116,14 @@ def test_what_prints_while_it_imports_does_not_reach_its_ready_line(start: Start
         "    if name in ('numpy', 'grpc'): print('noise')\n    return imported(name, *others, **named)\n"
         "builtins.__import__ = noisy\n"
     )
-    process = start("--ready-json", PYTHONPATH=str(tmp_path))
+    process = start("--json", PYTHONPATH=str(tmp_path))
     assert ready(process)
     process.terminate()
     assert "noise" in process.communicate(timeout=PATIENCE_SECONDS)[1]
 
 
 def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
-    address = ready(start("--ready-json"))
+    address = ready(start("--json"))
     second = start("--listen", address)
     assert second.wait(PATIENCE_SECONDS) == 1
     assert second.stderr is not None
@@ -135,9 +135,9 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     [
         (["--listen", "0.0.0.0:0"], "--insecure"),
         (["--listen", "nonsense"], "HOST:PORT"),
-        (["--threads", "0"], "at least one thread"),
+        (["--threads", "0"], "--threads is at least 1"),
         (["--cores", "a"], "--cores takes numbers"),
-        (["--cores", "4000"], "cannot run on the cores"),
+        (["--cores", "4000"], "--cores takes numbers of"),
         (["--tls-key", "x"], "belong together"),
         (["--tls-certificate", "nothing.pem", "--tls-key", "nothing.pem"], "cannot read the TLS file"),
         (["--token-file", "nothing"], "cannot read the token file"),

@@ -1,8 +1,7 @@
 from importlib import metadata
 
 from tvm_split.cli.doctor import Check, Verdict, all_checks
-from tvm_split.compiler.instruction_sets import target_text
-from tvm_split.compiler.targets import host_target
+from tvm_split.compiler.targets import host_target, target_text
 
 
 def test_this_installation_is_fit(invoke_json):

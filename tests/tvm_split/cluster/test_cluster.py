@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 
-from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.launcher import Launcher, Running, Started
+from tvm_split.cluster.launcher import Launcher, Started
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
 from tvm_split.launchers.local import Local
@@ -48,8 +45,8 @@ THREE = (Machine("a"), Machine("b"), Machine("c"))
         (lambda: Link("a", "client", address="b:1"), "the address of the machine itself"),
         (lambda: Cluster(THREE, (Link("a", "b"),)), "no link between 'a' and 'c', 'b' and 'c'; give"),
         (lambda: Cluster(THREE, (Link("a", "b"), Link("a", "b", 1.0))), "a second link from 'a' to 'b'"),
-        (lambda: Cluster((Machine("a"),)).endpoints(), "'a' has no address"),
-        (lambda: Cluster.in_process().endpoints(), "no workers"),
+        (lambda: Cluster((Machine("a"),)).start().endpoints(), "'a' has no address"),
+        (lambda: Cluster.in_process().start().endpoints(), "no workers"),
         (lambda: Cluster.local().machine("desk"), "no machine is named 'desk'; the cluster has machine-a, machine-b"),
     ],
 )
@@ -58,63 +55,56 @@ def test_wrong_clusters(make, message: str) -> None:
         make()
 
 
-@dataclass(frozen=True)
 class Scripted(Launcher):
-    """Machines of this host whose workers start as a test says."""
+    """Counts how often its workers were started and ended."""
 
     name = "scripted"
     on_this_host = True
 
-    starts: Callable[[Cluster], Started]
+    def __init__(self) -> None:
+        self.counts = {"started": 0, "ended": 0}
 
     def find(self) -> Cluster:
         return Cluster((Machine("a"),), launcher=self)
 
     def start(self, cluster: Cluster) -> Started:
-        return self.starts(cluster)
+        self.counts["started"] += 1
+        return ScriptedWorkers(self.counts)
 
 
-def test_local_workers_start_beside_something_else() -> None:
-    """This process wants a core of its own until it has done what it does meanwhile."""
-    busy: list[bool] = []
-    begun, ended = threading.Event(), threading.Event()
+@dataclass
+class ScriptedWorkers:
+    counts: dict[str, int]
 
-    def start(cluster: Cluster) -> Started:
-        busy.append(cluster.is_busy)
-        begun.set()
-        ended.wait(PATIENCE_SECONDS)
-        busy.append(cluster.is_busy)
-        return Running({"a": WorkerEndpoint("a", "127.0.0.1:1")})
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        return {"a": WorkerEndpoint("a", f"127.0.0.1:{self.counts['started']}")}
 
-    def wait_until_idle(cluster: Cluster) -> None:
-        eventually(lambda: not cluster.is_busy, "this process is done")
-        ended.set()
-
-    with Scripted(start).find() as cluster:
-        with cluster.starting():
-            assert begun.wait(PATIENCE_SECONDS)
-            threading.Thread(
-                target=lambda: eventually(lambda: not cluster.is_busy, "it is done") and ended.set()
-            ).start()
-        eventually(lambda: busy == [True, False], "the workers have started")
-        with cluster.starting():
-            assert set(cluster.endpoints()) == {"a"}
-    assert len(busy) == 2
+    def close(self) -> None:
+        self.counts["ended"] += 1
 
 
-def test_what_keeps_workers_from_starting_is_raised() -> None:
-    def refuse(cluster: Cluster) -> Started:
-        raise WorkerUnavailableError("no worker starts here")
+def test_a_session_starts_its_workers_once_and_ends_them() -> None:
+    launcher = Scripted()
+    cluster = launcher.find()
+    with cluster as workers:
+        assert launcher.counts == {"started": 0, "ended": 0}  # they start when they are first needed
+        with workers.start() as shared:
+            assert shared.endpoints() == workers.endpoints()
+        assert launcher.counts == {"started": 1, "ended": 0}
+    assert launcher.counts == {"started": 1, "ended": 1}
+    workers.close()
+    assert launcher.counts == {"started": 1, "ended": 1}
+    with pytest.raises(ClusterError, match="have ended"):
+        shared.endpoints()
 
-    with pytest.raises(WorkerUnavailableError, match="no worker starts here"), Scripted(refuse).find().starting():
-        pass
-    with pytest.raises(ZeroDivisionError), Scripted(refuse).find().starting():
-        raise ZeroDivisionError
 
-
-def test_only_local_workers_are_started() -> None:
-    with Cluster.in_process().starting():
-        pass
+def test_sessions_of_one_cluster_have_workers_of_their_own() -> None:
+    launcher = Scripted()
+    cluster = launcher.find()
+    with cluster as outer, cluster as inner:
+        assert outer.endpoints() != inner.endpoints()
+    assert launcher.counts == {"started": 2, "ended": 2}
+    assert launcher.find() == cluster
 
 
 def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:

@@ -17,9 +17,7 @@ from rpc_runtime.hardware import DISABLED_FEATURES_VARIABLE, features_in
 from schedules.traits import traits_of
 from tests.helpers.recorded_processors import NAMES, recorded
 from tvm_split.cluster.machine import Machine
-from tvm_split.compiler.instruction_sets import cannot_execute, cpu_target, target_text
-from tvm_split.compiler.placement import tvm_target
-from tvm_split.compiler.targets import host_target
+from tvm_split.compiler.targets import cannot_execute, cpu_target, host_target, target_text, tvm_target
 
 EXPECTED = {
     "alderlake-i7-1260p": "x86-64-v3+avxvnni",

@@ -17,9 +17,8 @@ from rpc_runtime.hardware import cpu_features
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import make_launcher
 from tvm_split.cluster.machine import Machine
-from tvm_split.compiler.instruction_sets import cannot_execute
-from tvm_split.compiler.placement import tvm_target
-from tvm_split.compiler.targets import host_target, require_known_targets, runs_here
+from tvm_split.compiler.machine_targets import require_known_targets
+from tvm_split.compiler.targets import cannot_execute, host_target, runs_here, tvm_target
 from tvm_split.launchers.local import Local
 from tvm_split.profiling.cluster_profile import profile_model
 

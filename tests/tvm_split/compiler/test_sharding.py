@@ -10,12 +10,11 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
+from relay_passes.ir import main_function, operations_of
 from relay_passes.shards import channels
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
-from tvm_split.compiler.sharding import computed_shares, placed_model
-from tvm_split.compiling import cut_model
+from tvm_split.compiler.sharding import computed_shares, partition
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.problem import Exchange, Stage
@@ -37,20 +36,20 @@ def chain(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
 
 def parted(model: Model, *stages: Stage) -> dict[str, tuple[str, list[str]]]:
     """By the name of each stage, its machine and its variables; the graph computes what it did."""
-    placed = placed_model(model, planned(*stages))
+    placed = partition(model, planned(*stages))
     whole = with_cuts_made(placed.model.module, placed.cuts, model.module)
     assert_same_values({"whole": model.module, "parted": whole}, *random_inputs(model.module))
     require_consistent(placed)
     found: dict[str, tuple[str, list[str]]] = {stage.name: (stage.machine, []) for stage in placed.plan.stages}
     names = list(found)
-    for name, index in placed.placement.stage_of.items():
+    for name, index in placed.stage_of.items():
         found[names[index]][1].append(name)
     return found
 
 
 def test_a_plan_without_shards_stays_as_it_is() -> None:
     model, plan = model_of(chain), planned(whole(A, "conv1", "relu"), whole(B, "conv2", "last"))
-    placed = placed_model(model, plan)
+    placed = partition(model, plan)
     assert placed.model is model
     assert placed.plan is plan
 
@@ -82,13 +81,13 @@ def test_a_model_s_input_is_cut_by_who_needs_it_and_its_output_joined_by_the_lar
 
 def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
     first = shared("rows", "conv1", "relu", shares={A: 0.375, B: 0.625})
-    cut = cut_model(model_of(chain), planned(first, whole(B, "conv2", "last")))
-    assert [(each.tensor.shape, each.input, each.axis, each.begin) for each in cut.cuts] == [
+    cut = partition(model_of(chain), planned(first, whole(B, "conv2", "last")))
+    assert [(each.tensor.shape, each.input, each.axis, each.begin) for each in cut.input_cuts] == [
         ((1, 4, 4, 8), "x", 2, 0),
         ((1, 4, 6, 8), "x", 2, 2),
     ]
     assert [each.received for each in cut.computations[:2]] == [("x_machine_a",), ("x_machine_b",)]
-    assert [each.name for each in main_function(cut.annotated).params] == ["x"]
+    assert [each.name for each in main_function(cut.annotated()).params] == ["x"]
 
 
 def test_an_input_that_a_machine_needs_whole_is_not_cut_for_it() -> None:
@@ -96,8 +95,8 @@ def test_an_input_that_a_machine_needs_whole_is_not_cut_for_it() -> None:
         conv = emit(op.nn.conv2d(x, weights(4, 4, 3, 3), padding=1), "conv")
         return [emit(op.add(conv, x), "last")]
 
-    found = cut_model(model_of(skip), planned(shared("rows", "conv"), whole(B, "last")))
-    assert [each.tensor.name for each in found.cuts] == ["x_machine_a"]
+    found = partition(model_of(skip), planned(shared("rows", "conv"), whole(B, "last")))
+    assert [each.tensor.name for each in found.input_cuts] == ["x_machine_a"]
     assert [each.received for each in found.computations] == [
         ("x_machine_a",),
         ("x",),
@@ -221,7 +220,7 @@ def test_of_a_first_shard_s_rows_a_second_takes_from_each_machine_what_it_lacks(
         "stage_1_machine_b_0": (B, ["relu_machine_b_2", "conv2_machine_b", "last_machine_b"]),
         "stage_1_machine_b_1": (B, ["last"]),
     }  # fmt: skip
-    assert [each.received for each in cut_model(model_of(chain), plan).computations[2:4]] == [
+    assert [each.received for each in partition(model_of(chain), plan).computations[2:4]] == [
         ("relu_machine_a_0_to_3",),
         ("relu_machine_a_1_to_4", "relu_machine_b"),
     ]
@@ -274,7 +273,7 @@ def test_what_is_returned_is_joined_by_the_largest_share_even_if_others_use_it()
 def test_the_stages_are_cut_like_any_others() -> None:
     """What crosses is what is needed: parts, not the whole."""
     plan = planned(whole(C, "conv1"), shared("rows", "relu", "conv2"), whole(C, "last"))
-    cut = cut_model(model_of(chain), plan)
+    cut = partition(model_of(chain), plan)
     assert [(each.received, each.sent) for each in cut.computations] == [
         (("x",), ("conv1_machine_a", "conv1_machine_b")),
         (("conv1_machine_a",), ("conv2_machine_a",)),
@@ -283,7 +282,7 @@ def test_the_stages_are_cut_like_any_others() -> None:
     ]
     shapes = [tuple(map(int, each.ty.shape.values)) for each in cut.computations[3].function.params]
     assert shapes == [(1, 4, 4, 8), (1, 4, 4, 8)]
-    assert set(cut.machine_modules) == {A, B, C}
+    assert set(cut.machine_modules()) == {A, B, C}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +302,7 @@ def test_the_stages_are_cut_like_any_others() -> None:
 )
 def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> None:
     with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be shared: .*{message}"):
-        placed_model(model_of(chain), planned(stage))
+        partition(model_of(chain), planned(stage))
 
 
 def test_more_machines_than_samples() -> None:
@@ -312,7 +311,7 @@ def test_more_machines_than_samples() -> None:
     model = Model("tiny", "test", module, (), (), {name: name for name in names})
     stage = shared("batch", *names, shares={A: 0.8, B: 0.1, C: 0.1})
     with pytest.raises(PlanError, match=r"'last' has 3 samples for 3 machines: a share of 0.1 of 3 is nothing"):
-        placed_model(model, planned(stage))
+        partition(model, planned(stage))
 
 
 @pytest.mark.parametrize("exchange", ["fused", "each"])
@@ -344,7 +343,7 @@ def test_what_depends_on_no_input_is_no_stage_of_a_machine_that_computes_later()
     found = parted(model_of(narrow), stage)
     (of_b,) = [names for machine, names in found.values() if machine == B]
     assert {"many_machine_b", "table_machine_b", "last_machine_b"} <= set(of_b)
-    assert len(cut_model(model_of(narrow), planned(stage)).computations) == len(found)
+    assert len(partition(model_of(narrow), planned(stage)).computations) == len(found)
 
 
 def test_few_rows_of_a_result_are_refused_with_layer_rows_and_share() -> None:
@@ -358,7 +357,7 @@ def test_what_cannot_be_shared_is_a_layer_as_users_call_it() -> None:
     model = model_of(chain, {"conv1": "features.0", "relu": "features.1", "conv2": "features.2", "last": "features.3"})
     stage = shared("rows", *dict.fromkeys(model.layers.values()), shares={A: 0.99, B: 0.01})
     with pytest.raises(PlanError, match=r"'features\.3' has 8 rows for 2 machines"):
-        placed_model(model, planned(stage))
+        partition(model, planned(stage))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +370,7 @@ def test_what_cannot_be_shared_is_a_layer_as_users_call_it() -> None:
 )
 def test_layers_that_a_plan_does_not_place_as_they_are(layers: tuple[str, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        placed_model(model_of(chain), planned(shared("rows", *layers)))
+        partition(model_of(chain), planned(shared("rows", *layers)))
 
 
 def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
@@ -384,7 +383,7 @@ def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
     with pytest.raises(
         PlanError, match=r"layer 'other' is executed between 'block' and 'block'; put it into the shard"
     ):
-        placed_model(model, planned(shared("rows", "block"), whole(C, "other")))
+        partition(model, planned(shared("rows", "block"), whole(C, "other")))
     found = parted(model, shared("rows", "block", "other"))
     assert found["stage_0_machine_a_1"] == (A, ["other", "second"])
 
@@ -392,12 +391,12 @@ def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
 def test_machines_whose_parts_would_have_the_same_names_are_refused() -> None:
     plan = planned(shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.5, "machine_a": 0.5}))
     with pytest.raises(PlanError, match=r"stage_0 is shared by 'machine-a' and 'machine_a', .* rename one"):
-        placed_model(model_of(chain), plan)
+        partition(model_of(chain), plan)
 
 
 def test_the_same_stages_every_time() -> None:
     stages = (shared("rows", "conv1", "relu", exchange="each"), shared("channels", "conv2", "last"))
-    first, again = (placed_model(model_of(chain), planned(*stages)) for _ in range(2))
+    first, again = (partition(model_of(chain), planned(*stages)) for _ in range(2))
     assert first.plan == again.plan
-    assert first.placement.stage_of == again.placement.stage_of
+    assert first.stage_of == again.stage_of
     tvm.ir.assert_structural_equal(first.model.module, again.model.module)

@@ -9,13 +9,12 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from relay_passes.contract import main_function, operations_of
-from relay_passes.operands import shape_of
+from relay_passes.ir import main_function, operations_of, shape_of
 from tests.helpers.relax_graphs import with_cuts_made
 from tests.helpers.relax_values import values_of
 from tests.helpers.shard_networks import Network
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
-from tvm_split.compiler.sharding import placed_model
+from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.problem import Stage
@@ -68,7 +67,7 @@ def test_stages_that_are_shared_in_turn(data: st.DataObject, size: int) -> None:
     spans = pairwise([0, *sorted(cuts), len(names)])
     plan = planned(*(data.draw(stages(names[begin:end])) for begin, end in spans))
     try:
-        placed = placed_model(Model("random", "test", module, (), (), {name: name for name in names}), plan)
+        placed = partition(Model("random", "test", module, (), (), {name: name for name in names}), plan)
     except PlanError as error:
         if not any(words in str(error) for words in REFUSED):
             raise

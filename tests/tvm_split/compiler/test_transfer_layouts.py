@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from tvm_split.compiling import cut_model
+from tvm_split.compiler.sharding import partition
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 INPUT = torch.linspace(-1, 1, 3 * 12 * 12).reshape(1, 3, 12, 12)
@@ -158,6 +158,6 @@ def test_machines_with_unlike_vectors_exchange_plain_images() -> None:
     wide = with_target(with_target(plan, A, mcpu="skylake-avx512", mattr=[]), B, mcpu="skylake-avx512", mattr=[])
     unlike = with_target(wide, B, mcpu="haswell")
     for each, rank in ((wide, 5), (unlike, 4)):
-        first, second = cut_model(model, each).computations
+        first, second = partition(model, each).computations
         (made,), (taken,) = first.function.ret_ty.fields, [parameter.ty for parameter in second.function.params]
         assert made.ndim == taken.ndim == rank

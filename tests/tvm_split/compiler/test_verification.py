@@ -12,8 +12,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import tvm_split
-from tvm_split.compiler.tolerances import TOLERANCES, tolerances_of
-from tvm_split.compiler.verification import difference
+from tvm_split.compiler.verification import TOLERANCES, difference, tolerances_of
 
 
 def network() -> nn.Module:

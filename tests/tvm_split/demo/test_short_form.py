@@ -2,8 +2,8 @@ import torch
 
 from schedules.traits import traits_of
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.placement import tvm_target
-from tvm_split.compiling import cut_model
+from tvm_split.compiler.sharding import partition
+from tvm_split.compiler.targets import tvm_target
 from tvm_split.demo.network import DigitNetwork, shards_over, split_over
 from tvm_split.demo.short_form import short_form
 from tvm_split.frontends import load_model
@@ -25,13 +25,13 @@ def test_what_the_second_machine_does():
     planned = plan(model, cluster, split=split_over(cluster.machine_names))
     lanes = traits_of(tvm_target(planned.machine("machine-b").target)).lanes
     expected = SECOND_MACHINE.format(blocks=32 // lanes, lanes=lanes)
-    assert short_form(cut_model(model, planned).machine_modules["machine-b"]) == expected
+    assert short_form(partition(model, planned).machine_modules()["machine-b"]) == expected
 
 
 def test_numbers_are_not_those_of_tvm():
     cluster = Cluster.local(workers=2)
     model = load_model(DigitNetwork().eval(), (torch.zeros(4, 3, 8, 8),))
     planned = plan(model, cluster, shards=shards_over(cluster.machine_names))
-    text = short_form(cut_model(model, planned).machine_modules["machine-b"])
+    text = short_form(partition(model, planned).machine_modules()["machine-b"])
     assert "relu1_machine_b_halo_for_machine_a = strided_slice(relu1_machine_b, (2), (0), (1))" in text
     assert "T.int64" not in text

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of
+from relay_passes.ir import bindings_of
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built, ModelBuilder

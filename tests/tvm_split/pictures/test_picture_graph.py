@@ -65,7 +65,7 @@ def test_what_passes_between_stages_that_machines_share_crosses():
     ]
     graph = drawn(Branches(), (torch.zeros(2, 4),), shards=shards)
     assert {node.machines for node in graph.nodes[1:-1]} == {(A, B)}
-    assert all(node.together for node in graph.nodes[1:-1])
+    assert all(node.sharded for node in graph.nodes[1:-1])
     crossing = {ends for ends, edge in edges_of(graph).items() if edge.crosses}
     # The same machines on both sides, but each has only its part.
     assert crossing == {

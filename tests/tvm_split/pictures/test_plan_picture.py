@@ -57,32 +57,32 @@ def test_predictions_are_in_the_legend(planned, tmp_path):
     assert any("predicted: 100 micro-batches a second" in text for text in shown)
 
 
-def test_machines_that_take_turns_are_all_named(planned, tmp_path):
+def test_replicas_are_all_named(planned, tmp_path):
     model, plan = planned
     stages = (plan.stages[0], dataclasses.replace(plan.stages[1], machines=(B, "machine-c"), shares=(0.5, 0.5)))
     draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.svg")
     shown = texts(tmp_path / "plan.svg")
-    assert "machine-b: 3 layers, in turns with machine-c" in shown
-    assert "machine-c: 3 layers, in turns with machine-b" in shown
-    assert shown.count("in turns: machine-b, machine-c") == 3
+    assert "machine-b: 3 layers, replicas with machine-c" in shown
+    assert "machine-c: 3 layers, replicas with machine-b" in shown
+    assert shown.count("replicas: machine-b, machine-c") == 3
     rectangles = [each.get("fill") for each in ElementTree.parse(tmp_path / "plan.svg").getroot().iter(f"{SVG}rect")]
     assert rectangles.count(COLOURS[2]) == 1 + 3  # the legend's, and one in each of the three layers
     assert shown.count("2.3 kB") == 1
 
 
-def test_machines_that_compute_together_are_not_said_to_take_turns(planned, tmp_path):
+def test_shards_are_not_called_replicas(planned, tmp_path):
     model, plan = planned
     together = dataclasses.replace(
         plan.stages[0], machines=(A, B), shares=(0.75, 0.25), sharding=Sharding("rows", "each")
     )
     draw_plan(model, dataclasses.replace(plan, stages=(together, plan.stages[1])), tmp_path / "plan.svg")
     shown = texts(tmp_path / "plan.svg")
-    assert "machine-a: 2 layers, together with machine-b" in shown
-    assert "machine-b: 5 layers, together with machine-a" in shown
+    assert "machine-a: 2 layers, shards with machine-b" in shown
+    assert "machine-b: 5 layers, shards with machine-a" in shown
     words = "machine-a 0.75 and machine-b 0.25 of the rows; rows beyond a part are exchanged at each window"
     assert f"stage_0: {words}" in shown
-    assert shown.count("together: machine-a, machine-b") == 2
-    assert not any("turns" in text for text in shown)
+    assert shown.count("shards: machine-a, machine-b") == 2
+    assert not any("replicas" in text for text in shown)
     assert shown.count("2.3 kB") == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import torch
 import tvm_ffi
@@ -12,9 +11,10 @@ from tvm import tirx
 
 import tvm_split
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.build import build_stage
+from tvm_split.compiler.kernels import kernels_of
+from tvm_split.compiler.sharding import partition
+from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target
-from tvm_split.compiling import cut_model
 
 LAYERS = 4
 
@@ -43,14 +43,13 @@ class Repeated(nn.Module):
         return self.vectors(self.lines(self.images(x).flatten(2)))
 
 
-def test_every_workload_is_compiled_once(tmp_path: Path) -> None:
+def test_every_workload_is_compiled_once() -> None:
     torch.manual_seed(0)
     model = tvm_split.load_model(Repeated().eval(), (torch.randn(1, 32, 6, 8),))
     plan = tvm_split.plan(model, Cluster.in_process(1, threads=1))
-    phases = {}
-    (part,) = cut_model(model, plan).computations
-    built = build_stage(part, host_target(1), tmp_path / "stage.so", model.layers, observe=phases.__setitem__)
-    scheduled = phases["schedule"]
+    (part,) = partition(model, plan).computations
+    modules = StageCompiler(host_target(1)).lower(part.function)
+    scheduled = modules["schedule"]
     kernels = [
         function.without_attr("global_symbol")
         for _, function in scheduled.functions_items()
@@ -58,7 +57,7 @@ def test_every_workload_is_compiled_once(tmp_path: Path) -> None:
     ]
     assert not any(tvm_ffi.structural_equal(*pair) for pair in itertools.combinations(kernels, 2))
     # Of every convolution and product there are as many calls as layers, and one function.
-    calls = [kernel.function for kernel in built.kernels]
+    calls = [kernel.function for kernel in kernels_of(modules, model.layers)]
     for word, families in {"conv2d": 4, "matmul": 1, "group_norm": 1, "layer_norm": 1}.items():
         named = [function for function in calls if word in function]
         assert len(named) == families * LAYERS, named

@@ -79,7 +79,7 @@ def test_machines_are_spared_where_the_latency_is_none():
         tuple(Piece(name, {A: 0.0, B: 0.0}) for name in ("left", "right")),
         tuple(Edge(CLIENT, name, 0.0) for name in ("left", "right")),
     )
-    alone, best = solve(problem), solve(dataclasses.replace(problem, stages=2))
+    alone, best = (solve(dataclasses.replace(problem, stages=stages)) for stages in (1, 2))
     other = Alternative("alone", alone.stages, alone.evaluation.period_seconds, alone.evaluation.latency_seconds, "")
     best = dataclasses.replace(best, alternatives=(other,))
     assert sum(len(stage.machines) for stage in best.stages) == 2

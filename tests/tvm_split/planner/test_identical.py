@@ -12,7 +12,6 @@ from tvm_split.planner.identical import with_host_averaged, with_identical_avera
 from tvm_split.planner.profile import ClusterProfile, PieceTime
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.machine_classes import machine_classes
 
 
 def scattered(slowness: Sequence[float], noise: float = 0.02) -> ClusterProfile:
@@ -40,7 +39,7 @@ def scattered(slowness: Sequence[float], noise: float = 0.02) -> ClusterProfile:
 
 
 def classes_of(profile: ClusterProfile) -> tuple[tuple[int, ...], ...]:
-    return machine_classes(instance_of(chain_problem(profile)))
+    return instance_of(chain_problem(profile)).classes
 
 
 def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:

@@ -16,9 +16,8 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.planner.round_robin import fairest_turns, with_turns
 from tvm_split.planner.search import Budget, solve
-from tvm_split.planner.search.candidate import best_delivered, candidate, delivered
+from tvm_split.planner.search.candidate import Placement, best_delivered, candidate, delivered
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.placement import Placement
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -176,11 +175,11 @@ def test_a_plan_without_replicas_may_be_better_as_it_runs():
     two = instance_of(one_piece([1.0, 2**0.5, 1.0]))
     ideal = candidate(two, dealt)
     running = delivered(two, ideal)
-    between = (ideal.evaluation.period_seconds + running.evaluation.period_seconds) / 2
+    between = (ideal.flow.period_seconds + running.flow.period_seconds) / 2
     three = instance_of(one_piece([1.0, 2**0.5, between / 0.01]))
     best_of_both = best_delivered(three, [candidate(three, dealt), candidate(three, [Placement((2,), (0,))])])
     assert best_of_both is not None
-    assert best_of_both.evaluation.period_seconds == pytest.approx(between)
+    assert best_of_both.flow.period_seconds == pytest.approx(between)
 
 
 def test_of_a_machine_without_a_turn_it_is_told():

@@ -30,7 +30,7 @@ def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
     assert found.limiting.endswith("worker-7 and the client share")
     solution = solve(problem)
     assert solution.evaluation.period_seconds == pytest.approx(0.04)
-    assert solution.gap == 0.0
+    assert solution.gap <= 1e-5
     assert len(solution.stages) == 2
 
 
@@ -104,7 +104,7 @@ def test_the_bound_of_divided_pieces_is_below_every_plan(seed: int, pieces: int,
     )
     expected = best(problem, graph_plans(problem))
     assert expected is not None
-    alone = [each.evaluation.period_seconds for each in one_machine_candidates(instance_of(problem))]
+    alone = [each.flow.period_seconds for each in one_machine_candidates(instance_of(problem))]
     assert min([period_bound(instance_of(problem), Budget()), *alone]) <= expected[0] * (1 + 1e-9)
 
 

@@ -67,17 +67,3 @@ def test_what_is_kept_is_found_again_until_it_is_refreshed(measured):
     for machine, before in zip(anew.machines, profile.machines, strict=True):
         assert machine.measured_at > before.measured_at
     assert all(link.measured_at > profile.links[0].measured_at for link in anew.links)
-
-
-@pytest.mark.slow
-def test_workers_end_unless_somebody_keeps_them(measured):
-    model, folder, *_ = measured
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile_model(model, cluster, cache_folder=folder)
-    first = cluster.endpoints()
-    cluster.close()
-    with tvm_split.Cluster.local(workers=2) as kept:
-        before = kept.endpoints()
-        profile_model(model, kept, cache_folder=folder)
-        assert kept.endpoints() == before
-    assert {each.address for each in first.values()}.isdisjoint(each.address for each in before.values())

@@ -146,7 +146,7 @@ def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, m
 
     monkeypatch.setattr(link_probing, "describe", gpu_described)
     monkeypatch.setattr(link_probing._Probing, "_pass", given_passage)
-    probing = link_probing._Probing(asked, SIZES, link_probing.STAGE_BYTES, 60.0, None, None, True)
+    probing = link_probing._Probing(asked.start(), SIZES, link_probing.STAGE_BYTES, 60.0, None, None, True)
     trip = MachineProbe(0.0, 2e-4, (), (), 0.0, {})
     found = probing._probe_pair(A, B, {A: trip, B: trip})
     assert found.transport == "nccl"

@@ -13,8 +13,9 @@ import tvm_split
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec
 from rpc_runtime.program.routes import CLIENT
 from tests.models import torch_models
+from tvm_split.compiler.describe import tensor_spec
+from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.targets import host_target
-from tvm_split.compiling import cut_model, tensor_spec
 from tvm_split.planner.by_hand import with_independent_layers
 from tvm_split.planner.graph import piece_edges, pieces_of
 from tvm_split.profiling.kernels import target_code
@@ -72,7 +73,7 @@ def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
     used = [machine for machine in MACHINES if machine in machine_of.values()]
     split = {machine: [layer for layer, home in machine_of.items() if home == machine] for machine in used}
     plan = tvm_split.plan(model, tvm_split.Cluster.local(len(MACHINES)), split=split)
-    cut = cut_model(model, plan)
+    cut = partition(model, plan)
     stages = tuple(
         StageSpec(
             index,
@@ -88,7 +89,7 @@ def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
         for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True))
     )
     made = {tensor.name: tensor for tensor in (*model.inputs, *(t for stage in stages for t in stage.outputs))}
-    program = Program(model.inputs, tuple(made[name] for name in cut.output_names), stages)
+    program = Program(model.inputs, tuple(made[name] for name in cut.outputs), stages)
     return {(route.tensor.name, route.source, route.destination): route.tensor.size_bytes for route in program.routes}
 
 

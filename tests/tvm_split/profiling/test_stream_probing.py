@@ -34,7 +34,7 @@ def opened(programs: ProbePrograms) -> Iterator[Opened]:
 
 
 def opened_on(workers: LocalWorkers, programs: ProbePrograms) -> Opened:
-    return lambda products: Session.open(
+    return lambda products: Session(
         programs.busy(A, products), workers.endpoints, programs.blob_path, timeout_seconds=60.0
     )
 
@@ -42,7 +42,7 @@ def opened_on(workers: LocalWorkers, programs: ProbePrograms) -> Opened:
 def opened_through(workers: LocalWorkers, programs: ProbePrograms) -> Callable[[Sequence[str], int], Session]:
     def opened(names: Sequence[str], size: int) -> Session:
         program = programs.chain(names, [size] * (len(names) + 1)) if size else programs.reading(names, 64)
-        return Session.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
+        return Session(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
 
     return opened
 

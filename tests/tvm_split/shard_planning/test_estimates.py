@@ -12,7 +12,7 @@ from torch import nn
 
 import tvm_split
 from tests.models.torch_models import vgg
-from tvm_split.compiling import cut_model
+from tvm_split.compiler.sharding import partition
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
@@ -115,7 +115,7 @@ def test_what_is_delivered_is_what_the_stages_send(cluster: tvm_split.Cluster, a
     shard = tvm_split.Shard("features.0", "features.7", axis, HALVES, exchange)  # type: ignore[arg-type]
     plan = planned(model, cluster, shard)
     found = PartEstimates(model, profile_of(model, cluster)).steps_of(plan)
-    cut = cut_model(model, plan)
+    cut = partition(model, plan)
     assert [step.name for step in found.steps] == [stage.name for stage in cut.plan.stages]
     received = {
         (stage.name, name)
@@ -126,5 +126,5 @@ def test_what_is_delivered_is_what_the_stages_send(cluster: tvm_split.Cluster, a
     assert {(taker, each.tensor) for each in found.transfers for taker in each.targets} == {
         (stage, origins.get(name, name)) for stage, name in received
     }
-    assert [each.tensor for each in found.transfers if not each.targets] == list(cut.output_names)
+    assert [each.tensor for each in found.transfers if not each.targets] == list(cut.outputs)
     assert {step.estimated_shares for step in found.steps} == {(1.0,)}

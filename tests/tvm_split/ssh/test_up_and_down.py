@@ -22,7 +22,7 @@ from tests.helpers.rpc_lab import free_port
 from tests.helpers.ssh_server import SshServer, require_ssh
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_running
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.targets import require_fit
+from tvm_split.compiler.machine_targets import require_fit
 from tvm_split.errors import ClusterError
 from tvm_split.ssh import remote_side, ssh_cluster, ssh_worker
 from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers
@@ -96,7 +96,7 @@ def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_pa
     try:
         lines = [process.stdout.readline() for _ in range(2)] if process.stdout else []
         assert sorted(line.split(": answers at ")[0] for line in lines) == ["box", "box 2"], process.communicate()
-        assert sorted(describe(each, 60).machine for each in cluster.endpoints().values()) == ["box", "box 2"]
+        assert sorted(describe(each, 60).machine for each in cluster.start().endpoints().values()) == ["box", "box 2"]
         assert len(left(remote)) >= 2
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
@@ -116,7 +116,7 @@ def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) ->
     with SshCluster(cluster, require_fit, lambda machine, text: said.append(f"{machine}: {text}"), detach=True):
         pass
     try:
-        (endpoint,) = cluster.endpoints().values()
+        (endpoint,) = cluster.start().endpoints().values()
         process = describe(endpoint, PATIENCE_SECONDS).process_id
         assert f"(process {process} there)" in said[-1]
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
@@ -136,7 +136,7 @@ def test_a_name_and_a_folder_that_begin_with_a_dash(server: SshServer, remote: P
     with SshCluster(cluster, require_fit, ignore, detach=True):
         pass
     try:
-        (endpoint,) = cluster.endpoints().values()
+        (endpoint,) = cluster.start().endpoints().values()
         found = describe(endpoint, PATIENCE_SECONDS)
     finally:
         ended = stop_workers(cluster, remove=True)
@@ -323,6 +323,6 @@ def test_a_python_of_its_own(server: SshServer, remote: Path, tmp_path: Path) ->
     for installs in (True, False):
         said: list[str] = []
         with SshCluster(cluster, require_fit, lambda machine, text, said=said: said.append(text)):
-            (endpoint,) = cluster.endpoints().values()
+            (endpoint,) = cluster.start().endpoints().values()
             assert describe(endpoint, PATIENCE_SECONDS).tvm_version
         assert any("installs apache-tvm" in line for line in said) == installs

@@ -15,7 +15,6 @@ import numpy as np
 
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search.budget import Budget
-from tvm_split.planner.search.ideals import predecessors, successors
 from tvm_split.planner.search.instance import Flags, Floats, Instance, instance_of
 from tvm_split.planner.search.mixed_integer import period_bound
 
@@ -135,7 +134,7 @@ class SecondsAhead:
         self.slow = np.where(linked, instance.seconds_per_byte[ends], 0.0)
         self._seconds = instance.seconds[:, first]
         self._client = instance.client
-        self._readers = successors(predecessors(instance))
+        self._readers = instance.behind
         self._size: dict[tuple[int, int], float] = {}
         for tensor in instance.tensors:
             for end in tensor.destinations:

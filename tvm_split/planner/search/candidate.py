@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import graphlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.planner.evaluate import Flow
-from tvm_split.planner.problem import TOLERANCE, Evaluation, Problem, Stage, Timed, objective_seconds
+from tvm_split.errors import PlanError
+from tvm_split.planner.evaluate import Flow, NumberedStep
+from tvm_split.planner.problem import TOLERANCE, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.round_robin import fairest_turns
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.placement import Placement, flow_of_stages
+from tvm_split.planner.timetable import NumberedTransfer
+from tvm_split.units import names_of
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A stage by numbers: the pieces in topological order, and the machines that share its micro-batches."""
+
+    machines: tuple[int, ...]
+    pieces: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -21,10 +32,6 @@ class Candidate:
 
     stages: tuple[Placement, ...]
     flow: Flow
-
-    @property
-    def evaluation(self) -> Evaluation:
-        return self.flow.evaluation
 
     @property
     def machines(self) -> tuple[int, ...]:
@@ -54,13 +61,66 @@ class Candidate:
         return tuple(found)
 
 
-def candidate(instance: Instance, stages: Sequence[Placement]) -> Candidate:
-    """Evaluate stages, with replica shares of any size; raises as `flow_of_stages` does."""
-    return Candidate(*flow_of_stages(instance, stages))
+def candidate(
+    instance: Instance, stages: Sequence[Placement], share_of: Mapping[int, float] | None = None
+) -> Candidate:
+    """Evaluate stages, and put them in topological order.
+
+    Replicas get shares in proportion to their speeds, or the shares in ``share_of``, by machine.
+
+    Raises:
+        PlanError: stages wait for each other in a cycle, or a link is missing.
+    """
+    stage_of = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
+    stage_of[instance.client] = instance.client
+    transfers = [
+        (source, end, tensor.bytes)
+        for tensor in instance.tensors
+        for source in (stage_of[tensor.source],)
+        for end in dict.fromkeys(stage_of[piece] for piece in tensor.destinations)
+        if end != source
+    ]
+    if any(source > end >= 0 for source, end, _ in transfers):
+        order = _topological_order(instance, stages, transfers)
+        stages = [stages[number] for number in order]
+        place = {number: place for place, number in enumerate(order)} | {instance.client: instance.client}
+        transfers = [(place[source], place[end], size) for source, end, size in transfers]
+    numbered = [
+        NumberedTransfer(source, () if end == instance.client else (end,), size) for source, end, size in transfers
+    ]
+    steps = [_step(instance, stage, share_of) for stage in stages]
+    return Candidate(tuple(stages), Flow(instance.problem, instance, steps, numbered))
 
 
-def has_replicas(plan: Candidate) -> bool:
-    return any(len(stage.machines) > 1 for stage in plan.stages)
+def _step(instance: Instance, stage: Placement, share_of: Mapping[int, float] | None) -> NumberedStep:
+    pieces = list(stage.pieces)
+    seconds = [math.fsum(instance.times[pieces, machine]) for machine in stage.machines]
+    several = len(stage.machines) > 1
+    shares: tuple[float, ...] = () if several else (1.0,)
+    if share_of and several:
+        shares = tuple(share_of[machine] for machine in stage.machines)
+    return NumberedStep(
+        stage.machines,
+        shares,
+        seconds,
+        max(seconds),
+        math.fsum(instance.weights[pieces]),
+        float(instance.activations[pieces].max()),
+    )
+
+
+def _topological_order(
+    instance: Instance, stages: Sequence[Placement], transfers: Sequence[tuple[int, int, float]]
+) -> tuple[int, ...]:
+    before: dict[int, set[int]] = {number: set() for number in range(len(stages))}
+    for source, end, _ in transfers:
+        if instance.client not in (source, end):
+            before[end].add(source)
+    try:
+        return tuple(graphlib.TopologicalSorter(before).static_order())
+    except graphlib.CycleError as error:
+        names = [names_of([instance.machines[m] for m in stages[number].machines]) for number in error.args[1]]
+        raise PlanError(f"the stages wait for each other in a circle: {' → '.join(reversed(names))}") from error
 
 
 def delivered(instance: Instance, plan: Candidate) -> Candidate:
@@ -69,10 +129,10 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
     A replica without a share is removed. The result is never better than with shares of any size. A plan without
     replicas is returned unchanged.
     """
-    if not has_replicas(plan):
+    several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
+    if not several:
         return plan
     loads = {instance.machine_number[load.machine]: load for load in plan.flow.loads}
-    several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
     schedules = fairest_turns(
         [[loads[machine].share for machine in machines] for machines in several],
         [max(loads[machine].compute_seconds for machine in machines) for machines in several],
@@ -89,7 +149,7 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
         else stage
         for stage in plan.stages
     ]
-    return Candidate(*flow_of_stages(instance, stages, share_of))
+    return candidate(instance, stages, share_of)
 
 
 def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:

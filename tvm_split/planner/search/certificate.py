@@ -58,9 +58,8 @@ def why_no_more_machines(
     chosen: Candidate,
     others: Sequence[Candidate],
     deliver: Callable[[Candidate], Candidate],
-    exact: bool,
 ) -> str:
-    """Return one sentence for every idle machine; ``exact`` if ``others`` has the best plan that uses each machine."""
+    """Return one sentence for every idle machine."""
     problem = instance.problem
     sentences = []
     used = set(chosen.machines)
@@ -79,8 +78,8 @@ def why_no_more_machines(
         elif best is None:
             sentences.append(f"{name} is idle: {_why_unusable(instance, machine, chosen)}")
         else:
-            which = "the best plan that uses it" if exact else "the best plan found that uses it"
-            sentences.append(f"{name} is idle: {which} {_compared(problem, chosen, best)}")
+            compared = _compared(problem, chosen, best)
+            sentences.append(f"{name} is idle: the best plan found that uses it {compared}")
     more = len(idle) - MOST_IDLE
     return "; ".join([*sentences, f"{more} more machines are idle"] if more > 0 else sentences)
 

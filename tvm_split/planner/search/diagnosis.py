@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, ProblemLink
-from tvm_split.planner.search.candidate import Candidate
+from tvm_split.planner.search.candidate import Candidate, lack_of
 from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.search.search import Found
 from tvm_split.units import names_of, precise_bytes_text, seconds_text
 
-Find = Callable[[Problem], Candidate | None]
-"""Function that returns the best plan found for a problem, or None."""
+Find = Callable[[Problem], Found]
+"""Function that searches a problem in which a demand is left out."""
 
 
 def require_places(instance: Instance) -> None:
@@ -31,88 +32,71 @@ def require_places(instance: Instance) -> None:
             raise PlanError(_why_nowhere(instance, name))
 
 
-def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], Candidate | None]) -> str:
-    """Return a message that names the demand that no plan meets.
-
-    Args:
-        find: searches a problem in which a demand is left out.
-        nearest: finds the plan that exceeds the memory by the fewest bytes.
-    """
+def why_impossible(problem: Problem, find: Find) -> str:
+    """Return a message that names the demand that no plan meets."""
     able = int(np.isfinite(instance_of(problem).times).any(axis=0).sum())
     if problem.stages and able < problem.stages:
         return f"no plan has {problem.stages} stages: only {able} machines have seconds for any piece"
     free = dataclasses.replace(problem, maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf)
-    if free != problem and find(free) is not None:
+    if free != problem and find(free).chosen:
         return _why_over_limits(problem, find)
     unlimited = dataclasses.replace(
         free, machines=tuple(dataclasses.replace(machine, memory_bytes=math.inf) for machine in problem.machines)
     )
-    if find(unlimited) is not None:
-        return why_too_large(instance_of(free), nearest)
+    found = find(unlimited)
+    if found.chosen:
+        return _why_too_large(instance_of(free), found.plans)
     linked = _fully_linked(free)
-    for relaxed in (linked, dataclasses.replace(linked, machines=unlimited.machines)):
-        found = find(relaxed)
-        if found is not None:
-            return _missing_links(problem, relaxed, found)
-    if find(dataclasses.replace(linked, machines=unlimited.machines, pins=())) is not None:
+    unlimited = dataclasses.replace(linked, machines=unlimited.machines)
+    for relaxed in (linked, unlimited):
+        chosen = find(relaxed).chosen
+        if chosen:
+            return _missing_links(problem, relaxed, chosen)
+    if find(dataclasses.replace(unlimited, pins=())).chosen:
         return (
             f"no plan keeps to the pins: with them, a machine would wait for its own values in a circle, or more "
             f"machines were needed than may be used; pinned are {_pin_list(problem)}"
         )
-    counts = dataclasses.replace(linked, machines=unlimited.machines, pins=(), stages=None, maximum_machines=None)
     if (problem.stages, problem.maximum_machines) != (None, None):
-        found = find(counts)
-        if found is not None:
-            return _why_not_so_many(problem, found)
+        chosen = find(dataclasses.replace(unlimited, pins=(), stages=None, maximum_machines=None)).chosen
+        if chosen:
+            wanted = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
+            return (
+                f"no plan of {wanted} was found; of those on {len(chosen.machines)} machines there are some, so ask "
+                "for another number, or leave more time"
+            )
     return (
         "no plan runs every piece: the machines that have seconds for a piece cannot be put in an order without circles"
     )
 
 
-def _why_not_so_many(problem: Problem, found: Candidate) -> str:
-    wanted = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
-    return (
-        f"no plan of {wanted} was found; of those on {len(found.machines)} machines there are some, so ask for another "
-        "number, or leave more time"
-    )
-
-
-def why_too_large(instance: Instance, nearest: Callable[[Instance], Candidate | None]) -> str:
-    """Return a message with the memory needed, the memory available, and what the nearest plan lacks."""
+def _why_too_large(instance: Instance, plans: Sequence[Candidate]) -> str:
+    """Return a message with the memory needed, the memory available, and what the nearest of some plans lacks."""
+    nearest = min(plans, key=lambda plan: (lack_of(instance, plan), len(plan.machines)))
     weights, memory = math.fsum(instance.weights), math.fsum(instance.memory)
-    text = (
+    limits = {load: float(instance.memory[instance.machine_number[load.machine]]) for load in nearest.flow.loads}
+    lines = [
+        f"{load.machine} needs {precise_bytes_text(load.memory_bytes)} "
+        f"(weights {precise_bytes_text(load.weight_bytes)}, activations {precise_bytes_text(load.activation_bytes)}, "
+        f"in flight {precise_bytes_text(load.buffer_bytes)}) and has {precise_bytes_text(limit)}"
+        for load, limit in limits.items()
+        if load.memory_bytes > limit
+    ]
+    return (
         f"no plan fits the memory: the weights are {precise_bytes_text(weights)}, "
-        f"the machines have {precise_bytes_text(memory)}"
+        f"the machines have {precise_bytes_text(memory)}; the plan found that comes nearest lacks "
+        f"{precise_bytes_text(lack_of(instance, nearest))}: {'; '.join(lines)}"
     )
-    found = nearest(instance)
-    if found is None:
-        return text
-    lines = []
-    lacking = 0.0
-    for load in found.flow.loads:
-        limit = float(instance.memory[instance.machine_number[load.machine]])
-        if load.memory_bytes > limit:
-            lacking += load.memory_bytes - limit
-            lines.append(
-                f"{load.machine} needs {precise_bytes_text(load.memory_bytes)} "
-                f"(weights {precise_bytes_text(load.weight_bytes)}, "
-                f"activations {precise_bytes_text(load.activation_bytes)}, "
-                f"in flight {precise_bytes_text(load.buffer_bytes)}) "
-                f"and has {precise_bytes_text(limit)}"
-            )
-    return f"{text}; the plan that comes nearest lacks {precise_bytes_text(lacking)}: {'; '.join(lines)}"
 
 
 def _why_over_limits(problem: Problem, find: Find) -> str:
     period, latency = problem.maximum_period_seconds, problem.maximum_latency_seconds
-    fastest = find(dataclasses.replace(problem, objective="latency", maximum_latency_seconds=math.inf))
+    fastest = find(dataclasses.replace(problem, objective="latency", maximum_latency_seconds=math.inf)).chosen
     if fastest is None:
-        if math.isinf(period):
-            return f"no plan has a latency of at most {seconds_text(latency)}"
         free = dataclasses.replace(
             problem, objective="throughput", maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf
         )
-        best = find(free)
+        best = find(free).chosen
         reachable = "" if best is None else f"; the least found is {seconds_text(best.flow.period_seconds)}"
         return f"no plan has a period of at most {seconds_text(period)}{reachable}"
     reached = seconds_text(fastest.flow.latency_seconds)

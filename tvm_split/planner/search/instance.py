@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -43,7 +43,7 @@ class Instance:
         seconds: (n, M) like ``times``, but also infinite where a pin or a missing client link forbids the piece.
         weights, activations: (n,) bytes. memory: (M,) bytes.
         linked, seconds_per_byte, latency: (M + 1, M + 1), row the source; 0 where not linked. The last is the client.
-        transfer_seconds, transfer_seconds_per_byte, contention: (M,); with ``alone_`` for a machine by itself.
+        transfer_seconds, transfer_seconds_per_byte, contention: (M,).
         core_sets: for each set of shared cores, the numbers of its machines (with `client` if it shares them), and the
             number of cores.
     """
@@ -62,8 +62,6 @@ class Instance:
     transfer_seconds: Floats
     transfer_seconds_per_byte: Floats
     contention: Floats
-    alone_contention: Floats
-    alone_transfer_seconds: Floats
     tensors: tuple[Tensor, ...]
     core_sets: tuple[tuple[tuple[int, ...], int], ...]
 
@@ -78,23 +76,53 @@ class Instance:
         return {name: number for number, name in enumerate(self.machines)}
 
     @cached_property
-    def is_chain(self) -> bool:
-        """Whether edges link each piece to the next one only, and the client only to the first and last piece."""
-        last = len(self.pieces) - 1
-        successors: set[int] = set()
+    def before(self) -> list[set[int]]:
+        """The direct predecessors of each piece."""
+        before: list[set[int]] = [set() for _ in self.pieces]
         for tensor in self.tensors:
-            for destination in tensor.destinations:
-                if tensor.source == self.client:
-                    if destination != 0:
-                        return False
-                elif destination == self.client:
-                    if tensor.source != last:
-                        return False
-                elif destination != tensor.source + 1:
-                    return False
-                else:
-                    successors.add(tensor.source)
-        return len(successors) == last
+            for piece in tensor.destinations:
+                if self.client not in (piece, tensor.source):
+                    before[piece].add(tensor.source)
+        return before
+
+    @cached_property
+    def behind(self) -> list[list[int]]:
+        """The direct successors of each piece, in their order."""
+        return [
+            [other for other in range(piece + 1, len(self.pieces)) if piece in self.before[other]]
+            for piece in range(len(self.pieces))
+        ]
+
+    @cached_property
+    def is_line(self) -> bool:
+        """Whether each piece but the first reads the piece before it, so that there is one topological order."""
+        return all(piece - 1 in self.before[piece] for piece in range(1, len(self.pieces)))
+
+    @cached_property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        """Classes of machines that can be exchanged without changing a plan's value, ordered by first machine."""
+        likely: dict[Hashable, list[list[int]]] = {}
+        for machine in range(len(self.machines)):
+            sets = tuple(place for place, (members, _) in enumerate(self.core_sets) if machine in members)
+            own = replace(self.problem.machines[machine], name="")
+            classes = likely.setdefault((own, self.seconds[:, machine].tobytes(), sets), [])
+            identical = next((members for members in classes if self._have_same_links(members[0], machine)), None)
+            if identical is None:
+                classes.append([machine])
+            else:
+                identical.append(machine)
+        return tuple(sorted(tuple(members) for classes in likely.values() for members in classes))
+
+    def _have_same_links(self, one: int, other: int) -> bool:
+        """Whether two machines have equal links to and from all others, and to each other."""
+        rest = np.ones(len(self.linked), dtype=bool)
+        rest[[one, other]] = False
+        return all(
+            values[one, other] == values[other, one]
+            and np.array_equal(values[one, rest], values[other, rest])
+            and np.array_equal(values[rest, one], values[rest, other])
+            for values in (self.linked, self.seconds_per_byte, self.latency)
+        )
 
     def between(self, sources: Sequence[int], targets: Sequence[int]) -> tuple[float, float]:
         """Return latency (s) and seconds per byte of the slowest link, as `tvm_split.planner.evaluate.Links` does."""
@@ -140,8 +168,6 @@ def instance_of(problem: Problem) -> Instance:
         transfer_seconds=np.array([machine.transfer_seconds for machine in problem.machines]),
         transfer_seconds_per_byte=np.array([machine.transfer_seconds_per_byte for machine in problem.machines]),
         contention=np.array([machine.contention for machine in problem.machines]),
-        alone_contention=np.array([machine.alone_contention for machine in problem.machines]),
-        alone_transfer_seconds=np.array([machine.transfer_seconds_alone for machine in problem.machines]),
         tensors=_tensors(problem, number),
         core_sets=_core_sets(problem, machines),
     )

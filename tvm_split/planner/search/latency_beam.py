@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from tvm_split.planner.search.bounds import SecondsAhead
 from tvm_split.planner.search.budget import Budget
+from tvm_split.planner.search.candidate import Placement
 from tvm_split.planner.search.instance import Floats, Instance
-from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.order_costs import OrderCosts
-from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
 NEXT_KINDS = 3
@@ -96,7 +95,7 @@ class LatencyBeam:
     def __init__(self, instance: Instance, order: LatencyOrder) -> None:
         self._instance = instance
         self._order, self._costs = order, order.costs
-        classes = machine_classes(instance)
+        classes = instance.classes
         whole = np.where(np.isfinite(instance.seconds), instance.seconds, 0.0).sum(axis=0)
         self._classes = sorted(classes, key=lambda members: float(whole[members[0]]))[:MOST_KINDS]
         first = np.array([members[0] for members in self._classes])

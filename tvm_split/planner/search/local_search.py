@@ -15,11 +15,8 @@ import numpy as np
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
-from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
-from tvm_split.planner.search.ideals import predecessors, successors
+from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, within_limits
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.machine_classes import machine_classes
-from tvm_split.planner.search.placement import Placement
 
 TEMPERATURES = (0.05, 1e-5)
 """Relative increase of the value that a change may cause, about: at the start and at the end of annealing."""
@@ -54,12 +51,12 @@ class _State:
 class LocalSearch:
     """Local search of one instance; the same seed and the same budget of work give the same plans."""
 
-    def __init__(self, instance: Instance, seed: int = 0) -> None:
-        self._instance = instance
+    def __init__(self, instance: Instance, *, replicas: bool, seed: int = 0) -> None:
+        self._instance, self._replicas = instance, replicas
         self._random = random.Random(seed)  # noqa: S311
-        self._before = predecessors(instance)
-        self._behind = successors(self._before)
-        self._classes = machine_classes(instance)
+        self._before = instance.before
+        self._behind = instance.behind
+        self._classes = instance.classes
         self._able = np.isfinite(instance.seconds)
         self._changes: list[Callable[[_State], _State | None]] = [
             self._move_cut,
@@ -69,9 +66,9 @@ class LocalSearch:
             self._merge,
             self._split,
         ]
-        if not instance.is_chain:
+        if not instance.is_line:
             self._changes += [self._move_run, self._move_run]
-        if instance.problem.replicas:
+        if replicas:
             self._changes += [self._add_replica, self._take_replica]
 
     def improved(self, plan: Candidate, budget: Budget) -> Candidate:
@@ -164,7 +161,7 @@ class LocalSearch:
             return None
         at = self._random.randrange(len(state.machines) - 1)
         kept = state.machines[at + self._random.randrange(2)]
-        if self._instance.problem.replicas and self._random.random() < 0.5:
+        if self._replicas and self._random.random() < 0.5:
             kept = (*state.machines[at], *state.machines[at + 1])
         ends = (*state.ends[:at], *state.ends[at + 1 :])
         return _State(state.order, ends, (*state.machines[:at], kept, *state.machines[at + 2 :]))

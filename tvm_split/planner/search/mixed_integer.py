@@ -1,28 +1,77 @@
-"""Plans on several machines as a mixed-integer linear program.
+"""Plans on several machines as a mixed-integer linear program, and its linear relaxation, solved with HiGHS.
 
-x[p, m] places piece p on machine m. z[e, a, b] is 1 if tensor e goes from machine a to b; flow constraints tie it to
-both ends, which keeps the relaxation tight. u[a, b] orders the machines; every tensor follows that order, so stages
-have no cycle. The period is at least the compute, receive and send time of every machine. The latency uses a start time
-per machine, with a big-M constant where no tensor passes, and the longest path over pieces, which is weaker but needs
-no such constant. Times are in units of the best known value.
+A binary variable places a piece on a machine. A variable of each tensor and pair of machines is 1 if it goes from the
+first to the second; flow constraints tie it to both ends, which keeps the relaxation tight. Binary variables order the
+machines; every tensor follows that order, so stages have no cycle. The period is at least the compute, receive and send
+time of every machine. The latency uses a start time per machine, with a big-M constant where no tensor passes, and the
+longest path over pieces, which is weaker but needs no such constant. Times are in units of the best known value.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
+import highspy
 import numpy as np
+from highspy.highs import highs_linear_expression, highs_var
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.budget import Budget
-from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
-from tvm_split.planner.search.instance import Instance, Tensor
-from tvm_split.planner.search.linear_program import LinearProgram
-from tvm_split.planner.search.placement import Placement
+from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, within_limits
+from tvm_split.planner.search.instance import Floats, Instance, Tensor
 
 SOLVER_TOLERANCE = 1e-6
 """Relative tolerance of what HiGHS proves; bounds are lowered by it."""
+NODE_WORK = 4000
+"""Units of work of one node of the branch-and-bound tree, per row."""
+MOST_NODES = 2**31 - 1
+FEASIBILITY = 1e-7
+"""Largest violation of a row that HiGHS accepts, for numbers scaled to about 1."""
+Expression = highs_linear_expression
+qsum = highspy.Highs.qsum
+
+
+@dataclass(frozen=True)
+class _Result:
+    """Values of all variables, None if there are none; and a lower bound on the cost, infinite if infeasible."""
+
+    values: Floats | None
+    bound: float
+
+
+def _solver() -> highspy.Highs:
+    """Return an empty program, which is minimised on one thread."""
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    return solver
+
+
+def _solved(solver: highspy.Highs, budget: Budget, relative_gap: float) -> _Result:
+    """Solve within a budget; one of work alone limits the nodes of the tree."""
+    nodes = min(budget.work_left / (NODE_WORK * max(1, solver.getNumRow())), MOST_NODES)
+    for option, value in (
+        ("time_limit", max(budget.seconds_left, 0.01)),
+        ("mip_max_nodes", MOST_NODES if math.isfinite(budget.seconds_left) else int(nodes)),
+        ("mip_rel_gap", relative_gap),
+        ("mip_abs_gap", 0.0),
+        ("mip_feasibility_tolerance", FEASIBILITY),
+    ):
+        solver.setOptionValue(option, value)
+    solver.run()
+    info, status = solver.getInfo(), solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kInfeasible:
+        return _Result(None, math.inf)
+    is_mixed = len(solver.getLp().integrality_) > 0
+    bound = info.mip_dual_bound if is_mixed else info.objective_function_value
+    is_bound = math.isfinite(bound) and (is_mixed or status == highspy.HighsModelStatus.kOptimal)
+    has_values = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    return _Result(
+        np.array(solver.getSolution().col_value) if has_values else None,
+        max(0.0, bound) * (1 - SOLVER_TOLERANCE) if is_bound else 0.0,
+    )
 
 
 class PlacementProgram:
@@ -35,275 +84,217 @@ class PlacementProgram:
 
     def __init__(self, instance: Instance, known: Candidate | None, lower_bound: float) -> None:
         problem = instance.problem
-        self._instance = instance
-        self._known = known
+        self._instance, self._known = instance, known
         self._longest = longest_latency(instance)
         self._unit = (known.value(problem) if known else self._longest) or 1.0
-        self._program = LinearProgram()
+        self._solver = solver = _solver()
         self._machines = range(len(instance.machines))
-        throughput = problem.objective == "throughput"
-        most = problem.maximum_period_seconds
-        if throughput and known is not None:
-            most = min(most, known.flow.period_seconds * (1 + SOLVER_TOLERANCE))
-        least = lower_bound * (1 - SOLVER_TOLERANCE) / self._unit
-        self._period = self._program.column(
-            self._scaled(most), lower=least if throughput else 0.0, cost=float(throughput)
-        )
-        self._least_latency = 0.0 if throughput else least
-        self._wants_latency = not throughput or problem.maximum_latency_seconds < math.inf
+        self._moved: dict[tuple[int, int], list[tuple[highs_var, Tensor]]] = {}
+        """By pair of machines, or the client: the tensors that may pass, with variables that are 1 if they do."""
         self._place = [
-            {m: self._program.binary() for m in self._machines if math.isfinite(instance.seconds[piece, m])}
+            {m: solver.addBinary() for m in self._machines if math.isfinite(instance.seconds[piece, m])}
             for piece in range(len(instance.pieces))
         ]
-        for columns in self._place:
-            self._program.equal([(column, 1.0) for column in columns.values()], 1.0)
-        self._used = [self._program.binary() for _ in self._machines]
+        for places in self._place:
+            solver.addConstr(qsum(places.values()) == 1.0)
+        self._used = [solver.addBinary() for _ in self._machines]
         self._limit_machines()
-        self._before = self._order()
-        self._arrives = [self._arrivals(tensor) for tensor in instance.tensors]
-        self._moves = [self._transfers(index, tensor) for index, tensor in enumerate(instance.tensors)]
-        self._limit_loads()
-        if self._wants_latency:
-            self._limit_latency(float(not throughput))
+        self._order = {pair: solver.addBinary() for pair in itertools.combinations(self._machines, 2)}
+        for a, b, c in itertools.permutations(self._machines, 3):
+            solver.addConstr(self._before(a, b) + self._before(b, c) + self._before(c, a) <= 2.0)
+        for tensor in instance.tensors:
+            self._add_transfers(tensor)
+        self._add_period(lower_bound)
+        if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
+            self._add_latency(lower_bound)
 
     def solve(self, budget: Budget, relative_gap: float) -> tuple[float, Candidate | None]:
         """Return a lower bound in seconds on all plans of several machines, and the best plan found or None."""
         instance = self._instance
-        found = self._program.solve(budget, relative_gap, self._start())
-        if found.infeasible:
-            return math.inf, None
-        bound = max(0.0, found.bound) * (1 - SOLVER_TOLERANCE) * self._unit
-        if found.values is None:
+        start = self._start()
+        columns = np.array([variable.index for variable in start], dtype=np.int32)
+        self._solver.setSolution(len(start), columns, np.array(list(start.values()), dtype=np.float64))
+        result = _solved(self._solver, budget, relative_gap)
+        bound, values = result.bound * self._unit, result.values
+        if values is None:
             return bound, None
-        values = found.values
         held: dict[int, list[int]] = {}
-        for piece, columns in enumerate(self._place):
-            held.setdefault(max(columns, key=lambda m: float(values[columns[m]])), []).append(piece)
+        for piece, places in enumerate(self._place):
+            held.setdefault(max(places, key=lambda m: float(values[places[m].index])), []).append(piece)
         try:
             plan = candidate(instance, [Placement((machine,), tuple(pieces)) for machine, pieces in held.items()])
         except PlanError:  # HiGHS accepted a value as an integer that is not one
             return bound, None
         return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None
 
-    def _scaled(self, seconds: float) -> float:
-        return seconds * (1 + 1e-9) / self._unit
-
-    def _start(self) -> dict[int, float]:
+    def _start(self) -> dict[highs_var, float]:
+        """Return the values of the known plan, if it has several stages."""
         stages = self._known.stages if self._known else ()
         if len(stages) < 2:
             return {}
         machine_of = {piece: stage.machines[0] for stage in stages for piece in stage.pieces}
-        values = {
-            column: float(machine_of[piece] == m)
-            for piece, columns in enumerate(self._place)
-            for m, column in columns.items()
-        }
         rank = {stage.machines[0]: place for place, stage in enumerate(stages)}
-        order = [*sorted(rank, key=lambda m: rank[m]), *(m for m in self._machines if m not in rank)]
-        values |= {self._used[m]: float(m in rank) for m in self._machines}
-        for (one, other), (column, sign) in self._before.items():
-            if sign > 0:
-                values[column] = float(order.index(one) < order.index(other))
-        return values
+        order = [*rank, *(m for m in self._machines if m not in rank)]
+        return {
+            **{v: float(machine_of[p] == m) for p, places in enumerate(self._place) for m, v in places.items()},
+            **{self._used[m]: float(m in rank) for m in self._machines},
+            **{v: float(order.index(one) < order.index(other)) for (one, other), v in self._order.items()},
+        }
 
     def _limit_machines(self) -> None:
-        program, problem = self._program, self._instance.problem
-        for m in self._machines:
-            for columns in self._place:
-                if m in columns:
-                    program.at_most([(columns[m], 1.0), (self._used[m], -1.0)], 0.0)
-            program.at_most(
-                [(self._used[m], 1.0), *((columns[m], -1.0) for columns in self._place if m in columns)], 0.0
-            )
-        every = [(column, 1.0) for column in self._used]
+        solver, problem = self._solver, self._instance.problem
+        for m, used in enumerate(self._used):
+            here = [places[m] for places in self._place if m in places]
+            for placed in here:
+                solver.addConstr(placed <= used)
+            solver.addConstr(used <= qsum(here))
         if problem.stages is not None:
-            program.equal(every, problem.stages)
-        elif self._instance.machine_limit < len(self._used):
-            program.at_most(every, self._instance.machine_limit)
+            solver.addConstr(qsum(self._used) == float(problem.stages))
+        solver.addConstr(qsum(self._used) <= float(self._instance.machine_limit))
 
-    def _order(self) -> dict[tuple[int, int], tuple[int, float]]:
-        """Return the order column of each pair of machines, and a sign: +1 for the column, -1 for 1 − the column."""
-        before: dict[tuple[int, int], tuple[int, float]] = {}
-        for one, other in itertools.combinations(self._machines, 2):
-            column = self._program.binary()
-            before[one, other], before[other, one] = (column, 1.0), (column, -1.0)
-        for a, b, c in itertools.permutations(self._machines, 3):
-            terms = [before[a, b], before[b, c], before[c, a]]
-            negative = sum(sign < 0 for _, sign in terms)
-            self._program.at_most(terms, 2.0 - negative)
-        return before
+    def _before(self, one: int, other: int) -> Expression:
+        """Return the expression that is 1 if a machine comes before another one."""
+        return Expression(self._order[one, other]) if one < other else Expression(1.0) - self._order[other, one]
 
-    def _arrivals(self, tensor: Tensor) -> dict[int, int]:
-        """Return, by machine, the column that is 1 if the machine holds any destination of a tensor."""
-        ends = [piece for piece in tensor.destinations if piece != self._instance.client]
-        if len(ends) == 1:
-            return self._place[ends[0]]
-        columns = {}
-        for m in self._machines:
-            placed = [self._place[piece][m] for piece in ends if m in self._place[piece]]
-            if placed:
-                columns[m] = self._program.column(1.0)
-                for column in placed:
-                    self._program.at_most([(column, 1.0), (columns[m], -1.0)], 0.0)
-        return columns
-
-    def _transfers(self, index: int, tensor: Tensor) -> dict[tuple[int, int], int]:
-        """Return, by pair of machines, the column that is 1 if a tensor goes from the first to the second."""
-        instance, program = self._instance, self._program
-        if tensor.source == instance.client:
-            return {}
-        sources, ends = self._place[tensor.source], self._arrives[index]
-        columns: dict[tuple[int, int], int] = {}
-        for b, arrives in ends.items():
-            from_here = []
-            for a, placed in sources.items():
-                if a != b and not instance.linked[a, b]:
-                    continue
-                column = program.column(1.0)
-                from_here.append((column, 1.0))
-                program.at_most([(column, 1.0), (placed, -1.0)], 0.0)
+    def _add_transfers(self, tensor: Tensor) -> None:
+        instance, solver, client = self._instance, self._solver, self._instance.client
+        arrivals = self._arrivals(tensor)
+        if tensor.source == client:
+            for m, arrives in arrivals.items():
+                self._moved.setdefault((client, m), []).append((arrives, tensor))
+            return
+        sources = self._place[tensor.source]
+        if client in tensor.destinations:
+            for m, placed in sources.items():
+                self._moved.setdefault((m, client), []).append((placed, tensor))
+        for b, arrives in arrivals.items():
+            ways = {a: solver.addVariable(0.0, 1.0) for a in sources if a == b or instance.linked[a, b]}
+            for a, way in ways.items():
+                solver.addConstr(way <= sources[a])
                 if a != b:
-                    columns[a, b] = column
-                    before, sign = self._before[a, b]
-                    program.at_most([(column, 1.0), (before, -sign)], 0.0 if sign > 0 else 1.0)
-            program.equal([*from_here, (arrives, -1.0)], 0.0)
-        return columns
+                    self._moved.setdefault((a, b), []).append((way, tensor))
+                    solver.addConstr(way <= self._before(a, b))
+            solver.addConstr(qsum(ways.values()) == arrives)
 
-    def _limit_loads(self) -> None:
-        instance, program, period = self._instance, self._program, (self._period, -1.0)
-        problem = instance.problem
-        computing: dict[int, list[tuple[int, float]]] = {instance.client: self._transfers_of_client()}
+    def _arrivals(self, tensor: Tensor) -> dict[int, highs_var]:
+        """Return, by machine, the variable that is 1 if the machine holds any destination of a tensor."""
+        ends = [self._place[piece] for piece in tensor.destinations if piece != self._instance.client]
+        if len(ends) == 1:
+            return ends[0]
+        able = [m for m in self._machines if any(m in places for places in ends)]
+        arrivals = {m: self._solver.addVariable(0.0, 1.0) for m in able}
+        for places in ends:
+            for m, placed in places.items():
+                self._solver.addConstr(placed <= arrivals[m])
+        return arrivals
+
+    def _add_period(self, lower_bound: float) -> None:
+        """Limit the period, which is minimised for throughput, by the loads of machines, links and shared cores."""
+        instance, problem, solver = self._instance, self._instance.problem, self._solver
+        throughput, most, least = problem.objective == "throughput", problem.maximum_period_seconds, 0.0
+        if throughput:
+            most = min(most, self._known.flow.period_seconds * (1 + SOLVER_TOLERANCE)) if self._known else most
+            least = lower_bound * (1 - SOLVER_TOLERANCE) / self._unit
+        period = solver.addVariable(least, most * (1 + 1e-9) / self._unit, float(throughput))
+        client_costs = problem.client_transfer_seconds, problem.client_transfer_seconds_per_byte
+        busy = {instance.client: self._transfer_seconds(instance.client, *client_costs)}
         for m in self._machines:
-            compute = self._computing(m, float(instance.contention[m]))
-            receive: list[tuple[int, float]] = []
-            send: list[tuple[int, float]] = []
-            exchanged: list[tuple[int, float]] = []
-            for index, tensor in enumerate(instance.tensors):
-                into = [(column, a) for (a, b), column in self._moves[index].items() if b == m]
-                outof = [(column, b) for (a, b), column in self._moves[index].items() if a == m]
-                if tensor.source == instance.client and m in self._arrives[index]:
-                    into = [(self._arrives[index][m], -1)]
-                if instance.client in tensor.destinations and m in self._place[tensor.source]:
-                    outof.append((self._place[tensor.source][m], -1))
-                cost = float(instance.transfer_seconds[m] + tensor.bytes * instance.transfer_seconds_per_byte[m])
-                compute += [(column, cost / self._unit) for column, _ in (*into, *outof)]
-                exchanged += [(column, tensor.bytes) for column, _ in (*into, *outof)]
-                receive += [(column, self._wire(tensor, a, m)) for column, a in into]
-                send += [(column, self._wire(tensor, m, b)) for column, b in outof]
-            for load in (compute, receive, send):
-                if load:
-                    program.at_most([*load, period], 0.0)
-            computing[m] = [(column, seconds * problem.machines[m].cores) for column, seconds in compute]
+            compute = self._seconds(m, float(instance.contention[m])) + self._transfer_seconds(
+                m, float(instance.transfer_seconds[m]), float(instance.transfer_seconds_per_byte[m])
+            )
+            busy[m] = compute * problem.machines[m].cores
+            for load in (
+                compute,
+                qsum(self._wire(pair) for pair in self._moved if pair[1] == m),
+                qsum(self._wire(pair) for pair in self._moved if pair[0] == m),
+            ):
+                solver.addConstr(load <= period)
             if instance.memory[m] < math.inf:
-                self._limit_memory(m, [(column, problem.buffers * size) for column, size in exchanged])
-
+                self._limit_memory(m)
         for members, cores in instance.core_sets:
-            busy = [term for m in members for term in computing.get(m, [])]
-            program.at_most([*busy, (self._period, -float(cores))], 0.0)
+            solver.addConstr(qsum(busy[m] for m in members) <= float(cores) * period)
 
-    def _transfers_of_client(self) -> list[tuple[int, float]]:
-        """Return the terms for the client's computing time of sends and receives."""
-        instance, problem = self._instance, self._instance.problem
-        found = []
-        for index, tensor in enumerate(instance.tensors):
-            cost = problem.client_transfer_seconds + tensor.bytes * problem.client_transfer_seconds_per_byte
-            columns: list[int] = []
-            if tensor.source == instance.client:
-                columns += self._arrives[index].values()
-            if instance.client in tensor.destinations:
-                columns += self._place[tensor.source].values()
-            found += [(column, cost / self._unit) for column in columns]
-        return found
+    def _transfer_seconds(self, m: int, seconds: float, per_byte: float) -> Expression:
+        """Return the computing time that sends and receives take on a machine or the client."""
+        moved = (each for pair, passed in self._moved.items() if m in pair for each in passed)
+        return qsum(variable * ((seconds + tensor.bytes * per_byte) / self._unit) for variable, tensor in moved)
 
-    def _limit_memory(self, m: int, buffers: list[tuple[int, float]]) -> None:
-        instance, program = self._instance, self._program
+    def _limit_memory(self, m: int) -> None:
+        instance, solver = self._instance, self._solver
         memory = float(instance.memory[m]) or 1.0
-        largest = program.column()
-        terms = [(largest, 1.0), *((column, size / memory) for column, size in buffers)]
-        for piece, columns in enumerate(self._place):
-            if m in columns:
-                terms.append((columns[m], float(instance.weights[piece]) / memory))
-                program.at_most([(columns[m], float(instance.activations[piece]) / memory), (largest, -1.0)], 0.0)
-        program.at_most(terms, float(instance.memory[m]) / memory)
+        largest = solver.addVariable()
+        here = [(piece, places[m]) for piece, places in enumerate(self._place) if m in places]
+        for piece, placed in here:
+            solver.addConstr(placed * float(instance.activations[piece] / memory) <= largest)
+        weights = qsum(placed * float(instance.weights[piece] / memory) for piece, placed in here)
+        moved = (each for pair, passed in self._moved.items() if m in pair for each in passed)
+        buffers = qsum(variable * (instance.problem.buffers * tensor.bytes / memory) for variable, tensor in moved)
+        solver.addConstr(largest + weights + buffers <= float(instance.memory[m]) / memory)
 
-    def _limit_latency(self, cost: float) -> None:
-        instance, program, problem = self._instance, self._program, self._instance.problem
-        limit = min(problem.maximum_latency_seconds, self._longest)
-        if problem.objective == "latency" and self._known is not None:
-            limit = min(limit, self._known.flow.latency_seconds)
-        large = self._scaled(limit)
-        latency = program.column(large, lower=min(self._least_latency, large), cost=cost)
-        starts = [program.column(large) for _ in self._machines]
-        computing = [self._computing(m, 1.0) for m in self._machines]
-        for m in self._machines:
-            home = self._latency_of_client(m)
-            program.at_most([(starts[m], 1.0), *computing[m], *home[1], (latency, -1.0)], 0.0)
-            program.at_most([*home[0], (starts[m], -1.0)], 0.0)
-        for a, b in itertools.permutations(self._machines, 2):
-            moved = [(moves[a, b], index) for index, moves in enumerate(self._moves) if (a, b) in moves]
-            if not moved:
-                continue
-            crosses = program.column(1.0, integer=True)
-            terms = [(starts[a], 1.0), *computing[a], (starts[b], -1.0)]
-            terms.append((crosses, large + float(instance.latency[a, b]) / self._unit))
-            for column, index in moved:
-                program.at_most([(column, 1.0), (crosses, -1.0)], 0.0)
-                terms.append((column, self._wire(instance.tensors[index], a, b)))
-            program.at_most(terms, large)
+    def _add_latency(self, lower_bound: float) -> None:
+        """Limit the latency, or minimise it: stages start when all inputs have arrived."""
+        instance, solver, problem, client = self._instance, self._solver, self._instance.problem, self._instance.client
+        limit, least = min(problem.maximum_latency_seconds, self._longest), 0.0
+        if problem.objective == "latency":
+            limit = min(limit, self._known.flow.latency_seconds) if self._known else limit
+            least = lower_bound * (1 - SOLVER_TOLERANCE) / self._unit
+        large = limit * (1 + 1e-9) / self._unit
+        latency = solver.addVariable(min(least, large), large, float(problem.objective == "latency"))
+        starts = [solver.addVariable(0.0, large) for _ in self._machines]
+        ends = [start + self._seconds(m, 1.0) for m, start in enumerate(starts)]
+        for end in ends:
+            solver.addConstr(end <= latency)
+        for (a, b), passed in self._moved.items():
+            crosses = solver.addVariable(0.0, 1.0) if client in (a, b) else solver.addBinary()
+            for variable, _ in passed:
+                solver.addConstr(variable <= crosses)
+            arrival = self._wire((a, b)) + crosses * (float(instance.latency[a, b]) / self._unit)
+            if a == client:
+                solver.addConstr(arrival <= starts[b])
+            elif b == client:
+                solver.addConstr(ends[a] + arrival <= latency)
+            else:
+                solver.addConstr(ends[a] + arrival + crosses * large <= starts[b] + large)
         self._limit_paths(latency, large)
 
-    def _latency_of_client(self, m: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-        """Return the terms for transfers from the client before a machine starts, and to the client at its end."""
-        instance, program, client = self._instance, self._program, self._instance.client
-        sides: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
-        for index, tensor in enumerate(instance.tensors):
-            if tensor.source == client and m in self._arrives[index]:
-                sides[0].append((self._arrives[index][m], self._wire(tensor, client, m)))
-            if client in tensor.destinations and m in self._place[tensor.source]:
-                sides[1].append((self._place[tensor.source][m], self._wire(tensor, m, client)))
-        for side, pair in zip(sides, ((client, m), (m, client)), strict=True):
-            if side and instance.latency[pair] > 0:
-                any_of_them = program.column(1.0)
-                for column, _ in side:
-                    program.at_most([(column, 1.0), (any_of_them, -1.0)], 0.0)
-                side.append((any_of_them, float(instance.latency[pair]) / self._unit))
-        return sides
-
-    def _limit_paths(self, latency: int, large: float) -> None:
+    def _limit_paths(self, latency: highs_var, large: float) -> None:
         """Bound the latency by the longest path: a piece ends after its predecessors and the transfers between them."""
-        instance, program = self._instance, self._program
-        done = [program.column(large) for _ in instance.pieces]
-        for piece, column in enumerate(done):
-            program.at_most([*self._piece_seconds(piece), (column, -1.0)], 0.0)
-            program.at_most([(column, 1.0), (latency, -1.0)], 0.0)
-        for index, tensor in enumerate(instance.tensors):
-            if tensor.source == instance.client:
-                continue
-            ends = [piece for piece in tensor.destinations if piece != instance.client]
-            links: list[tuple[int, float]] = []
-            if len(ends) == 1:
-                links = [
-                    (column, self._wire(tensor, a, b) + float(instance.latency[a, b]) / self._unit)
-                    for (a, b), column in self._moves[index].items()
-                ]
-            for piece in ends:
-                terms = [(done[tensor.source], 1.0), *self._piece_seconds(piece), *links, (done[piece], -1.0)]
-                program.at_most(terms, 0.0)
-
-    def _piece_seconds(self, piece: int) -> list[tuple[int, float]]:
-        seconds = self._instance.seconds[piece]
-        return [(column, float(seconds[m]) / self._unit) for m, column in self._place[piece].items()]
-
-    def _computing(self, m: int, factor: float) -> list[tuple[int, float]]:
-        seconds = self._instance.seconds[:, m]
-        return [
-            (columns[m], float(seconds[piece]) * factor / self._unit)
-            for piece, columns in enumerate(self._place)
-            if m in columns
+        instance, solver = self._instance, self._solver
+        seconds = [
+            qsum(v * float(instance.seconds[piece, m] / self._unit) for m, v in places.items())
+            for piece, places in enumerate(self._place)
         ]
+        done = [solver.addVariable(0.0, large) for _ in instance.pieces]
+        for piece, end in enumerate(done):
+            solver.addConstr(seconds[piece] <= end)
+            solver.addConstr(end <= latency)
+        for tensor in instance.tensors:
+            ends = [piece for piece in tensor.destinations if instance.client not in (piece, tensor.source)]
+            arrival = self._link_seconds(tensor) if len(tensor.destinations) == 1 else 0.0
+            for piece in ends:
+                solver.addConstr(done[tensor.source] + seconds[piece] + arrival <= done[piece])
 
-    def _wire(self, tensor: Tensor, source: int, end: int) -> float:
-        return tensor.bytes * float(self._instance.seconds_per_byte[source, end]) / self._unit
+    def _link_seconds(self, tensor: Tensor) -> Expression:
+        """Return the time of one tensor on the link that it takes, if any."""
+        lag = {pair: float(self._instance.latency[pair]) / self._unit for pair in self._moved}
+        return qsum(
+            variable * (self._tensor_wire(tensor, pair) + lag[pair])
+            for pair, passed in self._moved.items()
+            for variable, moved in passed
+            if moved is tensor
+        )
+
+    def _seconds(self, m: int, factor: float) -> Expression:
+        """Return the computing time of a machine."""
+        here = ((piece, places[m]) for piece, places in enumerate(self._place) if m in places)
+        return qsum(placed * float(self._instance.seconds[piece, m] * factor / self._unit) for piece, placed in here)
+
+    def _wire(self, pair: tuple[int, int]) -> Expression:
+        """Return the time that tensors take on the link of a pair of machines, without its latency."""
+        return qsum(variable * self._tensor_wire(tensor, pair) for variable, tensor in self._moved[pair])
+
+    def _tensor_wire(self, tensor: Tensor, pair: tuple[int, int]) -> float:
+        return tensor.bytes * float(self._instance.seconds_per_byte[pair]) / self._unit
 
 
 def longest_latency(instance: Instance) -> float:
@@ -322,28 +313,23 @@ def period_bound(instance: Instance, budget: Budget) -> float:
     scheduling on unrelated machines (Lenstra, Shmoys and Tardos 1990). Replicas share the time, but each holds all
     weights, so with replicas memory is not limited.
     """
-    unit = float(np.where(np.isfinite(instance.seconds), instance.seconds, 0.0).sum(axis=0).max()) or 1.0
-    program = LinearProgram()
-    period = program.column(cost=1.0)
-    machines = range(len(instance.machines))
-    place = [
-        {m: program.column(1.0) for m in machines if math.isfinite(instance.seconds[piece, m])}
-        for piece in range(len(instance.pieces))
-    ]
-    for columns in place:
-        program.equal([(column, 1.0) for column in columns.values()], 1.0)
-    computing: dict[int, list[tuple[int, float]]] = {}
-    for m in machines:
-        here = [(piece, columns[m]) for piece, columns in enumerate(place) if m in columns]
-        contention = float(instance.contention[m]) / unit
-        terms = [(column, float(instance.seconds[piece, m]) * contention) for piece, column in here]
-        program.at_most([*terms, (period, -1.0)], 0.0)
-        computing[m] = [(column, seconds * instance.problem.machines[m].cores) for column, seconds in terms]
+    able = np.isfinite(instance.seconds)
+    unit = float(np.where(able, instance.seconds, 0.0).sum(axis=0).max()) or 1.0
+    solver = _solver()
+    period = solver.addVariable(obj=1.0)
+    place = [{m: solver.addVariable(0.0, 1.0) for m in np.flatnonzero(row).tolist()} for row in able]
+    for places in place:
+        solver.addConstr(qsum(places.values()) == 1.0)
+    busy = {instance.client: Expression()}
+    for m in range(len(instance.machines)):
+        here = [(piece, places[m]) for piece, places in enumerate(place) if m in places]
+        contended = instance.seconds[:, m] * (instance.contention[m] / unit)
+        compute = qsum(placed * float(contended[piece]) for piece, placed in here)
+        solver.addConstr(compute <= period)
+        busy[m] = compute * instance.problem.machines[m].cores
         if not instance.problem.replicas and 0 < instance.memory[m] < math.inf:
-            terms = [(column, float(instance.weights[piece] / instance.memory[m])) for piece, column in here]
-            program.at_most(terms, 1.0)
+            held = qsum(placed * float(instance.weights[piece] / instance.memory[m]) for piece, placed in here)
+            solver.addConstr(held <= 1.0)
     for members, cores in instance.core_sets:
-        busy = [term for m in members for term in computing.get(m, [])]
-        program.at_most([*busy, (period, -float(cores))], 0.0)
-    found = program.solve(budget, 0.0, {})
-    return max(0.0, found.bound) * (1 - SOLVER_TOLERANCE) * unit
+        solver.addConstr(qsum(busy[m] for m in members) <= float(cores) * period)
+    return _solved(solver, budget, 0.0).bound * unit

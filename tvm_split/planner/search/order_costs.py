@@ -140,6 +140,37 @@ def _rectangle(table: Floats, top: int, bottom: int, left: int, right: int, valu
             table[bottom, right] += value
 
 
+def topological_orders(instance: Instance) -> list[list[int]]:
+    """Return five topological orders: as given, by level from the inputs and from the outputs, two depth-first."""
+    before, behind = instance.before, instance.behind
+    length = len(before)
+    depth = [0] * length
+    height = [0] * length
+    for piece in range(length):
+        depth[piece] = max((depth[other] + 1 for other in before[piece]), default=0)
+    for piece in reversed(range(length)):
+        height[piece] = max((height[other] + 1 for other in behind[piece]), default=0)
+    orders = [list(range(length)), sorted(range(length), key=lambda piece: (depth[piece], piece))]
+    orders.append(sorted(range(length), key=lambda piece: (-height[piece], piece)))
+    for sign in (1, -1):
+        orders.append(_depth_first(before, behind, sign))
+    return orders
+
+
+def _depth_first(before: list[set[int]], behind: list[list[int]], sign: int) -> list[int]:
+    waiting = [len(each) for each in before]
+    ready = sorted((piece for piece, count in enumerate(waiting) if count == 0), key=lambda piece: sign * piece)
+    order = []
+    while ready:
+        piece = ready.pop()
+        order.append(piece)
+        for other in sorted(behind[piece], key=lambda each: sign * each):
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                ready.append(other)
+    return order
+
+
 def costs_possible(costs: OrderCosts, units: Units, prefix: Floats, start: int, reach: int, period: float) -> Flags:
     """Return (K, reach − start): whether a unit of each kind can hold the stage from ``start`` to start + 1 … reach.
 

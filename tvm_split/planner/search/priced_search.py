@@ -15,13 +15,11 @@ import numpy.typing as npt
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
-from tvm_split.planner.search.candidate import Candidate, candidate, delivered, fits
+from tvm_split.planner.search.candidate import Candidate, Placement, candidate, delivered, fits
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.mixed_integer import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
 from tvm_split.planner.search.oversubscribed_cores import oversubscribed_cores, pooled, ways_to_count
-from tvm_split.planner.search.placement import Placement
 from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 
@@ -56,7 +54,7 @@ class PricedSearch:
     def __init__(self, instance: Instance, budget: Budget, *, known: Sequence[Candidate] = ()) -> None:
         self._instance = instance
         self._budget = budget
-        self._classes = machine_classes(instance)
+        self._classes = instance.classes
         self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
         self._counts = self._singles.counts.astype(np.float64)
         self._prices = fair_prices(self._singles.seconds, self._counts, budget.rest(0.15))

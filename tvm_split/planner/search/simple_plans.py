@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.search.candidate import Candidate, candidate, fits
+from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.order_costs import OrderCosts
-from tvm_split.planner.search.placement import Placement
 
 FINE = 1e-10
 """Relative width at which the binary search of periods ends."""

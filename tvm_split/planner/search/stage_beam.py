@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tvm_split.planner.search.bounds import Prices
 from tvm_split.planner.search.budget import Budget
+from tvm_split.planner.search.candidate import Placement
 from tvm_split.planner.search.instance import Flags, Floats
 from tvm_split.planner.search.order_costs import OrderCosts, Stretches, Units, costs_possible
-from tvm_split.planner.search.placement import Placement
 
 Counts = npt.NDArray[np.intp]
 STEP_WORK = 500

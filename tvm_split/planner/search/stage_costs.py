@@ -1,26 +1,94 @@
-"""Costs of every stage between two ideals on each group of machines, as matrices over the two ends of the stage.
+"""Costs of every stage between two ideals of a graph, on each group of machines.
 
-The costs of a chain are exact: its ideals are its prefixes. In other graphs, the transfers of a stage also depend on
-stages that are not adjacent. There the costs assume the machine's best link, and that each tensor is sent once. Only
-after a piece that divides the graph, the next stage certainly receives a tensor of it from the previous stage. So the
-value of the best sequence is a lower bound. It is the value of its plan if links are equal and no tensor goes to two
-stages.
+An ideal is a set of pieces that contains all their predecessors; a graph can be cut at each of them. Stages without
+cycles, in topological order, end at a growing sequence of ideals, and every such sequence is a plan (Tarnawski et al.,
+Efficient Algorithms for Device Placement of DNN Graph Operators, 2020). The ideals of a chain are its prefixes.
+
+The costs of a chain are exact. In other graphs, the transfers of a stage also depend on stages that are not adjacent.
+There the costs assume the machine's best link, and that each tensor is sent once, so the value of the best sequence is
+a lower bound. It is the value of its plan if links are equal and no tensor goes to two stages.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.planner.search.ideals import Ideals, dividing_pieces, predecessors
 from tvm_split.planner.search.instance import Flags, Floats, Instance
-from tvm_split.planner.search.machine_classes import Groups
 
+MOST_IDEALS = 1200
+"""Most ideals that are listed."""
 ROUNDING = 1e-14
 """Relative size, to the sums, below which a difference of two sums counts as 0."""
+Counts = tuple[int, ...]
+"""Number of machines of each class."""
+
+
+def ideals_of(instance: Instance) -> Flags | None:
+    """Return all ideals as a (P, n) table, whether ideal P has piece n, smallest first; None if they are too many."""
+    length = len(instance.pieces)
+    if instance.is_line:
+        return np.tri(length + 1, length, -1, dtype=bool)
+    needed = [sum(1 << other for other in before) for before in instance.before]
+    ideals, frontier = {0}, {0}
+    while frontier:
+        frontier = {
+            ideal | 1 << piece
+            for ideal in frontier
+            for piece in range(length)
+            if not ideal >> piece & 1 and needed[piece] & ~ideal == 0
+        }
+        ideals |= frontier
+        if len(ideals) > MOST_IDEALS:
+            return None
+    ordered = sorted(ideals, key=lambda ideal: (ideal.bit_count(), ideal))
+    return np.array([[bool(ideal >> piece & 1) for piece in range(length)] for ideal in ordered])
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of machines that can hold a stage: one machine, or with replicas any set of machines.
+
+    Attributes:
+        classes: the machines of each class. counts: for each group, the number of machines of each class.
+        seconds_per_byte, latency: (G + 1, G + 1) of the slowest link from a group to another; infinite latency if a
+            pair of machines is not linked. The last row and column are the client's.
+    """
+
+    classes: tuple[tuple[int, ...], ...]
+    counts: tuple[Counts, ...]
+    seconds_per_byte: Floats
+    latency: Floats
+
+
+def groups_of(instance: Instance, *, replicas: bool) -> Groups:
+    """Return the groups that may hold a stage: single machines, and with ``replicas`` also all larger sets."""
+    classes, counts = instance.classes, _group_counts(instance, replicas)
+    kinds = [*([kind for kind, count in enumerate(each) if count] for each in counts), [len(classes)]]
+    slow, lag = _class_links(instance, (*classes, (instance.client,)))
+    shape = (len(kinds), len(kinds))
+    seconds_per_byte, latency = np.zeros(shape), np.zeros(shape)
+    for source, end in itertools.product(range(len(kinds)), repeat=2):
+        pairs = np.ix_(kinds[source], kinds[end])
+        seconds_per_byte[source, end], latency[source, end] = slow[pairs].max(), lag[pairs].max()
+    return Groups(classes, counts, seconds_per_byte, latency)
+
+
+def _group_counts(instance: Instance, replicas: bool) -> tuple[Counts, ...]:
+    sizes = [range(len(members) + 1) for members in instance.classes]
+    if not replicas:
+        return tuple(tuple(int(kind == other) for other in range(len(sizes))) for kind in range(len(sizes)))
+    return tuple(counts for counts in itertools.product(*sizes) if 0 < sum(counts) <= instance.machine_limit)
+
+
+def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tuple[Floats, Floats]:
+    ends = np.ix_([members[0] for members in classes], [members[-1] for members in classes])
+    there = instance.linked[ends] & (np.array([len(each) > 1 for each in classes]) | ~np.eye(len(classes), dtype=bool))
+    return np.where(there, instance.seconds_per_byte[ends], 0.0), np.where(there, instance.latency[ends], math.inf)
 
 
 @dataclass(frozen=True)
@@ -28,38 +96,32 @@ class StageCosts:
     """Costs of stages between P ideals; the first ideal is empty and the last has all pieces.
 
     Attributes:
+        ideals: (P, n) flags.
         period, latency: for each group a (P, P) matrix of seconds; row: the stage's end, column: its begin. Covers
             compute and transfers, except those that certainly pass between adjacent stages. Infinite if there is no
             such stage or the group cannot hold it.
-        crossing_bytes: (P,) bytes that certainly pass, over the link of their groups, from the stage that ends at an
-            ideal to the next one.
-        crosses: (P,) 1 if any tensor certainly passes there, even of 0 bytes, else 0.
-        memory: (P, P) bytes that each stage takes.
-        computed: for each class of machines a (P, P) matrix of compute seconds of one machine, transfers included.
-        load: for each group a (P, P) matrix of any value that is summed over stages.
+        crossing: bytes and number of tensors that certainly pass, over the link of their groups, from the stage that
+            ends at an ideal to the next one; (1, P) each.
     """
 
     groups: Groups
+    ideals: Flags
     period: tuple[Floats, ...]
     latency: tuple[Floats, ...]
-    crossing_bytes: Floats
-    crosses: Floats
-    memory: Floats
-    computed: tuple[Floats, ...]
-    load: tuple[Floats, ...] = ()
+    crossing: Transfers
 
 
-def stage_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimistic: bool = True) -> StageCosts:
-    """Return stage costs that are never above the true ones if ``optimistic``; else assume the slowest links."""
-    members = ideals.members.astype(np.float64)
+def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts:
+    """Return stage costs that are never above the true ones."""
+    members = ideals.astype(np.float64)
     sizes = members.sum(axis=1)
     # Row: a stage's end, column: its begin. The smaller ideal must be inside the larger one.
     inside = (members @ members.T == sizes[None, :]) & (sizes[:, None] > sizes[None, :])
-    received, sent, from_client, to_client = _traffic(instance, ideals)
-    exchanged = received.bytes + sent.bytes + from_client.bytes + to_client.bytes
-    tensors = received.tensors + sent.tensors + from_client.tensors + to_client.tensors
-    weights = _difference(members @ instance.weights)
-    memory = weights + _largest(instance.activations, ideals) + instance.problem.buffers * exchanged
+    received, sent, from_client, to_client = traffic = _traffic(instance, ideals)
+    exchanged = sum((each.bytes for each in traffic), np.zeros(inside.shape))
+    tensors = sum((each.tensors for each in traffic), np.zeros(inside.shape))
+    memory = _difference(members @ instance.weights) + _largest(instance.activations, ideals)
+    memory = memory + instance.problem.buffers * exchanged
     alone, full = [], []
     for machine in (members_of_class[0] for members_of_class in groups.classes):
         allowed = np.isfinite(instance.seconds[:, machine])
@@ -69,13 +131,13 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
         compute += exchanged * instance.transfer_seconds_per_byte[machine]
         alone.append(np.where(possible, seconds, math.inf))
         full.append(np.where(possible, compute, math.inf))
-    sure = _sure_transfers(instance, ideals)
-    other = _Transfers(np.maximum(received.bytes - sure.bytes, 0.0), received.tensors - sure.tensors)
+    crossing = _crossing(instance, members)
+    other = Transfers(np.maximum(received.bytes - crossing.bytes, 0.0), received.tensors - crossing.tensors)
     period, latency = [], []
     for number, group in enumerate(groups.counts):
         kinds = [kind for kind, count in enumerate(group) if count]
         ends = [groups.classes[kind][0] for kind in kinds]
-        into, outof = (_link(instance, ends, incoming, optimistic) for incoming in (True, False))
+        into, outof = (_best_link(instance, ends, incoming) for incoming in (True, False))
         home_in, home_out = (
             (float(groups.seconds_per_byte[ends]), float(groups.latency[ends])) for ends in ((-1, number), (number, -1))
         )
@@ -84,14 +146,12 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
         compute = _shared([(full[kind], group[kind]) for kind in kinds])
         period.append(np.maximum(np.maximum(compute, receive), send))
         slowest = np.maximum.reduce([alone[kind] for kind in kinds])
-        transfers = other.seconds(into) + from_client.seconds(home_in) + to_client.seconds(home_out)
-        latency.append(slowest + transfers)
-    crosses = (sure.tensors > 0).astype(float)[0]
-    return StageCosts(groups, tuple(period), tuple(latency), sure.bytes[0], crosses, memory, tuple(full))
+        latency.append(slowest + other.seconds(into) + from_client.seconds(home_in) + to_client.seconds(home_out))
+    return StageCosts(groups, ideals, tuple(period), tuple(latency), crossing)
 
 
 @dataclass(frozen=True)
-class _Transfers:
+class Transfers:
     """Bytes and number of transferred tensors: (P, P) by end and begin of a stage, or (1, P) by its begin."""
 
     bytes: Floats
@@ -112,9 +172,8 @@ _Term = tuple[Flags, Flags, float]
 """Bytes that a stage transfers if the first flag is set at its end and the second at its begin."""
 
 
-def _traffic(instance: Instance, ideals: Ideals) -> list[_Transfers]:
+def _traffic(instance: Instance, members: Flags) -> list[Transfers]:
     """Return transfers of stages: received, sent, from the client and to the client, if each tensor is sent once."""
-    members = ideals.members
     received: list[_Term] = []
     sent: list[_Term] = []
     from_client: list[_Term] = []
@@ -134,67 +193,63 @@ def _traffic(instance: Instance, ideals: Ideals) -> list[_Transfers]:
     return [_summed(terms, len(members)) for terms in (received, sent, from_client, to_client)]
 
 
-def _summed(terms: Sequence[_Term], positions: int) -> _Transfers:
+def _summed(terms: Sequence[_Term], positions: int) -> Transfers:
     if not terms:
-        return _Transfers(np.zeros((positions, positions)), np.zeros((positions, positions)))
+        return Transfers(np.zeros((positions, positions)), np.zeros((positions, positions)))
     ends, begins = (np.array([term[side] for term in terms], dtype=np.float64) for side in (0, 1))
     sizes = np.array([term[2] for term in terms])
-    return _Transfers((ends.T * sizes) @ begins, ends.T @ begins)
+    return Transfers((ends.T * sizes) @ begins, ends.T @ begins)
 
 
-def _sure_transfers(instance: Instance, ideals: Ideals) -> _Transfers:
+def _crossing(instance: Instance, members: Floats) -> Transfers:
     """Return (1, P) transfers that certainly pass from the stage that ends at an ideal to the next one.
 
-    All pieces after a dividing piece depend on it. The next stage holds a piece that needs no other piece after it.
+    If all other pieces of the ideal lie before one of its pieces, the stage that ends there has that piece. The next
+    stage has a piece that needs no other piece outside of the ideal.
     """
-    before = predecessors(instance)
-    counts = ideals.members.sum(axis=1)
-    found = _Transfers(np.zeros((1, len(counts))), np.zeros((1, len(counts))))
-    sizes: dict[tuple[int, int], list[float]] = {}
+    length = members.shape[1]
+    bytes_, tensors = np.zeros((length, length)), np.zeros((length, length))
     for tensor in instance.tensors:
-        for end in tensor.destinations:
-            sizes.setdefault((tensor.source, end), []).append(tensor.bytes)
-    for piece in dividing_pieces(instance):
-        following = [other for other in range(piece + 1, len(before)) if piece in before[other]]
-        first = [sizes[piece, other] for other in following if max(before[other]) == piece]
-        at = np.flatnonzero(ideals.members[:, piece] & (counts == piece + 1))
-        if first:
-            found.bytes[0, at] = min(map(math.fsum, first))
-            found.tensors[0, at] = min(map(len, first))
-    return found
+        ends = [piece for piece in tensor.destinations if instance.client not in (piece, tensor.source)]
+        bytes_[tensor.source, ends] += tensor.bytes
+        tensors[tensor.source, ends] += 1.0
+    edges = (tensors > 0).astype(np.float64)
+    last = (members > 0) & (members @ edges.T == 0)
+    first = (members == 0) & ((1.0 - members) @ edges == 0)
+    crossing = Transfers(np.zeros((1, len(members))), np.zeros((1, len(members))))
+    for place in np.flatnonzero((last.sum(axis=1) == 1) & first.any(axis=1)):
+        pair = int(last[place].argmax()), first[place]
+        crossing.bytes[0, place], crossing.tensors[0, place] = bytes_[pair].min(), tensors[pair].min()
+    return crossing
 
 
-def _link(instance: Instance, machines: Sequence[int], incoming: bool, optimistic: bool) -> tuple[float, float]:
-    """Return seconds per byte and latency of each machine's best or worst link; the slowest machine counts.
+def _best_link(instance: Instance, machines: Sequence[int], incoming: bool) -> tuple[float, float]:
+    """Return seconds per byte and latency of each machine's best link; the slowest machine counts.
 
     Infinite if one of the machines has no link.
     """
-    pick = np.min if optimistic else np.max
-    speeds, latencies = [], []
+    best = []
     for machine in machines:
         rows = (slice(None, -1), machine) if incoming else (machine, slice(None, -1))
         linked = instance.linked[rows]
-        if not linked.any():
-            return math.inf, math.inf
-        speeds.append(float(pick(instance.seconds_per_byte[rows][linked])))
-        latencies.append(float(pick(instance.latency[rows][linked])))
-    return max(speeds), max(latencies)
+        tables = (instance.seconds_per_byte, instance.latency)
+        best.append([float(table[rows][linked].min(initial=math.inf)) for table in tables])
+    return max(slow for slow, _ in best), max(lag for _, lag in best)
 
 
 def _difference(values: Floats) -> Floats:
-    found = np.asarray(values[:, None] - values[None, :], dtype=np.float64)
-    found[np.abs(found) < ROUNDING * np.abs(values).max(initial=0.0)] = 0.0
-    return found
+    difference = np.asarray(values[:, None] - values[None, :], dtype=np.float64)
+    difference[np.abs(difference) < ROUNDING * np.abs(values).max(initial=0.0)] = 0.0
+    return difference
 
 
-def _largest(values: Floats, ideals: Ideals) -> Floats:
-    members = ideals.members
-    found = np.zeros((len(members), len(members)))
+def _largest(values: Floats, ideals: Flags) -> Floats:
+    largest = np.zeros((len(ideals), len(ideals)))
     for piece in np.argsort(values):
         if values[piece] > 0:
-            has = members[:, piece]
-            found[np.ix_(has, ~has)] = values[piece]
-    return found
+            has = ideals[:, piece]
+            largest[np.ix_(has, ~has)] = values[piece]
+    return largest
 
 
 def _shared(members: list[tuple[Floats, int]]) -> Floats:

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpc_runtime.program.codec import Codec, Coder, Tensor
+from rpc_runtime.program.codecs import Codec
 
 Bytes = NDArray[Any]
 
 
-class Trimmed:
+class Trim(Codec):
+    name = "toy-trim"
+
     def encode(self, data: Bytes) -> Bytes | None:
         (filled,) = np.nonzero(data)
         return data[: filled[-1] + 1] if filled.size else None
@@ -22,13 +24,3 @@ class Trimmed:
             raise ValueError(f"it has {encoded.size} bytes, and the tensor has {data.size}")
         data[: encoded.size] = encoded
         data[encoded.size :] = 0
-
-
-class Trim(Codec):
-    name = "toy-trim"
-
-    def coder(self, tensor: Tensor) -> Coder:
-        return Trimmed()
-
-
-TRIM = Trim()

@@ -8,9 +8,9 @@ import socket
 import struct
 import threading
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.transports.link_end import LinkEnd
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable
+from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 LENGTH = struct.Struct("<I")
@@ -102,10 +102,8 @@ class SocketCarrier(Carrier):
         try:
             for frame in self._link.frames():
                 self._connection.sendall(LENGTH.pack(len(frame)) + frame)
-        except TvmSplitError as error:
-            self._failure = error
-        except OSError as error:
-            self._failure = WorkerUnavailableError(str(error))
+        except Exception as error:
+            self._failure = failure_of(error)
         self._shut()
 
     def _read(self) -> None:
@@ -113,12 +111,8 @@ class SocketCarrier(Carrier):
         try:
             while head := self._connection.recv(LENGTH.size, socket.MSG_WAITALL):
                 self._link.receive(decode(self._received(*LENGTH.unpack(head))))
-        except TvmSplitError as wrong:
-            error = wrong
-        except OSError as broken:
-            error = WorkerUnavailableError(f"the connection broke: {broken}")
-        except Exception as unexpected:
-            error = WorkerError(f"{unexpected!r}")
+        except Exception as raised:
+            error = failure_of(raised)
         self._shut()
         if not self._closing:
             self._on_end(self._failure or error)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from relay_passes.rewrite import constant
+from relay_passes.ir import constant
 from relay_passes.shards.region import ShardError
 from relay_passes.shards.rows import split_rows
 from tests.helpers.relax_graphs import graph

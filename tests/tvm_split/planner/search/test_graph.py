@@ -16,7 +16,6 @@ from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.bounds import SecondsAhead
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.mixed_integer import PlacementProgram, period_bound
 
 SEEDS = st.integers(0, 2**32)
@@ -69,11 +68,11 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
         expected = best(dataclasses.replace(problem, objective=objective), graph_plans(problem))
         if expected is None:
             continue
-        alone = [each.evaluation.period_seconds for each in one_machine_candidates(instance)]
+        alone = [each.flow.period_seconds for each in one_machine_candidates(instance)]
         if objective == "throughput":
             assert min([period_bound(instance, Budget()), *alone]) <= expected[0] * (1 + 1e-9)
         else:
-            assert SecondsAhead(instance, machine_classes(instance)).whole() <= expected[0] * (1 + 1e-9)
+            assert SecondsAhead(instance, instance.classes).whole() <= expected[0] * (1 + 1e-9)
 
 
 @settings(max_examples=8)
@@ -114,7 +113,7 @@ def test_small_graphs_on_equal_machines_equal_the_best_of_all_plans(
 ) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=replicas)
     problem = with_equal_machines(problem)
-    assert len(machine_classes(instance_of(problem))) <= 2
+    assert len(instance_of(problem).classes) <= 2
     assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 

@@ -139,13 +139,13 @@ def test_plans_hold_and_bounds_are_below_every_plan(
     if expected is None:
         assert not search.found
         return
-    alone = [each.evaluation.period_seconds for each in one_machine_candidates(instance)]
+    alone = [each.flow.period_seconds for each in one_machine_candidates(instance)]
     assert min([search.bound, *alone]) <= expected[0] * (1 + 1e-9)
     for plan in search.found:
         judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in plan.named(instance)])
         assert judged is not None
         assert judged[0] >= expected[0] * (1 - 1e-9)
-        assert judged == pytest.approx((plan.evaluation.period_seconds, plan.evaluation.latency_seconds), rel=1e-9)
+        assert judged == pytest.approx((plan.flow.period_seconds, plan.flow.latency_seconds), rel=1e-9)
 
 
 def test_sixteen_workers_whose_times_scatter_get_sixteen_stages() -> None:
@@ -215,7 +215,7 @@ def test_the_planner_fills_machines_as_anyone_would(
     if by_hand is not None:
         period, least = (
             evaluate_stages(problem, by_hand).period_seconds,
-            min(each.evaluation.period_seconds for each in found),
+            min(each.flow.period_seconds for each in found),
         )
         assert least <= period * (1 + 1e-9)
         assert pins or least == pytest.approx(period, rel=1e-9)  # who may not run all comes last by hand
@@ -320,7 +320,7 @@ def test_no_work_is_too_little_for_a_latency_by_first_fit(kinds: MachineKinds, r
     simple = simple_plans(instance_of(problem))
     assert simple
     found = solved(problem, 0.0).evaluation.latency_seconds
-    assert found <= min(each.evaluation.latency_seconds for each in simple) * (1 + 1e-9)
+    assert found <= min(each.flow.latency_seconds for each in simple) * (1 + 1e-9)
 
 
 def test_each_piece_goes_where_it_is_fastest() -> None:

@@ -74,7 +74,7 @@ def test_what_cannot_be_is_said_with_its_reason(
 
 def test_the_nearest_plan_names_every_machine_that_lacks_memory() -> None:
     machines = (ProblemMachine("a", 15.0), ProblemMachine("b", 8.0))
-    with pytest.raises(PlanError, match=r"the plan that comes nearest lacks 17 B: (a|b) needs .*; (a|b) needs"):
+    with pytest.raises(PlanError, match=r"the plan found that comes nearest lacks 17 B: (a|b) needs .*; (a|b) needs"):
         solve(dataclasses.replace(EQUAL, machines=machines))
 
 
@@ -86,13 +86,13 @@ def test_equal_periods_are_decided_by_latency_and_then_by_fewer_machines() -> No
     found = solve(problem)
     assert found.evaluation.period_seconds == 4.0
     assert len(found.stages) == 2
-    assert "c is idle: the best plan that uses it has the same period of 4 s" in found.why_no_more_machines
+    assert "c is idle: the best plan found that uses it has the same period of 4 s" in found.why_no_more_machines
 
 
 def test_a_slow_machine_and_a_slow_link_stay_unused() -> None:
     found = solve(chain({"a": 1.0, "b": 100.0}))
     assert [stage.machines for stage in found.stages] == [("a",)]
-    assert "b is idle: the best plan that uses it has a period of 100 s, this one 4 s" in found.why_no_more_machines
+    assert "b is idle: the best plan found that uses it has a period of 100 s" in found.why_no_more_machines
     slow = solve(chain({"a": 1.0, "b": 1.0}, size=10_000.0))
     assert len(slow.stages) == 1
     assert "over the link" in slow.why_no_more_machines

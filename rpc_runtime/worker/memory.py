@@ -1,7 +1,9 @@
-"""Checks that weights and receive buffers fit into the free memory of host and GPU. Pure functions."""
+"""A worker's memory: whether weights and buffers fit into that of host and GPU, and what ``malloc`` keeps."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import heapq
 
 from rpc_runtime.errors import WorkerError
@@ -10,6 +12,8 @@ from rpc_runtime.program.routes import MachineProgram
 
 ON_THE_WAY = 2
 """Weights of a GPU's stage that the host holds at the same time: the one just copied, and the next one."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Constants of glibc's ``malloc.h``."""
 
 
 def require_room(plan: MachineProgram, host_bytes: int, device_bytes: int) -> None:
@@ -44,3 +48,17 @@ def require_room(plan: MachineProgram, host_bytes: int, device_bytes: int) -> No
 
 def _passing_bytes(stage: StageSpec) -> int:
     return sum(heapq.nlargest(ON_THE_WAY, (weight.tensor.size_bytes for weight in stage.weights)))
+
+
+def keep_heap() -> None:
+    """Make glibc keep the memory of large messages: returning it after each message causes page faults."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(M_MMAP_THRESHOLD, 64 << 20)
+        allocator.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+
+
+def trim_heap() -> None:
+    """Return all free memory to the system, also between used blocks: for the weights of an ended program."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

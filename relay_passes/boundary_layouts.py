@@ -1,0 +1,294 @@
+"""Boundary layouts: neighbouring stages that compute in the same layout send tensors in that layout.
+
+Schedules choose layouts for each stage, and a stage takes and returns plain tensors. The sender may change a tensor to
+plain as its last step. If no receiver would need an additional change, the tensor is sent without that step: it has the
+same number of bytes in another order. `with_layouts` changes the interface of a stage before the layout phase. It adds
+the changes to and from plain inside the stage; the layout phase removes those that cancel out. Those that do not cancel
+out remain, so results never depend on the choice.
+
+Layouts are decided from convolution to convolution. So the ends of a stage suffice to find the layouts of the tensors
+that it receives and sends: the operations up to the nearest convolutions. The layout phase then need not process the
+operations and weights in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import tvm_ffi
+from tvm import relax
+from tvm.tirx import IndexMap
+
+from relay_passes.ir import (
+    bindings_of,
+    emit_operations,
+    names_of,
+    new_function,
+    operations_of,
+    operator_name,
+    returned_fields,
+    shape_of,
+    substitute,
+    used_variables,
+)
+from relay_passes.partition import Computation, computation_of
+
+LayOut = Callable[[int, Computation], Sequence[relax.Function]]
+"""Returns a stage's function after the layout phase, once for each target, from its position and its computation."""
+LAYOUT_TRANSFORM = "relax.layout_transform"
+CONV2D = "relax.nn.conv2d"
+IMAGE_DIMENSIONS = 4
+
+
+def in_common_layouts(
+    computations: Sequence[Computation], outputs: Collection[str], lay_out: LayOut
+) -> tuple[Computation, ...]:
+    """Return the stages with blocked layouts for transferred images if no stage must change them.
+
+    The model's inputs and ``outputs`` stay plain.
+    """
+    between = _images_between(computations) - set(outputs)
+    made: dict[str, list[Layout | None]] = {name: [] for name in between}
+    for index, computation in enumerate(computations):
+        if between & {*computation.sent}:
+            end = sending_end(computation, between)
+            for function in lay_out(index, end) if has_convolution(end) else ():
+                for name, layout in zip(end.sent, layouts_made(function), strict=True):
+                    made[name].append(layout)
+    common = dict(_common(made))
+    for index, computation in enumerate(computations):
+        if common.keys() & {*computation.received}:
+            end = receiving_end(computation, common)
+            laid_out = zip(lay_out(index, with_layouts(end, common)), lay_out(index, end), strict=True)
+            for name in [name for pair in laid_out for name in _better_plain(end, *pair)]:
+                common.pop(name, None)
+    return tuple(with_layouts(computation, common) for computation in computations)
+
+
+def _images_between(computations: Sequence[Computation]) -> set[str]:
+    received = {
+        parameter.name
+        for computation in computations
+        for parameter in computation.function.params
+        if isinstance(parameter.ty, relax.TensorType) and parameter.ty.ndim == IMAGE_DIMENSIONS
+    }
+    return received & {name for computation in computations for name in computation.sent}
+
+
+def _better_plain(end: Computation, function: relax.Function, plain: relax.Function) -> Iterator[str]:
+    """Yield the tensors that a stage would convert back to plain; all of them if other changes of layout increase."""
+    costs_more = count_changes(function) > count_changes(plain)
+    for name, is_changed in zip(end.received, changed_parameters(function), strict=True):
+        if is_changed or costs_more:
+            yield name
+
+
+def _common(made: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:
+    """Yield the tensors that all their senders make in one layout, each with this layout."""
+    for name, layouts in made.items():
+        if layouts and layouts[0] is not None and all(layouts[0].is_same(other) for other in layouts):
+            yield name, layouts[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The memory layout of a tensor: ``index_map`` maps the plain tensor's indices to indices in ``shape``."""
+
+    shape: tuple[int, ...]
+    index_map: IndexMap
+
+    def is_same(self, other: Layout | None) -> bool:
+        return (
+            other is not None
+            and self.shape == other.shape
+            and bool(tvm_ffi.structural_equal(self.index_map, other.index_map, map_free_vars=True))
+        )
+
+
+def layouts_made(function: relax.Function) -> list[Layout | None]:
+    """Return, for each returned tensor, the layout that it is changed from just before it is returned, or None."""
+    values = {binding.var.name: binding.value for binding in bindings_of(function)}
+    layouts: list[Layout | None] = []
+    for field in returned_fields(function):
+        value = values.get(field.name) if isinstance(field, relax.Var) else None
+        if value is None or not _is_change(value):
+            layouts.append(None)
+        else:
+            shape = shape_of(value.args[0])
+            layouts.append(Layout(shape, value.attrs.index_map.inverse(list(shape))))
+    return layouts
+
+
+def changed_parameters(function: relax.Function) -> list[bool]:
+    """Return, for each parameter, whether the function changes its layout."""
+    changed = {
+        binding.value.args[0].name
+        for binding in bindings_of(function)
+        if _is_change(binding.value) and isinstance(binding.value.args[0], relax.Var)
+    }
+    return [parameter.name in changed for parameter in function.params]
+
+
+def count_changes(function: relax.Function) -> int:
+    """Return the number of layout changes in the function."""
+    return sum(_is_change(binding.value) for binding in bindings_of(function))
+
+
+def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Computation:
+    """Return the stage with the received and sent tensors named in ``layouts`` in these layouts, the others plain."""
+    if not layouts.keys() & {*computation.received, *computation.sent}:
+        return computation
+    function = computation.function
+    taken = set(names_of(function))
+    origins = dict(computation.origins)
+
+    def changed(
+        builder: relax.BlockBuilder, value: relax.Expr, index_map: IndexMap, tensor: str, form: str
+    ) -> relax.Var:
+        # Passes look variables up by name, so the name must be new.
+        names = (f"{tensor}_{number}_{form}" if number else f"{tensor}_{form}" for number in itertools.count())
+        free = next(name for name in names if name not in taken)
+        taken.add(free)
+        origins[free] = tensor
+        return builder.emit(relax.op.layout_transform(value, index_map), name_hint=free)
+
+    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
+    for name in values.keys() & layouts.keys():
+        values[name] = relax.Var(name, relax.TensorType(layouts[name].shape, values[name].ty.dtype))
+    parameters = list(values.values())
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        for plain in function.params:
+            if plain.name in layouts:
+                back = layouts[plain.name].index_map.inverse(list(shape_of(plain)))
+                values[plain.name] = changed(builder, values[plain.name], back, plain.name, "plain")
+        emit_operations(builder, operations_of(function), values)
+        results = [substitute(field, values) for field in returned_fields(function)]
+        for position, name in enumerate(computation.sent):
+            if name in layouts:
+                results[position] = changed(builder, results[position], layouts[name].index_map, name, "sent")
+        return results
+
+    return replace(computation, function=new_function(computation.name, parameters, emit), origins=origins)
+
+
+def _is_change(expression: relax.Expr) -> bool:
+    """Return whether an expression is a layout change without padding."""
+    return operator_name(expression) == LAYOUT_TRANSFORM and expression.attrs.pad_value is None
+
+
+def sending_end(computation: Computation, names: Collection[str]) -> Computation:
+    """Return a stage that makes the sent tensors in ``names`` from the data operands of the nearest convolutions."""
+    graph = _Graph.of(computation.function)
+    fields = dict(zip(computation.sent, returned_fields(computation.function), strict=True))
+    results = {name: field for name, field in fields.items() if name in names}
+    kept = graph.before(field.name for field in results.values() if isinstance(field, relax.Var))
+    return _part(computation, graph, kept, results)
+
+
+def receiving_end(computation: Computation, names: Collection[str]) -> Computation:
+    """Return a stage of the first operations on the received tensors in ``names``, up to the nearest convolutions.
+
+    It returns the last values that depend on them. Their other operands are computed from the nearest convolutions.
+    """
+    graph = _Graph.of(computation.function)
+    kept = graph.after(parameter.name for parameter in computation.function.params if parameter.name in names)
+    kept |= graph.before(operand for name in kept for operand in graph.operands_before(name))
+    read = {operand for name in kept for operand in graph.operands[name]}
+    leaves = [name for name in graph.values if name in kept - read and graph.is_tensor(name)]
+    return _part(computation, graph, kept, {name: graph.variables[name] for name in leaves})
+
+
+def has_convolution(computation: Computation) -> bool:
+    return any(_is_convolution(binding.value) for binding in bindings_of(computation.function))
+
+
+def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapping[str, relax.Expr]) -> Computation:
+    """Return a stage of the bindings in ``kept``; the other values that they read are parameters, except constants."""
+    kept = kept | graph.constants_of(kept)
+    read = {operand for name in kept for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
+    parameters = {parameter.name: parameter for parameter in computation.function.params if parameter.name in read}
+    parameters |= {name: relax.Var(name, graph.variables[name].ty) for name in graph.values if name in read - kept}
+    operations = [binding for binding in operations_of(computation.function) if binding.var.name in kept]
+    return computation_of(computation.name, parameters, operations, results)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The bindings of a function, by variable name and in order, without that of its result."""
+
+    values: Mapping[str, relax.Expr]
+    variables: Mapping[str, relax.Var]
+    operands: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, function: relax.Function) -> _Graph:
+        bindings = operations_of(function)
+        values = {binding.var.name: binding.value for binding in bindings}
+        variables = {binding.var.name: binding.var for binding in bindings}
+        return cls(values, variables, {name: _names_in(value) for name, value in values.items()})
+
+    def is_tensor(self, name: str) -> bool:
+        return isinstance(self.variables[name].ty, relax.TensorType)
+
+    def before(self, names: Iterable[str]) -> set[str]:
+        """Return these values and the values that they depend on, back to the nearest convolutions."""
+        made = [name for name in names if name in self.values]
+        return {*made} | _reached(made, lambda name: self.values.keys() & {*self.operands_before(name)})
+
+    def operands_before(self, name: str) -> tuple[str, ...]:
+        """Return the operands of a value, without the data operand of a convolution."""
+        value = self.values[name]
+        return _names_in(*value.args[1:]) if _is_convolution(value) else self.operands[name]
+
+    def after(self, names: Iterable[str]) -> set[str]:
+        """Return the values that depend on these, up to the nearest convolutions and tensors that are no images."""
+        users: dict[str, list[str]] = {}
+        for name, operands in self.operands.items():
+            for operand in operands:
+                users.setdefault(operand, []).append(name)
+
+        def onwards(name: str) -> Iterable[str]:
+            ends = name in self.values and (
+                _is_convolution(self.values[name]) or (self.is_tensor(name) and not self._is_image(name))
+            )
+            return () if ends else users.get(name, ())
+
+        return _reached(names, onwards)
+
+    def constants_of(self, names: Iterable[str]) -> set[str]:
+        """Return the direct and indirect operands that depend on constants alone, or are no tensors."""
+        constant: set[str] = set()
+        for name, operands in self.operands.items():
+            if all(operand in constant for operand in operands):
+                constant.add(name)
+
+        def inside(name: str) -> Iterable[str]:
+            made = (operand for operand in self.operands[name] if operand in self.values)
+            return (operand for operand in made if operand in constant or not self.is_tensor(operand))
+
+        return _reached(names, inside)
+
+    def _is_image(self, name: str) -> bool:
+        return self.is_tensor(name) and self.variables[name].ty.ndim == IMAGE_DIMENSIONS
+
+
+def _reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return all names that one or more steps reach from these names."""
+    reached: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        new = set(step(waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def _names_in(*expressions: relax.Expr) -> tuple[str, ...]:
+    return tuple(variable.name for expression in expressions for variable in used_variables(expression))
+
+
+def _is_convolution(expression: relax.Expr) -> bool:
+    return operator_name(expression) == CONV2D

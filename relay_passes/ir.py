@@ -1,0 +1,257 @@
+"""Read and rewrite the function ``main`` of a Relax module, which the passes of this package take and return.
+
+This package may not import the packages above it, so its errors have their own bases. They are registered with TVM, so
+that they keep their class when they pass through its pass manager. For the same reason they carry only a message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import register_error
+
+Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
+"""Returns the replacement of a variable from its name and its expression, or None to bind it unchanged.
+
+Earlier replacements are already made in the expression. The builder may emit further bindings.
+"""
+CONVOLUTIONS = {
+    f"relax.nn.{name}": getattr(relax.op.nn, name)
+    for name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose")
+}
+_ATTRIBUTES = (
+    "strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype",
+)  # fmt: skip
+
+
+@register_error
+class ContractError(Exception):
+    """A module does not have the form that a pass requires, or a pass did not produce the form that it ensures."""
+
+
+@register_error
+class SelfWaitError(ValueError):
+    """A stage needs a tensor of a later stage, so it would wait for its own result."""
+
+
+def main_function(module: tvm.IRModule) -> relax.Function:
+    """Return the function ``main`` of a module; raise `ContractError` if there is none."""
+    if "main" not in {variable.name_hint for variable in module.get_global_vars()}:
+        raise ContractError("the module has no function 'main'")
+    return module["main"]
+
+
+def bindings_of(function: relax.Function) -> Iterator[relax.VarBinding]:
+    """Yield all bindings of a function's blocks, in order; raise `ContractError` if the function is not normalised."""
+    if not isinstance(function.body, relax.SeqExpr):
+        raise ContractError("the function's body is not normalised to a sequence of bindings")
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if not isinstance(binding, relax.VarBinding):
+                raise ContractError(f"the binding of {binding.var.name!r} is a {type(binding).__name__}")
+            yield binding
+
+
+def names_of(function: relax.Function) -> list[str]:
+    """Return the names of a function's parameters and of its bound variables."""
+    return [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
+
+
+def operations_of(function: relax.Function) -> list[relax.VarBinding]:
+    """Return all bindings of a function except that of the returned tuple."""
+    return [binding for binding in bindings_of(function) if not binding.var.same_as(function.body.body)]
+
+
+def dependent_names(function: relax.Function) -> set[str]:
+    """Return the names of the parameters and of the variables that depend on one; the others are tables and masks."""
+    dependent = {parameter.name for parameter in function.params}
+    for binding in bindings_of(function):
+        if any(used.name in dependent for used in used_variables(binding.value)):
+            dependent.add(binding.var.name)
+    return dependent
+
+
+def require_whole_graph(module: tvm.IRModule) -> None:
+    """Check that a model has the form that the passes require.
+
+    This is one function ``main`` that binds each variable once, with unique names, and returns a tuple.
+
+    Raises:
+        ContractError: the module has another form; the message says where.
+    """
+    function = main_function(module)
+    for name, count in Counter(names_of(function)).items():
+        if count > 1:
+            raise ContractError(f"two variables are named {name!r}")
+    returned_fields(function)
+
+
+def returned_fields(function: relax.Function) -> tuple[relax.Expr, ...]:
+    """Return the fields of a function's returned tuple; raise `ContractError` if it returns anything else."""
+    result = function.body.body
+    if isinstance(result, relax.Var):
+        for binding in bindings_of(function):
+            if binding.var.same_as(result):
+                result = binding.value
+    if not isinstance(result, relax.Tuple):
+        raise ContractError(f"the function returns {result}, not a tuple")
+    return tuple(result.fields)
+
+
+def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
+    """Return the variables that an expression reads, each once, in the order of their first use."""
+    variables: dict[str, relax.Var] = {}
+
+    def visit(node: relax.Expr) -> None:
+        if isinstance(node, relax.Var):
+            variables.setdefault(node.name, node)
+
+    relax.analysis.post_order_visit(expression, visit)
+    return tuple(variables.values())
+
+
+def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
+    """Return the module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
+    function = main_function(module)
+    result_name = getattr(function.body.body, "name", "")
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            for binding in bindings_of(function):
+                name = binding.var.name
+                if name != result_name:
+                    expression = substitute(binding.value, values)
+                    replacement = replace(name, expression, builder)
+                    values[name] = builder.emit(expression, name_hint=name) if replacement is None else replacement
+            fields = [substitute(field, values) for field in returned_fields(function)]
+            # Each result must be a variable, so that it can be sent by name.
+            fields = [field if isinstance(field, relax.Var) else builder.emit(field) for field in fields]
+            outputs = builder.emit_output(relax.Tuple(fields), name_hint=result_name or "outputs")
+        builder.emit_func_output(outputs)
+    return with_main(module, builder.get()["main"])
+
+
+def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
+    """Return the module with another ``main``, which keeps the attributes of the old one."""
+    attributes = main_function(module).attrs
+    updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
+    updated["main"] = rewritten if attributes is None else rewritten.with_attrs(attributes)
+    return updated
+
+
+def new_function(
+    name: str, parameters: Iterable[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
+) -> relax.Function:
+    """Return a function of one dataflow block with the bindings that ``emit`` makes; it returns a tuple of results."""
+    builder = relax.BlockBuilder()
+    with builder.function(name, list(parameters)):
+        with builder.dataflow():
+            outputs = builder.emit_output(relax.Tuple(list(emit(builder))), name_hint="outputs")
+        builder.emit_func_output(outputs)
+    return builder.get()[name]
+
+
+def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -> relax.Expr:
+    """Return the expression with each variable whose name is in ``replacements`` replaced.
+
+    The types of calls and tuples are inferred again: shapes are unchanged, devices are those of the replacements.
+    """
+    return _Substitution(replacements).visit_expr(expression)
+
+
+def emit_operations(
+    builder: relax.BlockBuilder, operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr]
+) -> None:
+    """Emit bindings under their names with the variables in ``values`` replaced; add the new variables to these."""
+    for binding in operations:
+        name = binding.var.name
+        values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
+
+
+@mutator
+class _Substitution(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, replacements: Mapping[str, relax.Expr]) -> None:
+        super().__init__()
+        self._replacements = replacements
+
+    def visit_var_(self, variable: relax.Var) -> relax.Expr:
+        return self._replacements.get(variable.name, variable)
+
+    def visit_dataflow_var_(self, variable: relax.DataflowVar) -> relax.Expr:
+        return self._replacements.get(variable.name, variable)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        arguments = [self.visit_expr(argument) for argument in call.args]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
+
+    def visit_tuple_(self, expression: relax.Tuple) -> relax.Expr:
+        return relax.Tuple([self.visit_expr(field) for field in expression.fields])
+
+    def visit_tuple_getitem_(self, expression: relax.TupleGetItem) -> relax.Expr:
+        return relax.TupleGetItem(self.visit_expr(expression.tuple_value), expression.index)
+
+
+def operator_name(expression: relax.Expr | None) -> str:
+    """Return the name of the operator that an expression calls (``relax.add``), or an empty string."""
+    if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
+        return str(expression.op.name)
+    return ""
+
+
+def is_tensor_constant(expression: relax.Expr) -> bool:
+    return isinstance(expression, tvm.ir.GenericConst) and isinstance(expression.value, tvm.runtime.Tensor)
+
+
+def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
+    """Return a constant of the array's dtype; ``relax.const`` without a dtype converts float64 to float32."""
+    return relax.const(array, array.dtype.name)
+
+
+def shape_of(value: relax.Expr | relax.Type) -> tuple[int, ...]:
+    """Return the lengths of the axes of a tensor or a tensor type; for a tuple, those of its first field."""
+    kind = getattr(value, "ty", value)
+    while isinstance(kind, relax.TupleType):
+        kind = kind.fields[0]
+    return tuple(int(length) for length in kind.shape.values)
+
+
+def leaves_of(value: relax.Expr) -> tuple[relax.Expr, ...]:
+    """Return the variables and constants that an operation reads, including those in tuples, in order."""
+    if isinstance(value, relax.Var) or is_tensor_constant(value):
+        return (value,)
+    if isinstance(value, relax.TupleGetItem):
+        return leaves_of(value.tuple_value)
+    inner = value.args if isinstance(value, relax.Call) else value.fields if isinstance(value, relax.Tuple) else ()
+    return tuple(leaf for part in inner for leaf in leaves_of(part))
+
+
+def with_leaves(value: relax.Expr, leaves: Sequence[relax.Expr]) -> relax.Expr:
+    """Return the operation on other variables and constants, in the order of `leaves_of`, with types inferred again."""
+    remaining = iter(leaves)
+
+    def rebuilt(part: relax.Expr) -> relax.Expr:
+        if isinstance(part, relax.Var) or is_tensor_constant(part):
+            return next(remaining)
+        if isinstance(part, relax.TupleGetItem):
+            return relax.TupleGetItem(rebuilt(part.tuple_value), part.index)
+        if isinstance(part, relax.Tuple) and leaves_of(part):
+            return relax.Tuple([rebuilt(field) for field in part.fields])
+        if isinstance(part, relax.Call):
+            return relax.Call(part.op, [rebuilt(operand) for operand in part.args], part.attrs, part.ty_args)
+        return part
+
+    return rebuilt(value)
+
+
+def convolution_like(call: relax.Call, operands: Sequence[relax.Expr], **changed: Any) -> relax.Expr:
+    """Return the same convolution on other operands, with the attributes in ``changed``."""
+    operator = operator_name(call)
+    names = (*_ATTRIBUTES, *["output_padding"] * operator.endswith("_transpose"))
+    return CONVOLUTIONS[operator](*operands, **{name: getattr(call.attrs, name) for name in names} | changed)

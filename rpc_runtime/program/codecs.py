@@ -1,0 +1,322 @@
+"""Codecs: encode tensors in fewer bytes for slow links; lossy codecs change the values slightly.
+
+A tensor is sent unencoded if encoding does not make it smaller, or if the codec cannot represent a value (int8: NaN and
+infinities; fp16, bf16 and int8: numbers out of range). The receiver recognises an unencoded tensor by its size.
+Received bytes are validated: bytes that do not encode exactly this tensor raise a `ProtocolError` that names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from rpc_runtime.errors import ProtocolError, WorkerError
+from rpc_runtime.program.runner import Array, Bytes
+from rpc_runtime.registry import Registry
+
+if TYPE_CHECKING:
+    from rpc_runtime.program.program import TensorSpec
+    from rpc_runtime.program.routes import Route
+
+NONE = "none"
+"""The codec of a tensor that is sent unencoded."""
+LARGEST_BLOCK_BYTES = 0x7E000000
+"""Maximum size of a tensor with a codec; lz4 compresses no larger block at once."""
+ZSTD_LEVEL = 1
+"""Higher levels take much longer and compress activations hardly any better."""
+SMALLEST_WINDOW_BYTES = 1024
+SCALE_BYTES = 4
+STEPS = 127
+_SCALE = np.dtype("<f4")
+_TINY = float(np.finfo(np.float32).tiny)
+_LARGEST = 3.4e38
+"""Slightly below the largest float32, so that rounding a scale cannot overflow."""
+
+
+class Codec(ABC):
+    """Encodes or decodes the micro-batches of one tensor. Not thread-safe.
+
+    A subclass has `encode` and `decode`; if it is lossy, also `encoded_bytes`. Both may raise `ImportError` if
+    ``module`` is missing. Links call `to_wire` and `from_wire`.
+    """
+
+    name: ClassVar[str]
+    """The codec's name in cluster files, plans and messages."""
+    is_lossy: ClassVar[bool] = False
+    """Whether it may change values. Lossy codecs take float32 and float64, and write a known number of bytes."""
+    module: ClassVar[str] = ""
+    """The module that must be importable at both ends; empty if there is none."""
+    package: ClassVar[str] = ""
+    """The package to install for ``module``."""
+
+    def __init__(self, tensor: TensorSpec) -> None:
+        self.tensor = tensor
+
+    @abstractmethod
+    def encode(self, data: Bytes) -> Bytes | None:
+        """Return the tensor's content (uint8) encoded, or None if it cannot be encoded."""
+
+    @abstractmethod
+    def decode(self, encoded: Bytes, data: Bytes) -> None:
+        """Decode ``encoded`` into ``data``, the tensor's memory (uint8).
+
+        Raises:
+            ValueError: ``encoded`` is no encoding of this tensor.
+        """
+
+    @property
+    def encoded_bytes(self) -> int:
+        """The encoded size of the tensor in bytes; the maximum for a lossless codec."""
+        return self.tensor.size_bytes
+
+    @property
+    def unfit(self) -> str:
+        """The reason why the codec does not fit the tensor; empty if it fits."""
+        tensor = self.tensor
+        if self.is_lossy and tensor.dtype not in ("float32", "float64"):
+            return f"{self.name} is for float32 and float64, and this is {tensor.dtype}"
+        if self.is_lossy and self.encoded_bytes >= tensor.size_bytes:
+            return f"its {tensor.size_bytes} bytes would be {self.encoded_bytes} as {self.name}"
+        if tensor.size_bytes > LARGEST_BLOCK_BYTES:
+            return f"{self.name} takes {LARGEST_BLOCK_BYTES} bytes at most, and these are {tensor.size_bytes}"
+        return ""
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Return whether the codec's module can be imported in this process."""
+        try:
+            return not cls.module or bool(importlib.import_module(cls.module))
+        except ImportError:
+            return False
+
+    def to_wire(self, data: Bytes) -> Bytes:
+        """Return the bytes to send: the encoded content if it is smaller, else ``data`` itself."""
+        encoded = self.encode(data)
+        return data if encoded is None or encoded.size >= data.size else encoded
+
+    def may_have(self, size_bytes: int) -> bool:
+        """Return whether ``size_bytes`` is a possible size of this tensor on the wire."""
+        whole = self.tensor.size_bytes
+        if self.is_lossy:
+            return size_bytes in (whole, self.encoded_bytes)
+        return 0 < size_bytes < whole or size_bytes == whole
+
+    def from_wire(self, encoded: Bytes, data: Bytes) -> None:
+        """Decode the output of `to_wire` into ``data``, the tensor's memory.
+
+        Raises:
+            ProtocolError: ``encoded`` is not a valid encoding of this tensor.
+        """
+        if encoded.size == data.size:
+            data[:] = encoded
+            return
+        try:
+            self.decode(encoded, data)
+        except ValueError as error:
+            raise ProtocolError(
+                f"tensor {self.tensor} came as {encoded.size} bytes of {self.name} that are none: {error}"
+            ) from error
+
+
+class Unencoded(Codec):
+    """Sends tensors as they are."""
+
+    name = NONE
+
+    @property
+    def unfit(self) -> str:
+        return ""
+
+    def encode(self, data: Bytes) -> Bytes | None:
+        return None
+
+    def decode(self, encoded: Bytes, data: Bytes) -> None:
+        raise ValueError("the tensor has no codec")
+
+
+class Half(Codec):
+    """Rounds to the nearest floating-point number of half the width; keeps NaN and infinities."""
+
+    is_lossy = True
+    narrow: ClassVar[np.dtype[Any]]
+
+    @property
+    def encoded_bytes(self) -> int:
+        return 2 * math.prod(self.tensor.shape)
+
+    def encode(self, data: Bytes) -> Bytes | None:
+        values = data.view(self.tensor.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            halves = values.astype(self.narrow)
+        infinite = np.isinf(halves)
+        if infinite.any() and not np.isinf(values[infinite]).all():
+            return None
+        return halves.view(np.uint8)
+
+    def decode(self, encoded: Bytes, data: Bytes) -> None:
+        data.view(self.tensor.dtype)[:] = encoded.view(self.narrow)
+
+
+class Float16(Half):
+    name = "fp16"
+    narrow = np.dtype(np.float16)
+
+
+class BFloat16(Half):
+    name = "bf16"
+    narrow = np.dtype(ml_dtypes.bfloat16)
+
+
+class Int8(Codec):
+    """Integers from -127 to 127 with one scale per channel (axis 1 of a 4-D tensor, else the last axis), or one scale
+    for the tensor if each channel has a single value.
+
+    Writes the scales of the channels, then the integers. The error is at most half a scale: 1/254 of the channel's
+    largest magnitude.
+    """
+
+    name = "int8"
+    is_lossy = True
+
+    @cached_property
+    def _shape(self) -> tuple[int, int, int]:
+        return by_channel(self.tensor.shape)
+
+    @property
+    def _scale_bytes(self) -> int:
+        return self._shape[1] * SCALE_BYTES
+
+    @property
+    def encoded_bytes(self) -> int:
+        return self._scale_bytes + math.prod(self.tensor.shape)
+
+    def encode(self, data: Bytes) -> Bytes | None:
+        values = data.view(self.tensor.dtype).reshape(self._shape)
+        largest = np.maximum(values.max(axis=(0, 2)), -values.min(axis=(0, 2)))
+        if not (largest <= _LARGEST).all():
+            return None
+        scales = np.maximum(largest / STEPS, _TINY).astype(_SCALE)
+        encoded = np.empty(self.encoded_bytes, np.uint8)
+        encoded[: self._scale_bytes] = scales.view(np.uint8)
+        steps = values * (1 / scales.astype(values.dtype))[:, None]
+        self._numbers(encoded)[:] = np.rint(steps, out=steps)
+        return encoded
+
+    def decode(self, encoded: Bytes, data: Bytes) -> None:
+        scales = encoded[: self._scale_bytes].view(_SCALE)
+        if not ((scales > 0) & (scales <= _LARGEST / STEPS * 1.0001)).all():
+            raise ValueError(f"its scales should be above 0 and at most {_LARGEST / STEPS:g}")
+        values = data.view(self.tensor.dtype).reshape(self._shape)
+        np.multiply(self._numbers(encoded), scales[:, None], out=values)
+
+    def _numbers(self, encoded: Bytes) -> Array:
+        return encoded[self._scale_bytes :].view(np.int8).reshape(self._shape)
+
+
+class Lz4(Codec):
+    """Lossless compression to one LZ4 block without a stored size."""
+
+    name = "lz4"
+    module = "lz4.block"
+    package = "lz4"
+
+    @cached_property
+    def _block(self) -> Any:
+        return importlib.import_module(self.module)
+
+    def encode(self, data: Bytes) -> Bytes | None:
+        return np.frombuffer(self._block.compress(data, store_size=False), np.uint8)
+
+    def decode(self, encoded: Bytes, data: Bytes) -> None:
+        try:
+            content = self._block.decompress(encoded, uncompressed_size=data.size)
+        except self._block.LZ4BlockError as error:
+            raise ValueError(str(error)) from error
+        _require_size(len(content), data)
+        data[:] = np.frombuffer(content, np.uint8)
+
+
+class Zstd(Codec):
+    """Lossless compression to one Zstandard frame, which stores the decompressed size."""
+
+    name = "zstd"
+    module = package = "zstandard"
+
+    @cached_property
+    def _library(self) -> Any:
+        return importlib.import_module(self.module)
+
+    @cached_property
+    def _compressor(self) -> Any:
+        return self._library.ZstdCompressor(level=ZSTD_LEVEL)
+
+    @cached_property
+    def _decompressor(self) -> Any:
+        # A frame may request a window of any size; it never needs more than its decompressed size.
+        window = max(SMALLEST_WINDOW_BYTES, 1 << max(self.tensor.size_bytes - 1, 1).bit_length())
+        return self._library.ZstdDecompressor(max_window_size=window)
+
+    def encode(self, data: Bytes) -> Bytes | None:
+        return np.frombuffer(self._compressor.compress(data), np.uint8)
+
+    def decode(self, encoded: Bytes, data: Bytes) -> None:
+        try:
+            # Check the size first: decompressing allocates as much memory as the frame states.
+            _require_size(self._library.get_frame_parameters(encoded).content_size, data)
+            content = self._decompressor.decompress(encoded, allow_extra_data=False)
+        except self._library.ZstdError as error:
+            raise ValueError(str(error)) from error
+        _require_size(len(content), data)
+        data[:] = np.frombuffer(content, np.uint8)
+
+
+CODECS: Registry[type[Codec]] = Registry(
+    "tvm_split.codecs",
+    "codec",
+    {codec.name: codec for codec in (Unencoded, Float16, BFloat16, Int8, Lz4, Zstd)},
+    Codec,
+)
+
+
+def codec_of(route: Route) -> Codec:
+    """Return the codec of a route's tensor."""
+    return CODECS[route.codec](route.tensor)
+
+
+def fitting(name: str, tensor: TensorSpec) -> str:
+    """Return the codec's name, or `NONE` if it does not fit the tensor."""
+    return NONE if CODECS[name](tensor).unfit else name
+
+
+def require_available(routes: Iterable[Route]) -> None:
+    """Raise a `WorkerError` that names the missing package if this process cannot use the codec of a route."""
+    for route in routes:
+        if not (codec := CODECS[route.codec]).is_available():
+            raise WorkerError(
+                f"tensor {route.tensor.name!r} travels from {route.source!r} to {route.destination!r} as "
+                f"{route.codec}, which needs the package {codec.package!r} at both ends, and is missing: "
+                "pip install 'tvm-split[codecs]', or give the link another codec"
+            )
+
+
+def by_channel(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return a shape as (elements before the channel axis, channels, elements after it).
+
+    Channels that hold one value each count as one channel, because their scales would be larger than the values.
+    """
+    before, channels, behind = math.prod(shape[:-1]), math.prod(shape[-1:]), 1
+    if len(shape) == 4:
+        before, channels, behind = shape[0], shape[1], shape[2] * shape[3]
+    return (1, 1, channels) if before * behind == 1 else (before, channels, behind)
+
+
+def _require_size(size_bytes: int, data: Bytes) -> None:
+    if size_bytes != data.size:
+        raise ValueError(f"it should decompress to {data.size} bytes, and it makes {size_bytes}")

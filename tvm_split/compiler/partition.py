@@ -1,0 +1,138 @@
+"""A partition: a model cut by a plan into one pure function per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import tvm
+from tvm import relax
+
+from relay_passes import communication
+from relay_passes.boundary_layouts import in_common_layouts
+from relay_passes.input_cuts import range_of
+from relay_passes.ir import main_function
+from relay_passes.partition import Computation, output_names, partition, verify_partition
+from rpc_runtime.program.program import InputCut
+from tvm_split.compiler.describe import tensor_spec
+from tvm_split.compiler.stage import StageCompiler
+from tvm_split.compiler.targets import tvm_target
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.by_hand import near_names
+from tvm_split.planner.graph import LayerGraph
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model, a plan without sharded stages, and the stage of each operation, by the name of its variable.
+
+    ``inputs`` are the parameters of the model. An input that machines take only in slices is replaced in the graph by
+    the slices, which ``cuts`` compute. ``origins`` has, for each stage of this plan, the position of its stage in the
+    original plan. Cutting the graph and choosing layouts happens when ``computations`` is first read.
+    """
+
+    model: Model
+    plan: Plan
+    stage_of: Mapping[str, int]
+    inputs: tuple[relax.Var, ...]
+    origins: tuple[int, ...]
+    cuts: tuple[relax.VarBinding, ...] = ()
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the graph's outputs, in the order of the model's."""
+        return output_names(main_function(self.model.module))
+
+    @cached_property
+    def computations(self) -> tuple[Computation, ...]:
+        """The stages' pure functions, verified, with transferred tensors in the layouts in which both sides compute.
+
+        Raises:
+            SelfWaitError, ContractError: as of `relay_passes.partition`.
+        """
+        module = self.model.module
+        stages = partition(module, self.stage_of, [stage.name for stage in self.plan.stages])
+        verify_partition(module, stages)
+        return in_common_layouts(stages, self.outputs, self._laid_out)
+
+    def _laid_out(self, index: int, computation: Computation) -> Sequence[relax.Function]:
+        groups = self.plan.machines_by_target(self.plan.stages[index])
+        targets = [self.plan.machine(first).target for first, *_ in groups]
+        lowered = [StageCompiler(target).lower(computation.function, until="layout") for target in targets]
+        return [main_function(phases["layout"]) for phases in lowered]
+
+    @property
+    def parts(self) -> list[tuple[Stage, Computation]]:
+        return list(zip(self.plan.stages, self.computations, strict=True))
+
+    @property
+    def input_cuts(self) -> tuple[InputCut, ...]:
+        """The slices of inputs that the client computes."""
+        ranges = [(cut, range_of(cut)) for cut in self.cuts]
+        return tuple(
+            InputCut(tensor_spec(cut.var.name, cut.var.ty), taken.parameter, taken.axis, taken.begin)
+            for cut, taken in ranges
+            if taken is not None
+        )
+
+    @cached_property
+    def _devices(self) -> Mapping[str, relax.VDevice]:
+        return communication.virtual_devices(
+            self.parts, {machine.name: tvm_target(machine.target) for machine in self.plan.machines}
+        )
+
+    def annotated(self) -> tvm.IRModule:
+        """Return the whole graph, with a device on every value and ``R.to_vdevice`` at every transfer."""
+        return communication.annotated_module(self.inputs, self.cuts, self.parts, self.outputs, self._devices)
+
+    def machine_modules(self) -> dict[str, tvm.IRModule]:
+        """Return the work of each machine, with receive and send."""
+        return communication.machine_modules(self.parts, self.outputs, self._devices)
+
+
+def stages_of(model: Model, plan: Plan) -> dict[str, int]:
+    """Return the position of the stage of each operation of a model by a plan.
+
+    Raises:
+        PlanError: a layer is missing, unknown or in two stages; a stage would wait on itself or on a later stage; or
+            no layer of a stage depends on an input.
+    """
+    stage_of_layer: dict[str, int] = {}
+    for index, stage in enumerate(plan.stages):
+        for layer in stage.layers:
+            if layer in stage_of_layer:
+                raise PlanError(
+                    f"layer {layer!r} is in both {plan.stages[stage_of_layer[layer]].name} and {stage.name}; take it "
+                    "out of one"
+                )
+            stage_of_layer[layer] = index
+    unknown = [layer for layer in stage_of_layer if layer not in set(model.layer_names)]
+    if unknown:
+        raise PlanError(
+            f"the plan places layer {unknown[0]!r}, which model {model.name!r} does not have; "
+            f"{near_names(model.graph, unknown[0])}"
+        )
+    missing = [layer for layer in model.layer_names if layer not in stage_of_layer]
+    if missing:
+        raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has; add it to a stage")
+    _require_no_waiting(model.graph, stage_of_layer, plan)
+    return {name: stage_of_layer[layer] for name, layer in model.layers.items()}
+
+
+def _require_no_waiting(graph: LayerGraph, stage_of: Mapping[str, int], plan: Plan) -> None:
+    for layer in graph.layers:
+        for before in graph.predecessors[layer]:
+            if stage_of[before] > stage_of[layer]:
+                first, later = plan.stages[stage_of[layer]], plan.stages[stage_of[before]]
+                raise PlanError(
+                    f"{first.name} on {first.machine} would wait on itself or on a later stage: its layer {layer!r} "
+                    f"needs {before!r} of {later.name} on {later.machine}; stages must stand in the order in which "
+                    "values flow, so move one of the two layers or split the stage"
+                )
+    for index, stage in enumerate(plan.stages):
+        if all(layer in graph.independent for layer in stage.layers):
+            raise PlanError(f"{plan.stages[index].name} on {stage.machine} has no layer that depends on an input")

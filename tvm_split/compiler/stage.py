@@ -1,0 +1,143 @@
+"""Compile the pure function of a stage into a shared library and prepacked weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+import schedules
+from relay_passes.lift_weights import lift_weights
+from relay_passes.pipeline import Schedules, stage_phases
+from tvm_split.compiler.cuda_code import machine_code
+from tvm_split.compiler.targets import cpu_part, tvm_target
+from tvm_split.errors import CompileError, last_line
+
+
+class StageCompiler:
+    """Compiles stages for one target, with the tuned kernels of ``database``.
+
+    Raises:
+        PlanError: TVM or LLVM does not accept the target.
+        CompileError: of any method: TVM cannot compile for the target, or there is no linker for it.
+    """
+
+    def __init__(self, target: Mapping[str, Any], database: schedules.TunedKernels | None = None) -> None:
+        self._target = target
+        self._built_for = built_for = tvm_target(target)
+        self._schedules = Schedules(
+            layout_passes=schedules.layout_passes(built_for),
+            legalizations=schedules.legalizations(built_for),
+            schedule=lambda module: schedules.apply(module, built_for, database),
+        )
+
+    def lower(self, function: relax.Function, *, until: str = "schedule") -> dict[str, tvm.IRModule]:
+        """Return a stage's module after each phase up to ``until``, by the phase's name.
+
+        ``main`` still holds the weights. Errors name the stage by the function's symbol.
+        """
+        module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        modules: dict[str, tvm.IRModule] = {}
+        with self._compiling(str(function.attrs["global_symbol"])):
+            for phase, passes in stage_phases(self._schedules).items():
+                for run_pass in passes:
+                    module = run_pass(module)
+                modules[phase] = module
+                if phase == until:
+                    break
+        return modules
+
+    def build(self, scheduled: tvm.IRModule, library: Path, name: str) -> tuple[tvm.runtime.Tensor, ...]:
+        """Compile and link a module after the last phase; return the weights, which ``main`` takes after the inputs.
+
+        ``name`` is for errors.
+        """
+        with self._compiling(name):
+            lifted = lift_weights(scheduled)
+            self._export(code_of(lifted.module, self._built_for), library, name)
+        return lifted.weights
+
+    def build_kernels(self, functions: Mapping[str, tirx.PrimFunc], library: Path, name: str) -> None:
+        """Compile scheduled kernels into a library that exports each under its key; ``name`` is for errors."""
+        named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()}
+        with self._compiling(name):
+            self._export(tvm.tirx.build(tvm.IRModule(named), self._built_for), library, name)
+
+    @contextmanager
+    def _compiling(self, name: str) -> Iterator[None]:
+        """Make the target TVM's current one inside the block; turn any error into a `CompileError` about ``name``."""
+        try:
+            with self._built_for, machine_code(self._target):
+                yield
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError(f"{name} cannot be compiled for {dict(self._target)}: {last_line(error)}") from error
+
+    def _export(self, module: Any, library: Path, name: str) -> None:
+        """Link a library. TVM's temporary files lie in its folder, so they are removed with it even after a crash."""
+        with tempfile.TemporaryDirectory(dir=library.parent) as objects:
+            module.export_library(str(library), workspace_dir=objects, **_linker(self._target, name))
+
+
+def code_of(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
+    """Compile a module to machine code in which only ``main`` checks its arguments.
+
+    Kernels get their arguments from ``main``. Checking them again would be half of all code and a quarter of the
+    compile time.
+    """
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        return relax.build(module, target)
+
+
+def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
+    """Return the command that links for a target's architecture; None for this host's own architecture.
+
+    Raises:
+        CompileError: this host has no linker for the architecture.
+    """
+    architecture = str(cpu_part(target).get("mtriple", "")).partition("-")[0]
+    if architecture in ("", str(tvm.target.codegen.llvm_get_system_triple()).partition("-")[0]):
+        return None
+    command = _cross_linker(architecture)
+    if command is None:
+        raise CompileError(
+            f"{purpose} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
+            f"a compiler named {architecture}-linux-gnu-gcc"
+        )
+    return command
+
+
+def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
+    """Return the arguments by which ``export_library`` links for another architecture; none for this host's."""
+    command = link_command(target, stage)
+    if command is None:
+        return {}
+
+    def link(output: str, objects: str | Sequence[str], options: Sequence[str] | None = None) -> None:
+        files = [objects] if isinstance(objects, str) else list(objects)
+        arguments = [*command, "-shared", "-fPIC", "-o", output, *files, *(options or ())]
+        result = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
+        if result.returncode != 0:
+            raise CompileError(f"linking {stage} with {command[0]} failed: {result.stderr.strip()}")
+
+    return {"fcompile": link}
+
+
+def _cross_linker(architecture: str) -> list[str] | None:
+    """Return a command that links for Linux on another architecture: a cross gcc, or zig from the extra ``cross``."""
+    compiler = shutil.which(f"{architecture}-linux-gnu-gcc")
+    if compiler is not None:
+        return [compiler]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu"]
+    return None

@@ -1,0 +1,284 @@
+"""Search of one problem: simple plans, tables, beams, local search and a mixed-integer program, with a lower bound."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import TOLERANCE
+from tvm_split.planner.search.bounds import SecondsAhead, client_bound
+from tvm_split.planner.search.budget import EVALUATION_WORK, Budget, OutOfBudgetError
+from tvm_split.planner.search.candidate import (
+    Candidate,
+    Placement,
+    best_of,
+    candidate,
+    fits,
+    one_machine_candidates,
+    within_limits,
+)
+from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.latency_beam import LatencyBeam, LatencyOrder
+from tvm_split.planner.search.local_search import LocalSearch
+from tvm_split.planner.search.mixed_integer import SOLVER_TOLERANCE, PlacementProgram, period_bound
+from tvm_split.planner.search.order_costs import topological_orders
+from tvm_split.planner.search.priced_search import PricedSearch
+from tvm_split.planner.search.simple_plans import simple_plans
+from tvm_split.planner.search.stage_costs import Counts, StageCosts, groups_of, ideals_of, stage_costs
+from tvm_split.planner.search.stage_table import StageTable, Value, is_affordable
+
+CLOSED = 2 * SOLVER_TOLERANCE
+"""Relative gap below which a plan counts as optimal: the solver of linear programs cannot prove a smaller one."""
+CORES_GAP = 0.02
+"""Relative gap that suffices with shared cores, about the difference of two measurements of the same thing."""
+ROUNDING = 1e-8
+"""Relative difference of a bound and a value that is only rounding, because the sums have another order."""
+LARGE_PIECES = 40
+LARGE_GAP = 1e-3
+"""Relative gap at which the mixed-integer program stops for more than `LARGE_PIECES` pieces; else it stops at 1e-7."""
+MOST_PROGRAM_COLUMNS = 40_000
+MOST_PROGRAM_MACHINES = 16
+COLUMN_WORK = 5.0e4
+"""Work budget needed per column of the program; with less, building it takes longer than solving it."""
+TABLES_SHARE = 0.6
+"""Share of the budget that one table, with its stage costs, may take."""
+MOST_RELAXED = 20_000
+"""Most pieces times machines for the linear relaxation, which then takes about a second."""
+BEAM_WIDTHS = (2, 8)
+MOST_SEQUENCES = 24
+"""Most plans of a table that are evaluated, besides the best ones of each number of machines."""
+MOST_STARTS = 6
+"""Most plans from which a local search starts."""
+REACHED = "exact: a plan reaches the lower bound"
+BEST_FOUND = "the best plan found"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Result of a search: the best plan with replica shares of any size, all plans, and the lower bound.
+
+    ``chosen`` is None if no plan was found. ``plans`` are all plans found within the limits. ``exact`` if it is proven
+    that no better plan exists, or none at all if ``chosen`` is None.
+    """
+
+    chosen: Candidate | None
+    plans: tuple[Candidate, ...]
+    lower_bound_seconds: float
+    method: str
+    exact: bool
+
+
+class Search:
+    """Search of one instance within a budget."""
+
+    def __init__(self, instance: Instance, budget: Budget) -> None:
+        problem = instance.problem
+        # One replica computes a micro-batch, at worst the slowest. So for latency, one machine per stage is as good.
+        only_latency = problem.objective == "latency" and math.isinf(problem.maximum_period_seconds)
+        self._single_suffice = not problem.replicas or only_latency
+        self._instance, self._problem, self._budget = instance, problem, budget
+        self._alone = one_machine_candidates(instance)
+        self._plans: list[Candidate] = []  # plans that keep to all limits
+        self._local_search = LocalSearch(instance, replicas=not self._single_suffice)
+        self._has_tables = False  # of all groups of machines
+        self._spread_bound = 0.0
+        self._source = ""
+
+    def run(self) -> Found:
+        """Return the best plan; ends when it reaches the lower bound or the budget is used up."""
+        self._keep([*self._alone, *simple_plans(self._instance)])
+        methods: list[Callable[[], None]] = [self._search_tables, self._search_orders]
+        if self._has_program:
+            methods += [partial(self._improve, 0.7), self._solve_program]
+        methods.append(partial(self._improve, 1.0))
+        for method in methods:
+            method()
+            if self._is_finished():
+                break
+        chosen, bound, exact = self._best(), self._bound(), self._is_finished(CLOSED)
+        if chosen is not None:
+            value = chosen.value(self._problem)
+            bound = value if value <= bound * (1 + ROUNDING) else bound
+        text = (REACHED if exact else BEST_FOUND) + (f"; bound: {self._source}" if self._source else "")
+        return Found(chosen, tuple(self._plans), bound, text, exact)
+
+    def _best(self) -> Candidate | None:
+        return best_of(self._problem, self._plans)
+
+    def _keep(self, plans: Iterable[Candidate]) -> None:
+        self._plans += (
+            each for each in plans if fits(self._instance, each) and within_limits(self._problem, each.flow)
+        )
+
+    def _bound(self) -> float:
+        """Return the lower bound in seconds over plans on one machine, which are all known, and on several."""
+        alone = [each.value(self._problem) for each in self._alone if within_limits(self._problem, each.flow)]
+        return min([self._spread_bound, *alone])
+
+    def _raise_bound(self, value: float, source: str) -> None:
+        if value > self._spread_bound:
+            self._spread_bound, self._source = value, source
+
+    def _is_finished(self, gap: float | None = None) -> bool:
+        """Whether the best plan is within a relative gap of the lower bound, or no plan exists."""
+        if gap is None:
+            gap = CORES_GAP if self._instance.core_sets and self._instance.is_line else CLOSED
+        best = self._best()
+        return self._bound() == math.inf if best is None else best.value(self._problem) <= self._bound() * (1 + gap)
+
+    def _search_tables(self) -> None:
+        """Search sequences of ideals, whose best value is a lower bound, and the value of its plan in a chain."""
+        instance, ideals = self._instance, ideals_of(self._instance)
+        if ideals is None:
+            return
+        for replicas in (True, False) if self._problem.replicas else (False,):
+            if is_affordable(instance, len(ideals), TABLES_SHARE * self._budget.whole_work, replicas=replicas):
+                costs = stage_costs(instance, groups_of(instance, replicas=replicas), ideals)
+                try:
+                    bound = self._search_table(costs)
+                except OutOfBudgetError:
+                    return
+                if replicas == self._problem.replicas or self._single_suffice:
+                    self._has_tables = True
+                    self._raise_bound(bound * (1 - 1e-9), "dynamic programming over machines and cuts of the graph")
+
+    def _search_table(self, costs: StageCosts) -> float:
+        """Keep the plans of least value in tables; return a lower bound.
+
+        In graphs whose stages may run at the same time, the latency is not the sum over stages, and proves nothing.
+        """
+        problem, is_line = self._problem, self._instance.is_line
+        if problem.objective == "latency":
+            least = self._measure(self._table(costs, "latency", problem.maximum_period_seconds))
+            best = self._best()
+            if is_line and best is not None and best.flow.latency_seconds <= least * (1 + TOLERANCE):
+                period = self._least_period(costs, least)  # of equal plans, the one of least period
+                self._measure(self._table(costs, "latency", period))
+            return least if is_line or math.isinf(least) else 0.0
+        period = self._measure(self._table(costs, "period"))
+        if problem.maximum_latency_seconds < math.inf:
+            self._measure(self._table(costs, "latency", problem.maximum_period_seconds))
+            period = self._least_period(costs, problem.maximum_latency_seconds) if is_line else period
+        if period <= problem.maximum_period_seconds * (1 + TOLERANCE):
+            self._measure(self._table(costs, "latency", period))
+            return period
+        return math.inf
+
+    def _table(self, costs: StageCosts, value: Value, period_limit: float = math.inf) -> StageTable:
+        budget = self._budget.until(TABLES_SHARE) if self._plans else Budget()
+        return StageTable(costs, value, self._instance.machine_limit, self._problem.stages, budget, period_limit)
+
+    def _measure(self, table: StageTable) -> float:
+        """Evaluate the best plans of a table: overall, and of each number of machines. Return the least value."""
+        best = table.best()
+        ranked = sorted(best, key=lambda used: (best[used], sum(used)))
+        wanted = dict.fromkeys(ranked if self._problem.replicas else ranked[:MOST_SEQUENCES])
+        first: dict[tuple[int, int], Counts] = {}
+        for used in ranked:
+            for key in ((-1, sum(used)), *enumerate(used)):
+                first.setdefault(key, used)
+        for used in wanted | dict.fromkeys(first.values()):
+            self._evaluate(table.stages(used))
+        return best[ranked[0]] if ranked else math.inf
+
+    def _least_period(self, costs: StageCosts, latency_limit: float) -> float:
+        """Return the least period in seconds of sequences within a latency limit, by binary search.
+
+        The period of a sequence is that of a stage or a link, so there are finitely many values to search.
+        """
+        lowest = min(self._table(costs, "period").best().values(), default=math.inf)
+        links = np.unique(costs.groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing.bytes
+        every = np.unique(np.concatenate([each[each >= lowest] for each in (*costs.period, links)]))
+        periods = every[np.isfinite(every)]
+        low, high, probe = 0, len(periods), len(periods) - 1
+        while low < high:
+            table = self._table(costs, "latency", float(periods[probe]))
+            best = table.best()
+            used = min(best, key=lambda each: best[each], default=None)
+            if used is None or best[used] > latency_limit * (1 + TOLERANCE):
+                low = probe + 1
+            else:
+                plan = self._evaluate(table.stages(used))
+                reached = periods[probe] if plan is None else min(plan.flow.period_seconds, periods[probe])
+                high = min(probe, int(np.searchsorted(periods, reached * (1 - TOLERANCE))))
+            probe = (low + high) // 2
+        return float(periods[low]) if low < len(periods) else math.inf
+
+    def _evaluate(self, stages: list[Placement]) -> Candidate | None:
+        """Evaluate a plan, and keep it if it keeps to all limits; None if a link is missing in it."""
+        self._budget.spend(EVALUATION_WORK * len(stages))
+        try:
+            plan = candidate(self._instance, stages)
+        except PlanError:  # between stages that are not adjacent
+            return None
+        self._keep([plan])
+        return plan
+
+    def _search_orders(self) -> None:
+        """Raise the bound by simple rules; search plans whose stages follow an order of the pieces."""
+        instance = self._instance
+        budget = self._budget.until(0.4 if self._has_program else 0.6)
+        if self._problem.objective == "latency":
+            self._raise_bound(SecondsAhead(instance, instance.classes).whole() * (1 - 1e-9), "the longest path")
+            self._search_latencies(budget)
+            return
+        if instance.seconds.size <= MOST_RELAXED:
+            self._budget.spend(1000 * instance.seconds.size)
+            self._raise_bound(period_bound(instance, self._budget.until(0.2)), "linear relaxation")
+        self._raise_bound(client_bound(instance) * (1 - 1e-9), "the client's links")
+        if self._has_tables or self._is_finished():
+            return
+        search = PricedSearch(instance, budget, known=self._plans)
+        search.search()
+        self._raise_bound(search.bound, "what the machines' time is worth")
+        self._keep(search.found[len(self._plans) :])
+
+    def _search_latencies(self, budget: Budget) -> None:
+        """Search plans for latency, on any of the machines; stages of parallel branches run at the same time."""
+        orders = dict.fromkeys(map(tuple, topological_orders(self._instance)))
+        beams = [LatencyBeam(self._instance, LatencyOrder(self._instance, order)) for order in orders]
+        for width, beam in itertools.product(BEAM_WIDTHS, beams):
+            if self._is_finished() or (self._plans and budget.is_used_up):
+                return
+            for stages in beam.plans(width, budget if self._plans else Budget()):
+                self._evaluate(stages)
+
+    def _improve(self, share: float) -> None:
+        """Run local searches from the best few plans on different machines; half the budget is for the best result."""
+        budget = self._budget.until(share)
+        ranked = sorted(self._plans, key=lambda each: each.rank(self._problem))
+        different = {frozenset(each.machines): each for each in reversed(ranked)}
+        starts = sorted(different.values(), key=lambda each: each.rank(self._problem))[:MOST_STARTS]
+        changed = []
+        for number, plan in enumerate(starts):
+            changed.append(self._local_search.improved(plan, budget.rest(1 / (2 * len(starts) - number))))
+            self._keep(changed[-1:])
+            if self._is_finished():
+                return
+        best = best_of(self._problem, changed)
+        if best is not None:
+            self._keep([self._local_search.improved(best, budget)])
+
+    @property
+    def _has_program(self) -> bool:
+        machines = len(self._instance.machines)
+        columns = len(self._instance.pieces) * machines + len(self._instance.tensors) * machines**2
+        most = min(MOST_PROGRAM_COLUMNS, self._budget.whole_work / COLUMN_WORK)
+        return machines <= MOST_PROGRAM_MACHINES and columns <= most
+
+    def _solve_program(self) -> None:
+        if self._budget.is_used_up:
+            return
+        large = len(self._instance.pieces) > LARGE_PIECES
+        program = PlacementProgram(self._instance, self._best(), self._spread_bound)
+        bound, plan = program.solve(self._budget.until(0.95), LARGE_GAP if large else 1e-7)
+        if plan is not None:
+            self._keep([plan])
+        if self._single_suffice:
+            self._raise_bound(bound, "mixed-integer program (HiGHS)")
