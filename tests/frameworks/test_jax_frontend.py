@@ -234,6 +234,7 @@ def test_values_of_a_layer_lie_as_its_variables_hold_them() -> None:
         ('loc("jit(f)/Conv_0/add"("file.py":1:2))', ("jit(f)", "Conv_0", "add")),
         ('loc("file.py":1:2)', ()),
         ("loc(unknown)", ()),
+        ('loc("jit(f)/vmap(block/layer)/dot"(unknown))', ("jit(f)", "block", "layer", "dot")),
         ('loc(fused["file.py":1:2, "a/b"])', ("a", "b")),
         ('loc(callsite("inner/op" at "outer"("file.py":1:2)))', ("outer", "inner", "op")),
         ('loc(fused["Conv2D:", "net/conv/Conv2D@__inference_1"])', ("net", "conv", "Conv2D")),
