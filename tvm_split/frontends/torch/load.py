@@ -16,18 +16,18 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError, UntriedVersionWarning
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
-from tvm_split.frontends.dimensions import OpenSizes, rows_to_repeat
+from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
 from tvm_split.frontends.names import identifier
 from tvm_split.frontends.reference import Arranged
 from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch.importer import import_graph
 from tvm_split.frontends.torch.reference import TorchReference
-from tvm_split.frontends.torch.tensors import shown, to_numpy, to_torch
+from tvm_split.frontends.torch.tensors import dtype_name, shown, to_numpy, to_torch
 from tvm_split.model import Model, Reference
+from tvm_split.units import short_list
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -55,8 +55,7 @@ def load_torch(
                 f"{type(source).__name__} is a torch module: give example_inputs, a tuple of tensors with the shapes "
                 "and dtypes the network will be run with"
             )
-        if request.batch is not None:
-            given = with_batch(given, request.batch)
+        given = _with_batch(given, request.batch) if request.batch is not None else given
         if request.dimensions:
             raise ModelImportError(
                 "dimensions are for exported programs and ONNX files; the sizes of a torch module are those of its "
@@ -77,10 +76,10 @@ def _model(
     request: ImportRequest,
     has_channels_last: bool,
 ) -> Model:
-    examples = None if given is None else checked_leaves(program, given)
-    sizes = bound_sizes(program, examples, request.batch, request.dimensions)
+    sizes, examples = _bound_sizes(program, given, request)
     if examples is None and program.example_inputs is not None:
-        examples = pytree.tree_leaves(program.example_inputs)
+        leaves = pytree.tree_leaves(program.example_inputs)
+        examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     lowered = decomposed(program)
     fixed(lowered, sizes)
     names = LayerNames(lowered)
@@ -92,18 +91,11 @@ def _model(
     reference: Reference = TorchReference(run, _structure(program, len(inputs)), lowered, built.held)
     if has_channels_last:
         reference = Arranged(reference, orders)
+    fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
     return Model(
         identifier(request.name or "model"), "torch", built.module, inputs, built.outputs(), built.layers, reference,
-        _arrays(examples, inputs),
+        tuple(examples or ()) if fits else None,
     )  # fmt: skip
-
-
-def _arrays(examples: list[Any] | None, inputs: Sequence[TensorSpec]) -> tuple[Any, ...] | None:
-    if examples is None:
-        return None
-    arrays = tuple(to_numpy(leaf) for leaf in examples if isinstance(leaf, torch.Tensor))
-    fits = len(arrays) == len(inputs) and all(a.shape == spec.shape for a, spec in zip(arrays, inputs, strict=True))
-    return arrays if fits else None
 
 
 def _as_arguments(example_inputs: Any) -> Arguments:
@@ -121,14 +113,14 @@ def _as_tensors(value: Any) -> Any:
 def _structure(program: ExportedProgram, count: int) -> Callable[[Sequence[torch.Tensor]], Arguments]:
     """Return a function from flat tensors to the arguments of the program's source; other leaves are constant."""
     spec = program.call_spec.in_spec
-    constants = constant_leaves(program)
+    leaves = [entry.arg for entry in program.graph_signature.input_specs if entry.kind is InputKind.USER_INPUT]
 
     def arguments_of(tensors: Sequence[torch.Tensor]) -> Arguments:
         if len(tensors) != count:
             raise ModelImportError(f"the model takes {count} tensors, given are {len(tensors)}")
         waiting = iter(tensors)
-        leaves = [next(waiting) if constant is TENSOR else constant for constant in constants]
-        positional, keyword = pytree.tree_unflatten(leaves, spec)
+        values = [leaf.value if isinstance(leaf, ConstantArgument) else next(waiting) for leaf in leaves]
+        positional, keyword = pytree.tree_unflatten(values, spec)
         return tuple(positional), dict(keyword)
 
     return arguments_of
@@ -148,10 +140,9 @@ def _check_evaluation_mode(module: nn.Module) -> None:
         path or type(part).__name__ for path, part in module.named_modules() if part.training and _matters(part)
     ]
     if training:
-        shown = ", ".join(training[:5]) + (f" and {len(training) - 5} more" if len(training) > 5 else "")
         raise ModelImportError(
-            f"{type(module).__name__} is in training mode, which changes what these layers compute: {shown}. "
-            "Call model.eval() first"
+            f"{type(module).__name__} is in training mode, which changes what these layers compute: "
+            f"{short_list(training)}. Call model.eval() first"
         )
 
 
@@ -177,88 +168,42 @@ def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
         ) from error
 
 
-TENSOR = object()
-"""A marker in ``constant_leaves`` for a leaf of the arguments that is a tensor."""
-
-
-def constant_leaves(program: ExportedProgram) -> list[Any]:
-    """For every leaf of the program's arguments, return TENSOR, or the constant that it was exported with."""
-    leaves: list[Any] = []
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            leaves.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else TENSOR)
-    return leaves
-
-
-def with_batch(arguments: Any, batch: int) -> Any:
+def _with_batch(arguments: Arguments, batch: int | None) -> Any:
     """Return ``arguments`` with ``batch`` rows in every tensor, made by repeating rows. Raises ModelImportError."""
-    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    if not rows_to_repeat(batch, [tensor.shape for tensor in tensors]):
-        return arguments
-
-    def repeated(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return torch.cat([leaf] * -(-batch // leaf.shape[0]))[:batch].contiguous()
-
-    return pytree.tree_map(repeated, arguments)
+    leaves, structure = pytree.tree_flatten(arguments)
+    arrays = with_rows([to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)], batch)
+    rows = iter(arrays)
+    return pytree.tree_unflatten(
+        [to_torch(next(rows)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+    )
 
 
-def checked_leaves(program: ExportedProgram, arguments: Any) -> list[Any]:
-    """Return the tensors of the arguments, flat. Raises ModelImportError if number, dtypes or fixed sizes differ."""
-    positional, keyword = arguments
-    leaves = [leaf for leaf in pytree.tree_leaves((positional, keyword)) if isinstance(leaf, torch.Tensor)]
-    wanted = user_inputs(program)
-    if len(leaves) != len(wanted):
-        raise ModelImportError(
-            f"the exported program takes {len(wanted)} tensors ({', '.join(node.name for node in wanted)}), "
-            f"example_inputs has {len(leaves)}"
-        )
-    for node, leaf in zip(wanted, leaves, strict=True):
-        value = node.meta["val"]
-        fits = leaf.dim() == value.dim() and all(
-            isinstance(size, torch.SymInt) or int(size) == given
-            for size, given in zip(value.shape, leaf.shape, strict=True)
-        )
-        if not fits or leaf.dtype != value.dtype:
-            raise ModelImportError(
-                f"input {node.name!r} of the exported program is {shown(value)}, example_inputs has {shown(leaf)}"
-            )
-    return leaves
-
-
-def bound_sizes(
-    program: ExportedProgram, examples: Sequence[Any] | None, batch: int | None, dimensions: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the size of every symbol in the program's inputs: from ``dimensions``, ``batch``, or else the examples.
+def _bound_sizes(
+    program: ExportedProgram, given: Arguments | None, request: ImportRequest
+) -> tuple[dict[str, int], list[Any] | None]:
+    """Return the size of every symbol in the program's inputs, and the example inputs.
 
     A symbol is named by torch's name (``s77``) or by its place: ``x[1]`` is axis 1 of input ``x``.
     Raises ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
     """
-    inputs = user_inputs(program)
-    known = OpenSizes(batch, dimensions, symbols_are_names=False)
-    has_open_batch = any(isinstance(size, torch.SymInt) for node in inputs for size in node.meta["val"].shape[:1])
-    for node in inputs:
-        for axis, size in enumerate(node.meta["val"].shape):
-            place = f"{node.name}[{axis}]"
-            if not isinstance(size, torch.SymInt):
-                known.fixed(place, int(size))
-                if axis == 0 and batch is not None and int(size) != batch and not has_open_batch:
-                    raise ModelImportError(
-                        f"batch={batch}, but axis 0 of input {node.name!r} was exported with the fixed size {int(size)}"
-                        ". Export the model with dynamic_shapes for this axis, or with example inputs of this batch"
-                    )
-            elif size.node.expr.is_Symbol:
-                known.open(str(size.node.expr), place)
-            else:
-                for symbol in size.node.expr.free_symbols:
-                    known.places.setdefault(str(symbol), place)
-    said = set(known.found)
-    for node, example in zip(inputs, examples or [], strict=examples is not None):
-        for axis, size in enumerate(node.meta["val"].shape):
-            symbol = str(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol else ""
-            if symbol and symbol not in said:
-                known.bind(symbol, int(example.shape[axis]), f"the example input at {node.name}[{axis}]")
+    specs: list[tuple[str, list[int | None], str]] = []
+    symbols: dict[str, str] = {}
+    derived: dict[str, str] = {}
+    for node in user_inputs(program):
+        value = node.meta["val"]
+        specs.append(
+            (node.name, [size if isinstance(size, int) else None for size in value.shape], dtype_name(value.dtype))
+        )
+        for axis, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt):
+                expression = size.node.expr
+                symbols[f"{node.name}[{axis}]"] = str(expression) if expression.is_Symbol else ""
+                derived.update((str(symbol), f"{node.name}[{axis}]") for symbol in expression.free_symbols)
+    leaves = [] if given is None else [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    examples = None if given is None else checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
+    known = open_sizes(specs, examples, request, symbols, symbols_are_names=False)
+    for symbol, place in derived.items():
+        known.places.setdefault(symbol, place)
     sizes = known.sizes()
     for symbol, bounds in program.range_constraints.items():
         if str(symbol) in sizes and not bounds.lower <= sizes[str(symbol)] <= bounds.upper:
@@ -267,7 +212,7 @@ def bound_sizes(
                 f"{source} gives {known.places[str(symbol)]} the size {size}, the program was exported for "
                 f"{bounds.lower} to {bounds.upper}"
             )
-    return sizes
+    return sizes, examples
 
 
 def _warn_if_untested() -> None:
