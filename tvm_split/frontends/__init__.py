@@ -38,11 +38,6 @@ class ImportRequest:
     name: str | None = None
 
 
-def begins_as_wanted(suffix: str, content: bytes) -> bool:
-    """Return True for every file: the default of `Frontend.is_intact`, as most formats have no fixed first bytes."""
-    return True
-
-
 @dataclass(frozen=True)
 class Frontend:
     """One kind of source, and how to load it as a Model.
@@ -57,7 +52,6 @@ class Frontend:
         classes: full names of base classes of its sources, which are compared without importing them.
         claims: whether it takes a source without such a suffix or class: bytes, folders, functions.
         rank: if several frontends take a source, the one with the highest rank loads it.
-        is_intact: whether a file of this suffix may begin with these bytes.
     """
 
     name: str
@@ -69,7 +63,6 @@ class Frontend:
     classes: tuple[str, ...] = ()
     claims: Callable[[Any], bool] = lambda source: False
     rank: int = 0
-    is_intact: Callable[[str, bytes], bool] = begins_as_wanted
 
     def takes(self, source: Any) -> bool:
         """Whether this frontend can load ``source``."""
@@ -89,14 +82,6 @@ def _is_bytes(source: Any) -> bool:
     return isinstance(source, bytes | bytearray | memoryview)
 
 
-def _is_archive(suffix: str, content: bytes) -> bool:
-    return content.startswith(b"PK")
-
-
-def _is_mlir(suffix: str, content: bytes) -> bool:
-    return suffix == ".jax" or content.startswith(_MLIR_BYTECODE) or b"\0" not in content
-
-
 def _is_function_or_bytecode(source: Any) -> bool:
     if _is_bytes(source):
         return bytes(source[:4]) == _MLIR_BYTECODE
@@ -106,7 +91,7 @@ def _is_function_or_bytecode(source: Any) -> bool:
 _TABLE = (
     Frontend(
         "torch", "models of PyTorch", "tvm_split.frontends.torch.load:load_torch",
-        packages=("torch",), suffixes=(".pt2",), is_intact=_is_archive,
+        packages=("torch",), suffixes=(".pt2",),
         classes=("torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"),
     ),
     Frontend(
@@ -116,13 +101,13 @@ _TABLE = (
     ),
     Frontend(
         "jax", "models of JAX and Flax, and StableHLO files", "tvm_split.frontends.jax:load_jax",
-        packages=("jax",), suffixes=(".mlir", ".mlirbc", ".stablehlo", ".jax"), is_intact=_is_mlir,
+        packages=("jax",), suffixes=(".mlir", ".mlirbc", ".stablehlo", ".jax"),
         classes=("flax.linen.module.Module", "flax.nnx.module.Module", "jax._src.export._export.Exported"),
         claims=_is_function_or_bytecode, rank=-1,  # networks of other frameworks are callable as well
     ),
     Frontend(
         "keras", "models of Keras", "tvm_split.frontends.keras:load_keras",
-        packages=("keras",), suffixes=(".keras",), is_intact=_is_archive, classes=("keras.src.models.model.Model",),
+        packages=("keras",), suffixes=(".keras",), classes=("keras.src.models.model.Model",),
         rank=1,  # with the torch backend, models of Keras are torch modules as well
     ),
     Frontend(
@@ -210,8 +195,9 @@ def load_model(
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     frontend = frontend_of(source)
-    if isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes:
-        _require_file(Path(source), frontend)
+    is_named = isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes
+    if is_named and not Path(source).is_file():
+        raise ModelImportError(f"there is no file {str(source)!r}")
     install = frontend.install or f"tvm-split[{frontend.name}]"
     for package in frontend.packages:
         if importlib.util.find_spec(package) is None:
@@ -232,16 +218,3 @@ def _require_sizes(request: ImportRequest) -> None:
         is_whole = isinstance(size, Integral) and not isinstance(size, bool)
         if not is_whole or not 1 <= size <= MOST_ELEMENTS:
             raise ModelImportError(f"{shown} is {size!r}; a size is a whole number from 1 to {MOST_ELEMENTS}")
-
-
-def _require_file(path: Path, frontend: Frontend) -> None:
-    """Raise unless a file exists and begins like one of its suffix. This check needs no installed framework."""
-    if not path.is_file():
-        raise ModelImportError(f"there is no file {str(path)!r}")
-    with path.open("rb") as file:
-        content = file.read(4096)
-    suffix = path.suffix.lower()
-    if not content:
-        raise ModelImportError(f"{str(path)!r} is empty")
-    if not frontend.is_intact(suffix, content):
-        raise ModelImportError(f"{str(path)!r} is damaged, or no {suffix} file: it does not begin as one")
