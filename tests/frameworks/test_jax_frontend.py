@@ -139,13 +139,14 @@ def scoped(function: Any) -> Any:
         (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), "case", "chooses what to compute"),
         (lambda x: jnp.fft.fft(x).real, "fft", ""),
         (lambda x: jnp.linalg.cholesky(x @ x.T), "cholesky|custom_call|potrf", ""),
+        (lambda x: jnp.linalg.inv(x @ x.T), "lapack_sgetrf", ""),
         (lambda x: lax.cumlogsumexp(x, 1), "reduce_window", "in a way of its own"),
         (lambda x: lax.population_count(x.astype("int32")), "popcnt", ""),
         (lambda x: jnp.bitwise_or.reduce(x.astype("int32")), "reduce", "bits of int32 by or"),
         (lambda x: lax.reduce_precision(x, 5, 3), "reduce_precision", "5 bits of exponent"),
         (lambda x: jax.random.uniform(jax.random.key(x[0, 0].astype("int32")), (3,)), "", ""),
     ],
-    ids=["while", "branch", "fft", "cholesky", "window", "popcnt", "bits", "precision", "random"],
+    ids=["while", "branch", "fft", "cholesky", "inverse", "window", "popcnt", "bits", "precision", "random"],
 )
 def test_what_cannot_be_imported_is_refused_by_layer_and_operator(function: Any, operator: str, reason: str) -> None:
     with pytest.raises(ModelImportError, match=rf"(?s)({operator}).*{reason}.*block/layer|block/layer.*{reason}"):

@@ -15,8 +15,6 @@ from jax import lax
 
 import tvm_split
 from tests.helpers.frontends.digits import TRAINED, digits
-from tvm_split.errors import ModelImportError
-from tvm_split.frontends import load_model
 
 LIMIT = 1e-4
 
@@ -165,21 +163,3 @@ def test_trained_digits_are_read_as_jax_reads_them(three_workers: tvm_split.Clus
     images, labels = (each[TRAINED:] for each in digits())
     (scores,) = assert_split_like(functools.partial(network, parameters), (images,), ("conv", "dense"), three_workers)
     assert (scores.argmax(1) == labels).mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda x: jnp.abs(jnp.fft.rfft(x)), "fft"),
-        (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), "case .it chooses what to compute while it runs"),
-        (lambda x: lax.while_loop(lambda v: v.sum() < 30, lambda v: v * 1.1, x), "while .it loops while it runs"),
-        (lambda x: jnp.linalg.inv(x @ x.T), "lapack_sgetrf"),
-    ],
-)
-def test_what_cannot_be_imported_is_named_with_its_layer(function: Callable[[Any], Any], message: str) -> None:
-    def network(x: Any) -> Any:
-        with jax.named_scope("spectrum"):
-            return function(x)
-
-    with pytest.raises(ModelImportError, match=rf"{message}.* in spectrum"):
-        load_model(network, (X,))
