@@ -20,6 +20,7 @@ from relay_passes.ir import bindings_of, constant
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
+from tvm_split.model import Model, Reference
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,24 @@ class Built:
         """The function's parameters."""
         return tuple(_spec(parameter.name, parameter.ty) for parameter in self.module["main"].params)
 
-    def outputs(self, names: Sequence[str] = ()) -> tuple[TensorSpec, ...]:
-        """The function's outputs with ``names``, by default ``output_0``, ``output_1``, …."""
+    def model(
+        self,
+        name: str,
+        framework: str,
+        reference: Reference | None = None,
+        examples: Sequence[Any] | None = None,
+        *,
+        outputs: Sequence[str] = (),
+        tolerance: float | None = None,
+    ) -> Model:
+        """Return the Model; ``outputs`` are the names of its outputs, by default ``output_0``, ``output_1``, …."""
         fields = self.module["main"].body.body.ty.fields
-        names = names or [f"output_{index}" for index in range(len(fields))]
-        return tuple(_spec(name, field) for name, field in zip(names, fields, strict=True))
+        names = outputs or [f"output_{index}" for index in range(len(fields))]
+        specs = tuple(_spec(output, field) for output, field in zip(names, fields, strict=True))
+        arrays = None if examples is None else tuple(examples)
+        return Model(
+            identifier(name), framework, self.module, self.inputs, specs, self.layers, reference, arrays, tolerance
+        )
 
 
 def _spec(name: str, kind: Any) -> TensorSpec:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from tvm.relax.frontend.onnx import onnx_frontend
 
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.building import Built
+from tvm_split.frontends.convert import BRANCH, Graph, Importer, Kind, Operation, convert
 from tvm_split.frontends.dimensions import bound_inputs, in_order
-from tvm_split.frontends.names import identifier
 from tvm_split.frontends.onnx.annotations import split_from_annotations
-from tvm_split.frontends.onnx.graph import model_inputs, numpy_name, static_graph
-from tvm_split.frontends.onnx.importer import import_onnx, importable_operators
+from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
+from tvm_split.frontends.onnx.graph import OnnxGraph, model_inputs, numpy_name, static_graph
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
@@ -37,8 +40,7 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = InChildProcess(OnnxReference(model, graph.inputs, built.held))
-    outputs = built.outputs(graph.outputs)
-    loaded = Model(identifier(name), "onnx", built.module, built.inputs, outputs, built.layers, reference, examples)
+    loaded = built.model(name, "onnx", reference, examples, outputs=graph.outputs)
     return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))
 
 
@@ -88,7 +90,7 @@ def _check_inputs(model: onnx.ModelProto) -> None:
             )
 
 
-def _bind_sizes(model: onnx.ModelProto, request: ImportRequest) -> tuple[Array, ...] | None:
+def _bind_sizes(model: onnx.ModelProto, request: ImportRequest) -> list[Array] | None:
     """Bind the open sizes of all inputs in place; return the example inputs if they have these sizes."""
     inputs = model_inputs(model)
     examples: list[Any] = [None] * len(inputs)
@@ -116,4 +118,67 @@ def _bind_sizes(model: onnx.ModelProto, request: ImportRequest) -> tuple[Array, 
     for output in model.graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
-    return None if fitting is None else tuple(fitting)
+    return fitting
+
+
+def import_onnx(graph: OnnxGraph) -> Built:
+    """Convert a static graph; its values are the names of its tensors. Raises ModelImportError."""
+    for name in [name for name, value in graph.constants.items() if value.dtype.kind in "OSU"]:
+        users = [node.name for node in graph.nodes if name in node.input]
+        if users or name in graph.outputs:
+            raise ModelImportError(
+                f"constant {name!r} ({', '.join(users) or 'an output'}) is of strings, "
+                "which cannot be computed with here"
+            )
+    inputs = {name: TensorSpec(name, graph.kinds[name].shape or (), graph.kinds[name].dtype) for name in graph.inputs}
+    operations = [_operation(node, graph) for node in graph.nodes]
+    return convert(Graph(inputs, graph.outputs, graph.constants, operations), _Importer(graph.opset))
+
+
+def importable_operators() -> frozenset[str]:
+    """Operators of ONNX that are imported or refused directly, and so need no replacement by simpler ones."""
+    return _known_to_tvm() - _OF_ANOTHER_DOMAIN | frozenset(CONVERSIONS) | frozenset(REFUSED)
+
+
+_OF_ANOTHER_DOMAIN = frozenset(
+    {"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization", "EmbedLayerNormalization"}
+)
+"""Names under which TVM imports operators of com.microsoft without checking the domain."""
+
+
+@cache
+def _known_to_tvm() -> frozenset[str]:
+    return frozenset(onnx_frontend._get_convert_map())
+
+
+def _operation(node: onnx.NodeProto, graph: OnnxGraph) -> Operation:
+    """A node as an operation; its kind has its domain if that is not ONNX's: ``com.microsoft.FastGelu``."""
+    has_graphs = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+    return Operation(
+        node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",
+        node.name,
+        tuple(name or None for name in node.input),
+        tuple(name or None for name in node.output),
+        [graph.kinds.get(name, Kind()) for name in node.output],
+        {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute},
+        node,
+        BRANCH if has_graphs else "",
+    )
+
+
+class _Importer(Importer):
+    def __init__(self, opset: int) -> None:
+        super().__init__("ONNX", CONVERSIONS, REFUSED)
+        self.opset = opset
+
+    def call(self, operation: Operation) -> OnnxCall:
+        operands = onnx_frontend.onnx_input()
+        operands.extend(None if name is None else self.values[name] for name in operation.inputs)
+        return OnnxCall(operation, operands, operation.attributes, self)
+
+    def is_known_to_tvm(self, operation: Operation) -> bool:
+        name = operation.source.op_type
+        return name in _known_to_tvm() and (operation.kind == name) != (name in _OF_ANOTHER_DOMAIN)
+
+    def by_tvm(self, call: OnnxCall) -> object:
+        return call.by_tvm()

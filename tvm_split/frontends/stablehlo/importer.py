@@ -14,7 +14,6 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.convert import RANDOM, Graph, Importer, Kind, Operation, convert
-from tvm_split.frontends.names import identifier
 from tvm_split.frontends.operators import Operators, shape_of
 from tvm_split.frontends.reference import Arranged, InChildProcess
 from tvm_split.frontends.stablehlo.conversions import contractions, elementwise, indexing, reductions, shapes
@@ -49,11 +48,7 @@ def model_of(
         built, orders = channels_first(import_program(program, inputs))
         codes = bytecode(module), bytecode(program.module)
     reference = StableHloReference(*codes, weights, tuple(inputs), built.held)
-    arranged = Arranged(InChildProcess(reference), orders)
-    arrays = None if examples is None else tuple(examples)
-    return Model(
-        identifier(name), framework, built.module, built.inputs, built.outputs(), built.layers, arranged, arrays
-    )
+    return built.model(name, framework, Arranged(InChildProcess(reference), orders), examples)
 
 
 def import_program(program: Program, input_names: Mapping[int, str]) -> Built:

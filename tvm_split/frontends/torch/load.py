@@ -20,7 +20,6 @@ from tvm_split.errors import ModelImportError, UntriedVersionWarning
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
-from tvm_split.frontends.names import identifier
 from tvm_split.frontends.reference import Arranged
 from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch.importer import import_graph
@@ -92,10 +91,7 @@ def _model(
     if has_channels_last:
         reference = Arranged(reference, orders)
     fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
-    return Model(
-        identifier(request.name or "model"), "torch", built.module, inputs, built.outputs(), built.layers, reference,
-        tuple(examples or ()) if fits else None,
-    )  # fmt: skip
+    return built.model(request.name or "model", "torch", reference, examples if fits else None)
 
 
 def _as_arguments(example_inputs: Any) -> Arguments:

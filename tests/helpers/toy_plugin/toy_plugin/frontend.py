@@ -28,5 +28,4 @@ def load_toy(source: Path, request: ImportRequest) -> Model:
             builder.layer = layer
             value = getattr(op, operator)(value, float(number))
         builder.outputs = [value]
-    built = builder.built({})
-    return Model(request.name or "toy", "toy", built.module, built.inputs, built.outputs(), built.layers)
+    return builder.built({}).model(request.name or "toy", "toy")
