@@ -78,6 +78,8 @@ class ModelBuilder(relax.BlockBuilder):  # type: ignore[misc]
         self._names = UniqueNames()
         self._folded: dict[tuple[object, ...], tuple[relax.Expr, relax.Expr]] = {}
         """Folded expressions and their constants: a weight that two layers share is stored once."""
+        self._nested: dict[relax.Expr, relax.Expr] = {}
+        """Nested expressions, which several calls may share, and their variables."""
 
     @contextmanager
     def main(self, inputs: Sequence[TensorSpec]) -> Iterator[list[relax.Var]]:
@@ -146,7 +148,11 @@ class ModelBuilder(relax.BlockBuilder):  # type: ignore[misc]
 
     def _atom(self, expr: relax.Expr) -> relax.Expr:
         """Return ``expr`` if it needs no binding, else a variable bound to it, or a constant."""
-        return self.emit(expr) if isinstance(expr, relax.Call | relax.TupleGetItem | relax.Tuple) else expr
+        if not isinstance(expr, relax.Call | relax.TupleGetItem | relax.Tuple):
+            return expr
+        if expr not in self._nested:
+            self._nested[expr] = self.emit(expr)
+        return self._nested[expr]
 
     def _constant(self, expr: relax.Expr) -> relax.Expr | None:
         if not isinstance(expr, relax.Call) or any(isinstance(argument, relax.Var) for argument in expr.args):

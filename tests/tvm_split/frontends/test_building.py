@@ -60,6 +60,14 @@ def test_nested_calls_belong_to_the_call_around_them() -> None:
     assert [spec.name for spec in network.inputs] == ["in_put"]
 
 
+def test_a_nested_call_that_two_calls_share_is_bound_once() -> None:
+    def layers(builder: ModelBuilder, x: relax.Var) -> list[relax.Expr]:
+        halves = op.split(x, 2, 0)
+        return [emit(builder, "sum", op.add(relax.TupleGetItem(halves, 0), relax.TupleGetItem(halves, 1)))]
+
+    assert list(built(layers).layers) == ["sum", "sum_1", "sum_2", "sum_3"]
+
+
 def test_unused_calls_are_removed() -> None:
     def layers(builder: ModelBuilder, x: relax.Var) -> list[relax.Expr]:
         emit(builder, "a", op.exp(x))
