@@ -1,21 +1,21 @@
 """Templates: schedules with named choices, which a cost rule picks without measuring, or tuning picks by measuring.
 
-A new family of kernels needs two functions: one returns the choices that a function of the family leaves open, the
-other schedules the function with given choices. This module and `schedules.tuning` provide the rest: the default
+A new family of kernels needs two functions: one returns the choices that a kernel of the family leaves open, the
+other schedules the kernel by choices. This module and `schedules.tuning` provide the rest: the default
 kernel, tuning and its database.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, TypeVar
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import new_schedule
+from schedules.blocks import Parts, find_parts, new_schedule
 from schedules.prefetch import prefetch_weights
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
@@ -71,22 +71,45 @@ Machine = TypeVar("Machine")
 
 @dataclass(frozen=True)
 class Template(Generic[Machine]):
-    """A family of kernels whose schedule has choices.
+    """A family of kernels around an anchor block named ``anchor``, whose schedule has choices.
 
-    ``space`` returns the choices for a function, or None if the function is not of this family. ``schedule`` makes the
-    schedule for choices from that space. It must record its instructions in a trace, because tuning stores the trace.
+    ``find_space`` returns the choices for the parts of a kernel. ``apply`` schedules a kernel by choices from that
+    space. It must record its instructions in a trace, because tuning stores the trace.
     """
 
     name: str
-    space: Callable[[tirx.PrimFunc, Machine], Space | None]
-    schedule: Callable[[tirx.PrimFunc, Machine, Choices], s_tir.Schedule]
+    anchor: str
+    find_space: Callable[[Parts, Machine], Space]
+    apply: Callable[[s_tir.Schedule, Parts, Choices, Machine], None]
+
+    def space(self, function: tirx.PrimFunc, machine: Machine) -> Space | None:
+        """Return the choices for a function, or None if the function is not of this family."""
+        parts = find_parts(new_schedule(function), self.anchor)
+        return None if parts is None else self.find_space(parts, machine)
+
+    def schedule(self, function: tirx.PrimFunc, machine: Machine, choices: Choices) -> s_tir.Schedule:
+        """Schedule a function, and record the choices as an annotation in the schedule's trace.
+
+        Raises:
+            ValueError: the function is not of this family.
+        """
+        schedule = new_schedule(function)
+        parts = find_parts(schedule, self.anchor)
+        if parts is None:
+            raise ValueError(f"the function has no single anchor of family {self.anchor!r}")
+        self.apply(schedule, parts, choices, machine)
+        return _annotated(schedule, choices)
+
+    def rule(self, function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
+        """Schedule a function with the cost rule's choices, or return None for other families."""
+        space = self.space(function, machine)
+        return None if space is None else scheduled_function(self.schedule(function, machine, space.default))
 
 
-def schedule_by(
-    template: Template[Machine], function: tirx.PrimFunc, machine: Machine, choices: Choices
-) -> s_tir.Schedule:
-    """Schedule a function with a template, and record the choices as an annotation in the schedule's trace."""
-    return _annotated(template.schedule(function, machine, choices), choices)
+def space_of(values: Mapping[str, Iterable[Value]], default: Choices, allows: Callable[[Choices], bool]) -> Space:
+    """Return a space of the values worth trying, to which those of the default are added."""
+    axes = {name: tuple(dict.fromkeys([*each, default[name]])) for name, each in values.items()}
+    return Space(axes, default, allows)
 
 
 def say_failure(schedule: s_tir.Schedule, reason: str) -> None:
@@ -105,7 +128,7 @@ def _annotated(schedule: s_tir.Schedule, choices: Choices) -> s_tir.Schedule:
 
 
 def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
-    """The scheduled function, with its choices as an attribute; the schedule is from `schedule_by` or a replayed trace.
+    """The scheduled function, with its choices as an attribute; the schedule is from a template or a replayed trace.
 
     Prefetches are inserted here from the schedule's marks, because a trace cannot hold them.
     """
@@ -116,18 +139,6 @@ def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
     bare = new_schedule(schedule.mod["main"])
     bare.unannotate(bare.get_sblock("root"), CHOICES_ATTRIBUTE)
     return prefetch_weights(bare.mod["main"]).with_attr(CHOICES_ATTRIBUTE, str(choices))
-
-
-def default_rule(template: Template[Machine]) -> Callable[[tirx.PrimFunc, Machine], tirx.PrimFunc | None]:
-    """A rule that schedules a function with the cost rule's choices, or returns None for other families."""
-
-    def rule(function: tirx.PrimFunc, traits: Machine) -> tirx.PrimFunc | None:
-        space = template.space(function, traits)
-        if space is None:
-            return None
-        return scheduled_function(schedule_by(template, function, traits, space.default))
-
-    return rule
 
 
 def text_of(choices: Choices) -> str:

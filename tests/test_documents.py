@@ -60,10 +60,11 @@ def test_every_named_source_file_exists(path: Path) -> None:
         assert any(f"/{each}".endswith(f"/{name}") for each in sources()), name
 
 
-def test_each_form_of_a_model_and_of_a_plan_is_a_class() -> None:
+def test_a_model_and_a_plan_have_at_most_eight_forms_which_are_classes() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| \d \|[^|]*\|[^|]*?`(\w+)`(?:s)?, `([\w/]+\.py)`", text, re.MULTILINE)
-    assert len(rows) == 7 + 8
+    assert rows
+    assert max(map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))) <= 8
     for name, file in rows:
         (path,) = (each for each in sources() if f"/{each}".endswith(f"/{file}") and not each.startswith("tests"))
         assert re.search(rf"^class {name}\b", (ROOT / path).read_text(), re.MULTILINE), f"{name} in {file}"

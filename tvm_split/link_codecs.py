@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
@@ -21,33 +20,43 @@ from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.codec_choice import CodecTrial, PlannedCodec, fastest, may_limit
-from tvm_split.planner.plan import Plan
+from tvm_split.planner.plan import Plan, PlannedCodec
 from tvm_split.planner.predict import CodedLink
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.profiling.codec_trials import CodecTrials
+from tvm_split.profiling.codec_trials import CodecTrial, CodecTrials
 from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.store import default_folder
 from tvm_split.steps import StepProgress
 from tvm_split.units import short_list
 
+LEAST_GAIN = 0.05
+"""Share of a tensor's transfer time that a codec must save; a smaller gain is below the noise of measurements."""
 PredictCoded = Callable[[Mapping[tuple[str, str], CodedLink]], Prediction]
 """Function from the effect of codecs on links, by (source, destination), to the plan's prediction."""
 
 
+Ends = tuple[str, str]
+"""Source and destination of a link."""
+
+
 @dataclass(frozen=True)
 class _Choice:
-    """A route, its trial without a codec, and the trial of its chosen codec."""
+    """A route, and the trial of its chosen codec."""
 
     route: Route
-    plain: CodecTrial
     chosen: CodecTrial
 
     @property
-    def ends(self) -> tuple[str, str]:
+    def ends(self) -> Ends:
         return self.route.source, self.route.destination
+
+    @property
+    def plain(self) -> CodecTrial:
+        """The tensor without a codec."""
+        tensor = self.route.tensor
+        return CodecTrial(tensor.name, NONE, tensor.size_bytes, tensor.size_bytes)
 
 
 def with_codecs(
@@ -79,13 +88,16 @@ def with_codecs(
     routes = {route: link for route in bundle.program.routes if (link := _asking(cluster, route)) is not None}
     inputs = verification_inputs(model)
     remarks = tuple(_remarks(routes, shared))
-    speeds = _Speeds(cluster, request, profile, [route.tensor.size_bytes for route in routes], on_progress)
+    speeds = {(link.source, link.destination): link.bytes_per_second for link in cluster.links if link.bytes_per_second}
+    speeds |= {(link.source, link.destination): link.bytes_per_second for link in (profile.links if profile else ())}
     if inputs is None:
         choices = list(_untried(routes))
     else:
         report("trying codecs", 0, 1)
         with CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs) as trials:
-            choices = _Choosing(trials, plan, request, speeds, shared).choose(routes)
+            sizes = [route.tensor.size_bytes for route in routes]
+            probe = partial(_probed, cluster, request, sizes, on_progress)
+            choices = _Choosing(trials, plan, request.allow_lossy, speeds, probe, shared).choose(routes)
         report("trying codecs", 1, 1)
     codecs = tuple(_planned(choices, tried=inputs is not None))
     prediction = plan.prediction
@@ -164,9 +176,7 @@ def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
                 "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
             )
         codec, tensor = fitting(link.codec, route.tensor), route.tensor
-        yield _Choice(
-            route, _plain(route), CodecTrial(tensor.name, codec, tensor.size_bytes, CODECS[codec](tensor).encoded_bytes)
-        )
+        yield _Choice(route, CodecTrial(tensor.name, codec, tensor.size_bytes, CODECS[codec](tensor).encoded_bytes))
 
 
 def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCodec]:
@@ -178,116 +188,122 @@ def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCode
             yield PlannedCodec(trial.tensor, *each.ends, trial.codec, ratio, trial.output_error if tried else None)
 
 
-class _Speeds:
-    """Bytes per second of links, by (source, destination); measures them at the first request for an unknown one."""
-
-    def __init__(
-        self,
-        cluster: Workers,
-        request: PlanRequest,
-        profile: ClusterProfile | None,
-        sizes_bytes: Sequence[int],
-        on_progress: StepProgress | None,
-    ) -> None:
-        self._cluster = cluster
-        self._request = request
-        self._sizes = sizes_bytes
-        self._on_progress = on_progress
-        known = [] if profile is None else profile.links
-        self._speeds = {(link.source, link.destination): link.bytes_per_second for link in known}
-        for link in cluster.links:
-            if link.bytes_per_second:
-                self._speeds.setdefault((link.source, link.destination), link.bytes_per_second)
-
-    def find(self, source: str, destination: str) -> float | None:
-        return self._speeds.get((source, destination))
-
-    def of(self, source: str, destination: str) -> float:
-        """Return the bytes per second of a link; raises a `PlanError` if they are unknown and must not be measured."""
-        if (source, destination) not in self._speeds and not self._request.estimate:
-            folder: Path = default_folder()
-            found = probe_links(
-                self._cluster,
-                self._sizes,
-                on_progress=self._on_progress,
-                cache_folder=folder,
-                refresh=self._request.refresh,
-            )
-            for link in found.links:
-                self._speeds.setdefault((link.source, link.destination), link.bytes_per_second)
-        if (source, destination) not in self._speeds:
-            raise PlanError(
-                f"nothing is known of the speed of the link from {source!r} to {destination!r}, by which its codec is "
-                "chosen: give its bytes_per_second, name a codec, or let the plan be measured"
-            )
-        return self._speeds[source, destination]
+def _probed(
+    cluster: Workers, request: PlanRequest, sizes_bytes: Sequence[int], on_progress: StepProgress | None
+) -> Mapping[Ends, float]:
+    """The measured bytes per second of links; none if the request is to measure nothing."""
+    if request.estimate:
+        return {}
+    probe = probe_links(
+        cluster, sizes_bytes, on_progress=on_progress, cache_folder=default_folder(), refresh=request.refresh
+    )
+    return {(link.source, link.destination): link.bytes_per_second for link in probe.links}
 
 
 class _Choosing:
+    """Chooses codecs by trials and by the links' ``speeds``, which are extended by ``probe`` if one is missing."""
+
     def __init__(
-        self, trials: CodecTrials, plan: Plan, request: PlanRequest, speeds: _Speeds, shared: _Uncoded
+        self,
+        trials: CodecTrials,
+        plan: Plan,
+        largest_error: float,
+        speeds: dict[Ends, float],
+        probe: Callable[[], Mapping[Ends, float]],
+        shared: _Uncoded,
     ) -> None:
-        self._trials = trials
-        self._plan = plan
-        self._largest_error = float(request.allow_lossy)
-        self._speeds = speeds
-        self._shared = shared
-        lossy_too = self._largest_error > 0
+        self._trials, self._plan, self._largest_error = trials, plan, largest_error
+        self._speeds, self._probe, self._shared = speeds, probe, shared
         self._candidates = [
-            name for name, codec in CODECS.items() if codec.is_available() and (lossy_too or not codec.is_lossy)
+            name for name, codec in CODECS.items() if codec.is_available() and (largest_error > 0 or not codec.is_lossy)
         ]
         self._tried: dict[tuple[str, str], CodecTrial] = {}
 
     def choose(self, routes: Mapping[Route, Link]) -> list[_Choice]:
         """Choose a codec (or none) for each route; the lossy ones together keep to the allowed output error."""
         crossing = {route: link for route, link in routes.items() if route.tensor.name in self._trials.crossing}
-        named = [self._named(route, link) for route, link in crossing.items() if link.codec != AUTO_CODEC]
+        named = [
+            _Choice(route, self._trial(route, fitting(link.codec, route.tensor)))
+            for route, link in crossing.items()
+            if link.codec != AUTO_CODEC
+        ]
         free = [route for route, link in crossing.items() if link.codec == AUTO_CODEC]
         refused: set[tuple[str, str]] = set()
         while True:
-            found = [self._fastest(route, refused) for route in free]
-            lossy = {each.chosen.tensor: each.chosen for each in found if CODECS[each.chosen.codec].is_lossy}
+            choices = [_Choice(route, self._fastest(route, refused)) for route in free]
+            lossy = {each.chosen.tensor: each.chosen for each in choices if CODECS[each.chosen.codec].is_lossy}
             together = self._trials.output_error({name: each.codec for name, each in lossy.items()})
             if not lossy or together <= self._largest_error:
-                return [*named, *found]
+                return [*named, *choices]
             worst = max(lossy.values(), key=lambda trial: trial.output_error)
             refused.add((worst.tensor, worst.codec))
 
-    def _named(self, route: Route, link: Link) -> _Choice:
-        return _Choice(route, _plain(route), self._trial(route, fitting(link.codec, route.tensor)))
-
-    def _fastest(self, route: Route, refused: set[tuple[str, str]]) -> _Choice:
-        plain, ends = _plain(route), (route.source, route.destination)
+    def _fastest(self, route: Route, refused: set[tuple[str, str]]) -> CodecTrial:
+        plain, ends = self._trial(route, NONE), (route.source, route.destination)
         if self._shared.joins(*ends) or not may_limit(self._plan.prediction, self._plan.objective, *ends):
-            return _Choice(route, plain, plain)
+            return plain
         trials = [
             self._trial(route, codec)
             for codec in self._candidates
             if not CODECS[codec](route.tensor).unfit and (route.tensor.name, codec) not in refused
         ]
-        return _Choice(route, plain, fastest(plain, trials, self._speeds.of(*ends), self._largest_error))
+        return fastest(plain, trials, self._speed(ends), self._largest_error)
+
+    def _speed(self, ends: Ends) -> float:
+        if ends not in self._speeds:
+            self._speeds.update({**self._probe(), **self._speeds})
+        if ends not in self._speeds:
+            raise PlanError(
+                f"nothing is known of the speed of the link from {ends[0]!r} to {ends[1]!r}, by which its codec is "
+                "chosen: give its bytes_per_second, name a codec, or let the plan be measured"
+            )
+        return self._speeds[ends]
 
     def _trial(self, route: Route, codec: str) -> CodecTrial:
-        if codec == NONE:
-            return _plain(route)
-        key = (route.tensor.name, codec)
+        key, size = (route.tensor.name, codec), route.tensor.size_bytes
         if key not in self._tried:
-            self._tried[key] = self._trials.trial(route.tensor, codec)
+            is_plain = codec == NONE
+            self._tried[key] = CodecTrial(*key, size, size) if is_plain else self._trials.trial(route.tensor, codec)
         return self._tried[key]
 
 
-def _plain(route: Route) -> CodecTrial:
-    return CodecTrial(route.tensor.name, NONE, route.tensor.size_bytes, route.tensor.size_bytes)
-
-
-def _coded_links(choices: Sequence[_Choice], speeds: _Speeds) -> dict[tuple[str, str], CodedLink]:
-    """Return the effect of codecs on the links whose speed is known, by (source, destination)."""
-    found = {}
+def _coded_links(choices: Sequence[_Choice], speeds: Mapping[Ends, float]) -> dict[Ends, CodedLink]:
+    """The effect of codecs on the links whose speed is known."""
+    coded_links = {}
     for ends in dict.fromkeys(each.ends for each in choices):
-        here, speed = [each for each in choices if each.ends == ends], speeds.find(*ends)
+        here, speed = [each for each in choices if each.ends == ends], speeds.get(ends)
         size = sum(each.plain.size_bytes for each in here)
         if speed and size:
             coded = sum(each.chosen.seconds(speed) * each.route.when.share for each in here)
             plain = sum(each.plain.seconds(speed) * each.route.when.share for each in here)
-            found[ends] = CodedLink(coded / plain, sum(each.chosen.encoded_bytes for each in here) / size)
-    return found
+            coded_links[ends] = CodedLink(coded / plain, sum(each.chosen.encoded_bytes for each in here) / size)
+    return coded_links
+
+
+def fastest(
+    plain: CodecTrial, trials: Iterable[CodecTrial], bytes_per_second: float, largest_error: float
+) -> CodecTrial:
+    """The trial that transfers a tensor fastest, among those that change outputs by at most ``largest_error``.
+
+    ``plain`` is the tensor without a codec; it is returned unless a codec saves more than `LEAST_GAIN` of its time.
+    """
+    allowed = [trial for trial in trials if trial.output_error <= largest_error or not CODECS[trial.codec].is_lossy]
+    best = min(allowed, key=lambda trial: trial.seconds(bytes_per_second), default=plain)
+    worth = best.seconds(bytes_per_second) < (1 - LEAST_GAIN) * plain.seconds(bytes_per_second)
+    return best if worth else plain
+
+
+def may_limit(prediction: Prediction | None, objective: str, source: str, destination: str) -> bool:
+    """Whether the plan might be better if this link took less time.
+
+    Always true for latency, or without a prediction. For throughput it is true if the source takes longer to send, or
+    the destination longer to receive, than the slowest machine takes to compute.
+    """
+    if prediction is None or objective == "latency":
+        return True
+    slowest = max(machine.compute_seconds for machine in prediction.machines)
+    return any(
+        (machine.machine == source and machine.send_seconds > slowest)
+        or (machine.machine == destination and machine.receive_seconds > slowest)
+        for machine in prediction.machines
+    )

@@ -1,34 +1,115 @@
-"""Builds planning problems: a model's pieces on a cluster's machines, measured or estimated."""
+"""Builds planning problems, of a model's pieces on a cluster's machines, and chooses plans for them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
-from tvm_split.cluster.cluster import Cluster, Workers
+from tvm_split.cluster.cluster import Workers
+from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.build_problem import model_problem, stages_of_pieces
+from tvm_split.planner.build_problem import model_problem, stages_of_layers, stages_of_pieces
 from tvm_split.planner.estimate import estimated_profile
+from tvm_split.planner.fewest_machines import with_fewest_machines
 from tvm_split.planner.graph import piece_edges
 from tvm_split.planner.identical import with_identical_averaged
+from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.predict import predict_solution
 from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import Objective, Problem, Stage
+from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.replan import Change, Measured, calibrated, change_to, corrections_of, replan
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search import solve
+from tvm_split.planner.strategy import solve_by
 from tvm_split.profiling.cluster_profile import profile_model
+from tvm_split.shard_planning.candidates import ShardCandidates
+from tvm_split.shard_planning.choice import Choice, ShardChoice
 from tvm_split.steps import StepProgress
 
 
 @dataclass(frozen=True)
 class PosedProblem:
-    """A planning problem with its profile. ``origin`` says whether the profile was measured or estimated."""
+    """The planning problem of a request. ``origin`` says whether its profile was measured or estimated."""
 
+    model: Model
+    cluster: Workers
+    request: PlanRequest
     profile: ClusterProfile
     problem: Problem
     origin: str
+    on_progress: StepProgress | None
+
+    def best(self) -> Choice:
+        """The best plan of whole layers; for latency, or if none fits, possibly one with sharded layers."""
+        request, refusal, whole = self.request, None, None
+        may_shard = request.auto_shards and request.stages is None and len(self.cluster.machines) > 1
+        may_shard = may_shard and request.precision == "float32"
+        try:
+            solution = with_fewest_machines(self.problem, self._solved(self.problem))
+            whole = self._whole(solution, solution.stages)
+        except PlanError as error:
+            if not may_shard:
+                raise
+            refusal = error
+        if whole is not None and not (may_shard and request.objective == "latency"):
+            return whole
+        return self._shards.beside(whole, refusal)
+
+    def of_stages(self, stages: tuple[Stage, ...]) -> Choice:
+        """Stages by hand, predicted, with the lower bound of the best plan."""
+        bound, pieces = math.inf, stages_of_pieces(self.profile, stages)
+        try:
+            best = solve(self.problem, time_limit_seconds=self.request.time_limit_seconds)
+            bound = best.lower_bound_seconds
+            if pieces is not None:
+                return replace(self._whole(best, pieces), stages=stages)
+        except PlanError:
+            pass  # only sharded layers fit the machines, machines have several stages, or there is no link
+        return self._shards.given(stages, bound)
+
+    def corrected(self, measured: Measured) -> PosedProblem:
+        """The problem with the profile corrected by measurements of a plan."""
+        profile = calibrated(self.profile, corrections_of(measured))
+        return replace(self, profile=profile, problem=_problem(self.model, self.cluster, profile, self.request))
+
+    def again(self, current: tuple[Stage, ...], threshold: float) -> tuple[Choice, Change]:
+        """The stages to run instead of the current ones; errors as of `tvm_split.planning.replan`."""
+        machines = [machine for stage in current for machine in stage.machines]
+        if any(stage.sharding for stage in current) or len(set(machines)) < len(machines):
+            keeps_demands = self._shards.keeps_demands(current)
+            best = self.best()
+            now = self._shards.given(current, best.prediction.lower_bound_seconds)
+            change = change_to(best.prediction, now.prediction, self.problem, threshold, keeps_demands=keeps_demands)
+            return best if change.changed else now, change
+        pieces = stages_of_pieces(self.profile, current)
+        if pieces is None:
+            raise PlanError(
+                "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about "
+                "other cuts; make a new plan"
+            )
+        replanned = replan(self.problem, pieces, self._solved, threshold)
+        choice = self._whole(replanned.best, replanned.stages)
+        return choice if replanned.change.changed else replace(choice, stages=current), replanned.change
+
+    def _solved(self, problem: Problem) -> Solution:
+        return solve_by(self.request.strategy, problem, self.request.time_limit_seconds)
+
+    def _whole(self, best: Solution, pieces: Sequence[Stage]) -> Choice:
+        """The choice of stages of pieces, compared with the best solution."""
+        predicted = partial(predict_solution, self.problem, self.profile, best, pieces)
+        return Choice(stages_of_layers(self.model.graph, self.profile, pieces), predicted(), predicted)
+
+    @cached_property
+    def _shards(self) -> ShardChoice:
+        """Considers sharded layers: it times parts if pieces were measured in this call, else estimates them."""
+        make_plan = partial(plan_of_stages, self.model, self.cluster, self.request.objective, self.origin)
+        candidates = ShardCandidates(self.model, self.profile, self.problem, self.request, make_plan)
+        cluster = self.cluster if self.request.profile is None and self.origin == "measured" else None
+        return ShardChoice(candidates, self.profile, self.problem, cluster, self.on_progress)
 
 
 def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
@@ -37,34 +118,33 @@ def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: Step
     if profile is None and (request.estimate or cluster.launcher.in_process):
         profile, origin = estimated_profile(model.description, cluster), "estimated"
     if profile is None:
-        found = profile_model(
+        profile = profile_model(
             model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress
-        )
-        profile = found.profile
+        ).profile
     profile = with_identical_averaged(profile)
-    return PosedProblem(profile, problem_of(model, cluster, profile, request), origin)
+    problem = _problem(model, cluster, profile, request)
+    return PosedProblem(model, cluster, request, profile, problem, origin, on_progress)
 
 
-def predict_stages(
-    model: Model, cluster: Cluster, profile: ClusterProfile, objective: Objective, stages: Sequence[Stage]
-) -> Prediction | None:
-    """Predict stages that were made by hand or by another rule, with the lower bound of the best plan.
+def plan_of_stages(
+    model: Model,
+    cluster: Workers,
+    objective: Objective,
+    origin: str,
+    stages: tuple[Stage, ...],
+    prediction: Prediction | None = None,
+) -> Plan:
+    """The plan of these stages of layers, with the targets of their machines."""
+    targets = resolve_targets(cluster, {machine for stage in stages for machine in stage.machines})
+    machines = tuple(
+        PlannedMachine(machine.name, targets[machine.name], machine.threads, machine.address)
+        for machine in cluster.machines
+        if machine.name in targets
+    )
+    return Plan(model.name, objective, origin, machines, stages, prediction)
 
-    None if the search does not cover such a plan: a stage boundary goes through a measured piece, machines share a
-    stage, a machine has several stages, or two machines have no link.
-    """
-    solved = stages_of_pieces(profile, stages)
-    problem = problem_of(model, cluster, profile, PlanRequest(objective))
-    if solved is None:
-        return None
-    try:
-        return predict_solution(problem, profile, solve(problem), solved)
-    except PlanError:
-        return None
 
-
-def problem_of(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:
-    """Build the planning problem of a request on a cluster, in the pieces of a profile."""
+def _problem(model: Model, cluster: Workers, profile: ClusterProfile, request: PlanRequest) -> Problem:
     limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
     edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
     return model_problem(profile, edges, limits, request)

@@ -12,9 +12,9 @@ import tvm
 from tvm import relax, tirx
 from tvm_ffi.structural import StructuralKey
 
-from rpc_runtime.errors import InputError
+from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.wire.tracker import TrackerAddress
+from rpc_runtime.wire.tracker import TrackerAddress, listed_servers
 from schedules import tuning
 from schedules.blocks import without_symbol
 from schedules.templates import machine_of, templates_of
@@ -240,7 +240,26 @@ def _tracker(address: str | None, key: str | None, device_timeout_seconds: float
         where = TrackerAddress.parse(address)
     except InputError as error:
         raise TuningUseError(f"tracker {address!r}: {error}") from None
-    return tuning.Tracker(where.host, where.port, key, device_timeout_seconds=device_timeout_seconds)
+    return tracker_at(where, key, device_timeout_seconds=device_timeout_seconds)
+
+
+def tracker_at(address: TrackerAddress, key: str, **options: float) -> tuning.Tracker:
+    """Return the devices of one key at a tracker; ``options`` are timeouts of `schedules.tuning.Tracker`."""
+
+    def list_servers() -> list[tuple[str, bool, str]]:
+        try:
+            servers = listed_servers(address)
+        except TvmSplitError as error:
+            raise tuning.DeviceError(str(error)) from error
+        # TVM's own servers do not report a state as this project's workers do.
+        return [
+            (server.key, server.registration.tunes, server.registration.state)
+            if server.registration
+            else (server.key, not server.fault, "ready")
+            for server in servers
+        ]
+
+    return tuning.Tracker(address.host, address.port, key, list_servers, **options)  # type: ignore[arg-type]
 
 
 @contextmanager

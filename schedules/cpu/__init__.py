@@ -24,14 +24,14 @@ from schedules.cpu.winograd.layout import UseWinograd
 from schedules.cpu.winograd.schedule import schedule_winograd
 from schedules.expressions import Legalization
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
-from schedules.template import Template, default_rule
+from schedules.template import Template
 from schedules.traits import Traits, threads_of, traits_of
 
 TEMPLATES: tuple[Template[Traits], ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
 """The rules whose schedules have choices; tuning works on these."""
 
 RULES: tuple[tuple[str, Callable[..., tirx.PrimFunc | None]], ...] = (
-    *((template.name, default_rule(template)) for template in TEMPLATES),
+    *((template.name, template.rule) for template in TEMPLATES),
     ("winograd", schedule_winograd),
     ("columns", schedule_columns),
     ("elementwise", schedule_elementwise),
@@ -79,4 +79,9 @@ def legalizations(target: Target) -> dict[str, Legalization]:
 
 def rules(target: Target) -> list[tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]]:
     """The names and rules of the target, in the order they are tried; a rule that does not match returns None."""
-    return [(name, partial(rule, traits=traits_of(target))) for name, rule in RULES]
+    traits = traits_of(target)
+
+    def for_traits(rule: Callable[..., tirx.PrimFunc | None]) -> Callable[[tirx.PrimFunc], tirx.PrimFunc | None]:
+        return lambda function: rule(function, traits)
+
+    return [(name, for_traits(rule)) for name, rule in RULES]

@@ -7,21 +7,28 @@ ReLU).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.blocks import Block, Parts, inline_tail
 from schedules.cpu.elementwise import schedule_spatial_block
-from schedules.cpu.register_tile import RegisterTile, divisors
+from schedules.cpu.register_tile import RegisterTile, divisors, tiles_to_try
 from schedules.prefetch import Region, mark_for_prefetch
+from schedules.template import Choices, Space, Template, Value, space_of
 from schedules.traits import Traits
 
 # LLVM assumes that a prefetch uses all memory, so the sums leave their registers before it and return after it.
 STEPS_BETWEEN_PREFETCHES = 64
+ALL_AT_ONCE = "all"
+BLOCKS_OUTSIDE, ROWS_OUTSIDE = "blocks_outside", "rows_outside"
+PREPARE_BEFORE, PREPARE_INSIDE = "before", "inside"
+SMALLEST_CHUNK_STEPS = 16
+LARGEST_UNROLL = 16
 
 
 @dataclass(frozen=True)
@@ -41,35 +48,94 @@ class LoopRoles:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The tile sizes of a contraction's schedule, which the cost rule or tuning chooses.
+    """The tile sizes of a contraction's schedule, which the cost rule or tuning chooses; its fields are the choices.
 
     ``chunk`` iterations of the outermost reduction loop are accumulated in registers before they are added to a tile in
-    memory. With None all are, and only results are written. ``group`` image rows share such a chunk of weights.
-    ``unroll`` steps of the innermost reduction loop are unrolled. ``prepare_inside`` pads only what a group of rows
-    reads, in the same thread, instead of the whole image beforehand.
+    memory. With `ALL_AT_ONCE` all are, and only results are written. ``group`` image rows share such a chunk of
+    weights. ``order`` says which loop over tiles is outside. ``unroll`` steps of the innermost reduction loop are
+    unrolled. ``prepare`` says when data is padded: the whole image beforehand, or only what a group of rows reads,
+    inside the same thread.
     """
 
-    tile: RegisterTile
-    chunk: int | None
+    tile: str
+    chunk: int | str
     group: int
-    blocks_outermost: bool
+    order: str
     unroll: int
-    prepare_inside: bool = False
+    prepare: str = PREPARE_BEFORE
+
+    @property
+    def size(self) -> RegisterTile:
+        rows, _, blocks = self.tile.partition("x")
+        return RegisterTile(int(rows), int(blocks))
+
+
+def contraction_template(
+    name: str,
+    anchor: str,
+    roles_of: Callable[[Sequence[int]], LoopRoles],
+    choose_tiling: Callable[[tuple[int, ...], Traits], Tiling],
+    *,
+    chunks: bool = True,
+) -> Template[Traits]:
+    """Return a template for kernels around an anchor.
+
+    ``roles_of`` and ``choose_tiling`` take the anchor's extents. ``chunks`` says whether its reduction is long enough
+    to be split into chunks.
+    """
+
+    def find_space(parts: Parts, traits: Traits) -> Space:
+        extents = parts.anchor.extents
+        return _space(parts, roles_of(extents), choose_tiling(extents, traits), traits, chunks=chunks)
+
+    def apply(schedule: s_tir.Schedule, parts: Parts, choices: Choices, traits: Traits) -> None:
+        tiling: Any = choices
+        schedule_contraction(schedule, parts, roles_of(parts.anchor.extents), Tiling(**tiling), traits)
+
+    return Template(name, anchor, find_space, apply)
+
+
+def _space(parts: Parts, roles: LoopRoles, default: Tiling, traits: Traits, *, chunks: bool) -> Space:
+    """Return the tilings to try for an anchor; ``default`` is the cost rule's choice."""
+    extents = parts.anchor.extents
+    outermost, innermost = extents[roles.reduction[0]], extents[roles.reduction[-1]]
+    steps = [step for step in divisors(outermost) if step < outermost] if chunks else []
+    if len(roles.reduction) == 1:
+        steps = [step for step in steps if step >= SMALLEST_CHUNK_STEPS]
+    is_image = roles.height is not None
+
+    def allows(choices: Choices) -> bool:
+        if is_image:
+            return True
+        if choices["group"] == 0:
+            return choices["order"] == BLOCKS_OUTSIDE  # the parallel loop has nothing else
+        return choices["chunk"] == ALL_AT_ONCE  # the sums of a chunk belong to several tiles of rows
+
+    values: dict[str, Sequence[Value]] = {
+        "tile": [str(tile) for tile in tiles_to_try(extents[roles.rows], extents[roles.blocks], traits)],
+        "chunk": [*steps, ALL_AT_ONCE],
+        # A matrix has no image rows to group: 1 shares its rows among the threads, 0 only its columns.
+        "group": divisors(extents[roles.height]) if roles.height is not None else [0, 1],
+        "order": [BLOCKS_OUTSIDE, ROWS_OUTSIDE],
+        "unroll": [unroll for unroll in divisors(innermost) if unroll <= LARGEST_UNROLL],
+        "prepare": [PREPARE_BEFORE, PREPARE_INSIDE] if parts.preparation else [PREPARE_BEFORE],
+    }
+    return space_of(values, vars(default), allows)
 
 
 def schedule_contraction(
     schedule: s_tir.Schedule, parts: Parts, roles: LoopRoles, tiling: Tiling, traits: Traits
 ) -> None:
     """Tile the anchor, accumulate in registers, and compute the tail on each finished tile."""
-    if not tiling.prepare_inside:
+    if tiling.prepare == PREPARE_BEFORE:
         for block in parts.preparation:
             schedule_spatial_block(schedule, block, traits)
     last, *after = inline_tail(schedule, parts.anchor, parts.tail)
     for block in after:
         schedule_spatial_block(schedule, block, traits)
-    compute = _in_one_pass if tiling.chunk is None else _in_chunks
+    compute = _in_one_pass if tiling.chunk == ALL_AT_ONCE else _in_chunks
     compute(schedule, parts.anchor, last.handle, roles, tiling)
-    if tiling.prepare_inside:
+    if tiling.prepare == PREPARE_INSIDE:
         outermost = schedule.get_loops(parts.anchor.handle)[0]
         for block in reversed(parts.preparation):
             schedule.compute_at(block.handle, outermost, preserve_unit_loops=True, index=0)
@@ -79,8 +145,8 @@ def schedule_contraction(
 def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: Tiling) -> tuple[list[LoopRV], ...]:
     """Tile the anchor; return the loops of the parallel part, of one thread, of the tile, and of the reduction."""
     loops = schedule.get_loops(anchor)
-    block_outer, block_inner = schedule.split(loops[roles.blocks], [None, tiling.tile.blocks])
-    row_outer, row_inner = schedule.split(loops[roles.rows], [None, tiling.tile.rows])
+    block_outer, block_inner = schedule.split(loops[roles.blocks], [None, tiling.size.blocks])
+    row_outer, row_inner = schedule.split(loops[roles.rows], [None, tiling.size.rows])
     parallel = [loops[position] for position in roles.batch]
     inner = [row_outer]
     height = []
@@ -91,7 +157,7 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
     elif tiling.group == 1:
         # A matrix has no height: threads share its rows.
         height, inner = [row_outer], []
-    parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
+    parallel += [block_outer, *height] if tiling.order == BLOCKS_OUTSIDE else [*height, block_outer]
     reduction = [loops[position] for position in roles.reduction]
     # Blocks are inside rows: a broadcast value is used for all blocks at once and then dropped. In the other order LLVM
     # keeps one value per row, and 14 x 2 spills.
@@ -124,7 +190,7 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     whole group.
     """
     anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
-    chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, tiling.chunk])
+    chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, int(tiling.chunk)])
     partial = schedule.rfactor(chunk, 0)
     one_step = replace(roles, reduction=(roles.reduction[0],))
     parallel, inner, sums_tile, (chunk,) = _tile(schedule, anchor, one_step, tiling)
@@ -187,7 +253,7 @@ def _prefetch(
         inside = next((each for each in divisors(extent) if each * steps >= STEPS_BETWEEN_PREFETCHES), extent)
         if inside < extent and (inside == 1 or position >= len(around)):
             split = [loops[position]] if inside == 1 else list(schedule.split(loops[position], [None, inside]))
-            mark_for_prefetch(schedule, split[0], Region(position, tiling.tile.blocks, vectors, vectors_of_block))
+            mark_for_prefetch(schedule, split[0], Region(position, tiling.size.blocks, vectors, vectors_of_block))
             loops[position : position + 1] = split
             break
         steps *= extent

@@ -6,6 +6,7 @@ High-Performance Deep Learning Convolutions on SIMD Architectures, 2018). Edges 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,9 +15,16 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
 from schedules.blocks import ANCHOR
-from schedules.cpu.contraction import LoopRoles, Tiling
+from schedules.cpu.contraction import (
+    ALL_AT_ONCE,
+    BLOCKS_OUTSIDE,
+    PREPARE_INSIDE,
+    ROWS_OUTSIDE,
+    LoopRoles,
+    Tiling,
+    contraction_template,
+)
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
-from schedules.cpu.tiling_space import contraction_template
 from schedules.expressions import FUSABLE, accumulator_dtype, default_legalization, window_of
 from schedules.traits import Traits
 
@@ -114,7 +122,7 @@ def _padded(data: te.Tensor, padding: list[int], height: int, width: int) -> te.
     return te.compute([*shape[:2], height, width, *shape[4:]], element, name="pad")
 
 
-def _roles(extents: tuple[int, ...]) -> LoopRoles:
+def _roles(extents: Sequence[int]) -> LoopRoles:
     """The loop roles of an anchor with iterators n, channel block, h, w, lane | [input block, ]kh, kw[, input lane]."""
     return LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=tuple(range(5, len(extents))))
 
@@ -130,14 +138,16 @@ def _dense_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     # Rows that share a tile's weights give the next weights time to come from memory: 256 to 1024 channels of 14 x 14
     # rise from 173 to 193 GFLOP/s. If all weights stay in cache, the rows should stay nearer, but a few rows together
     # read fewer weights: 256 to 512 channels of 28 x 28 rise from 165 to 178.
-    chunk, group = None, groups[-1] if shares_image else max(rows for rows in groups if rows <= LARGEST_NEAR_GROUP)
+    chunk: int | str = ALL_AT_ONCE
+    group = groups[-1] if shares_image else max(rows for rows in groups if rows <= LARGEST_NEAR_GROUP)
     if step_bytes * channels > LARGEST_ONE_PASS_BYTES:
         row_bytes = 4 * lanes * tile.blocks * extents[3]
         small = max((rows for rows in groups if rows * row_bytes <= GROUP_BYTES), default=1)
         if small * extents[3] // tile.rows >= SMALLEST_REUSE:
             fitting = [divisor for divisor in divisors(channels) if divisor * step_bytes <= CHUNK_BYTES]
             chunk, group = max(fitting, default=1), small
-    return Tiling(tile, chunk, group, blocks_outermost=shares_image, unroll=4 if extents[-1] % 4 == 0 else 1)
+    order = BLOCKS_OUTSIDE if shares_image else ROWS_OUTSIDE
+    return Tiling(str(tile), chunk, group, order, unroll=4 if extents[-1] % 4 == 0 else 1)
 
 
 def _depthwise_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
@@ -145,7 +155,7 @@ def _depthwise_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     row_bytes = 4 * extents[3] * extents[4]
     group = max((rows for rows in divisors(extents[2]) if rows * row_bytes <= DEPTHWISE_GROUP_BYTES), default=1)
     tile = dividing_tile(extents[3], 1, traits)
-    return Tiling(tile, None, group, blocks_outermost=True, unroll=extents[-1], prepare_inside=True)
+    return Tiling(str(tile), ALL_AT_ONCE, group, BLOCKS_OUTSIDE, unroll=extents[-1], prepare=PREPARE_INSIDE)
 
 
 CONV2D = contraction_template("conv2d", DENSE, _roles, _dense_tiling)

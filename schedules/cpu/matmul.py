@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,8 @@ from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import mutator
 
 from schedules.blocks import ANCHOR
-from schedules.cpu.contraction import LoopRoles, Tiling
+from schedules.cpu.contraction import ALL_AT_ONCE, BLOCKS_OUTSIDE, LoopRoles, Tiling, contraction_template
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
-from schedules.cpu.tiling_space import contraction_template
 from schedules.expressions import (
     FUSABLE,
     accumulator_dtype,
@@ -175,7 +174,7 @@ def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: s
     return te.compute((*batch, rows, columns), store, name="store")
 
 
-def _roles(extents: tuple[int, ...]) -> LoopRoles:
+def _roles(extents: Sequence[int]) -> LoopRoles:
     """The loop roles for anchor iterators batch ..., column block, m, lane | k."""
     *batch, blocks, rows, lanes, depth = range(len(extents))
     return LoopRoles(tuple(batch), blocks, height=None, rows=rows, lanes=lanes, reduction=(depth,))
@@ -184,11 +183,11 @@ def _roles(extents: tuple[int, ...]) -> LoopRoles:
 def _tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     tile = dividing_tile(extents[-3], extents[-4], traits)
     depth = extents[-1]
-    chunk = None
+    chunk: int | str = ALL_AT_ONCE
     if depth > DEPTH_IN_ONE_PASS and extents[-3] // tile.rows >= SMALLEST_REUSE:
         fitting = [divisor for divisor in divisors(depth) if SMALLEST_CHUNK <= divisor <= DEPTH_OF_CHUNK]
-        chunk = max(fitting, default=None)
-    return Tiling(tile=tile, chunk=chunk, group=0, blocks_outermost=True, unroll=4 if depth % 4 == 0 else 1)
+        chunk = max(fitting, default=ALL_AT_ONCE)
+    return Tiling(str(tile), chunk, group=0, order=BLOCKS_OUTSIDE, unroll=4 if depth % 4 == 0 else 1)
 
 
 MATMUL = contraction_template("matmul", FAMILY, _roles, _tiling)

@@ -27,6 +27,9 @@ class RegisterTile:
     rows: int
     blocks: int
 
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.blocks}"
+
 
 def slowdown(tile: RegisterTile) -> float:
     """A tile's time for its multiply-adds relative to the peak; at least 1."""

@@ -28,7 +28,7 @@ from schedules.gpu.tile import Gpu, gpu_of
 from schedules.gpu.tiling_space import TEMPLATES
 from schedules.gpu.whole_reduction import LONG, schedule_whole_reduction
 from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
-from schedules.template import Template, default_rule
+from schedules.template import Template
 
 __all__ = ["TEMPLATES", "layout_passes", "legalizations", "rules"]
 
@@ -41,8 +41,7 @@ For other dtypes it has no barriers within a warp, although a warp's threads hav
 
 
 def _by_default(template: Template[Gpu]) -> Rule:
-    rule = default_rule(template)
-    return lambda function, target: rule(function, gpu_of(target))
+    return lambda function, target: template.rule(function, gpu_of(target))
 
 
 def _if_threads_may_reduce(rule: Rule) -> Rule:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import astuple, dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from tvm.target import Target
+
+from schedules.template import Choices, Value
 
 TILED = "tiled "
 """The anchor of a tiled contraction is named with this prefix and the operator's name: ``tiled conv2d``."""
@@ -69,10 +71,24 @@ class _AnyTile(ABC):
     rows: int
     columns: int
     depth: int
+    PAIR: ClassVar[str]
+    """The choice of a template that has the other two numbers of a tile."""
 
     @property
     @abstractmethod
     def threads(self) -> int: ...
+
+    @classmethod
+    def of(cls, choices: Choices) -> Self:
+        """Return the tile with the choices of a template."""
+        sizes, pair = (map(int, str(choices[name]).split("x")) for name in ("tile", cls.PAIR))
+        numbers: Any = (*sizes, int(choices["depth"]), *pair)
+        return cls(*numbers)
+
+    @property
+    def choices(self) -> dict[str, Value]:
+        rows, columns, depth, *pair = astuple(self)
+        return {"tile": f"{rows}x{columns}", "depth": depth, self.PAIR: "x".join(map(str, pair))}
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class Tile(_AnyTile):
 
     row_registers: int
     column_registers: int
+    PAIR = "registers"
 
     @property
     def threads(self) -> int:
@@ -125,6 +142,7 @@ class FragmentTile(_AnyTile):
 
     row_warps: int
     column_warps: int
+    PAIR = "warps"
 
     @property
     def warps(self) -> int:

@@ -1,4 +1,4 @@
-"""The tuning space of tiled products: `Tiling` as named values, the values worth trying, and a block's limits.
+"""The templates of tiled products: the values of their choices worth trying, and a block's limits.
 
 Tiles are offered only if a block of threads can hold them: its threads, its shared memory as the schedules lay it out,
 and the registers that a thread's results and operands need at least. The compiler detects other spills.
@@ -6,14 +6,13 @@ and the registers that a thread's results and operands need at least. The compil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.runtime import DataType
 
-from schedules.blocks import Parts, find_parts, new_schedule
+from schedules.blocks import Parts
 from schedules.gpu.contraction import SHIFT_OF_COLUMNS, schedule_tiled
 from schedules.gpu.tensor_core import SHIFT_OF_HALVES, schedule_tensor_core
 from schedules.gpu.tile import (
@@ -37,7 +36,7 @@ from schedules.gpu.tile import (
     choose_tile,
     slices_to_try,
 )
-from schedules.template import Choices, Space, Template, Value
+from schedules.template import Choices, Space, Template, Value, space_of
 
 # CUDA C++ Programming Guide, technical specifications per compute capability; equal for sm_50 and later.
 REGISTERS_OF_A_THREAD = 255
@@ -51,79 +50,48 @@ DEPTHS = (8, 16, 32)
 WARPS = (1, 2, 4, 8)
 
 
-@dataclass(frozen=True)
-class Form(Generic[AnyTile]):
-    """One of the two kinds of tiles: its choices, their values, and the schedule that takes it.
+def _template(
+    name: str,
+    anchor: str,
+    kind: type[AnyTile],
+    pairs: Sequence[int],
+    depths: Sequence[int],
+    choose: Callable[[Extents, int], tuple[AnyTile, int]],
+    fits: Callable[[AnyTile, _Operands], bool],
+    schedule_product: Callable[[s_tir.Schedule, Parts, Tiling[AnyTile]], None],
+) -> Template[Gpu]:
+    """Return a template for products in one kind of tiles: the values of its choices, and the schedule."""
 
-    ``part`` names the pair of numbers of a tile besides its sizes: a thread's registers or a block's warps.
-    """
+    def tiling_of(choices: Choices) -> Tiling[AnyTile]:
+        return Tiling(kind.of(choices), int(choices["slices"]), int(choices["lanes"]))
 
-    part: str
-    pairs: tuple[str, ...]
-    depths: tuple[int, ...]
-    tile: Callable[[int, int, int, int, int], AnyTile]
-    pair_of: Callable[[AnyTile], tuple[int, int]]
-    choose: Callable[[Extents, int], tuple[AnyTile, int]]
-    fits: Callable[[AnyTile, _Operands], bool]
-    apply: Callable[[s_tir.Schedule, Parts, Tiling[AnyTile]], None]
-
-    def choices_of(self, tiling: Tiling[AnyTile]) -> dict[str, Value]:
-        """A tiling as named values; `Tile`, `FragmentTile` and `Tiling` describe them."""
-        tile = tiling.tile
-        return {
-            "tile": _text(tile.rows, tile.columns),
-            "depth": tile.depth,
-            self.part: _text(*self.pair_of(tile)),
-            "slices": tiling.slices,
-            "lanes": tiling.lanes,
-        }
-
-    def tiling_of(self, choices: Choices) -> Tiling[AnyTile]:
-        tile = self.tile(*_numbers(choices["tile"]), int(choices["depth"]), *_numbers(choices[self.part]))
-        return Tiling(tile, int(choices["slices"]), int(choices["lanes"]))
-
-    def template(self, name: str, family: str) -> Template[Gpu]:
-        """A template for kernels with an anchor of ``family``."""
-
-        def space(function: tirx.PrimFunc, gpu: Gpu) -> Space | None:
-            parts = find_parts(new_schedule(function), family)
-            return None if parts is None else self._space(parts, gpu)
-
-        def schedule(function: tirx.PrimFunc, gpu: Gpu, choices: Choices) -> s_tir.Schedule:
-            made = new_schedule(function)
-            parts = find_parts(made, family)
-            if parts is None:
-                raise ValueError(f"the function has no single anchor of family {family!r}")
-            self.apply(made, parts, self.tiling_of(choices))
-            return made
-
-        return Template(name, space, schedule)
-
-    def _space(self, parts: Parts, gpu: Gpu) -> Space:
-        """The tilings to try for an anchor with iterators batch, row, column | position, depth."""
+    def find_space(parts: Parts, gpu: Gpu) -> Space:
+        # The anchor's iterators are batch, row, column | position, depth.
         batch, rows, columns, positions, depth = parts.anchor.extents
         operands = _operands(parts)
-        tile, slices = self.choose(Extents(batch, rows, columns, depth, positions), gpu.processors)
-        default = self.choices_of(Tiling(tile, _fitting(slices, depth, tile.depth), operands.widest))
-        values: dict[str, list[Value]] = {
-            "tile": [_text(high, wide) for high in _sizes(rows) for wide in _sizes(columns)],
-            "depth": list(self.depths),
-            self.part: list(self.pairs),
-            "slices": list(slices_to_try(depth * positions, self.depths[0])),
+        tile, slices = choose(Extents(batch, rows, columns, depth, positions), gpu.processors)
+        values: dict[str, Sequence[Value]] = {
+            "tile": [f"{high}x{wide}" for high in _sizes(rows) for wide in _sizes(columns)],
+            "depth": depths,
+            kind.PAIR: [f"{high}x{wide}" for high in pairs for wide in pairs],
+            "slices": slices_to_try(depth * positions, depths[0]),
             "lanes": [lanes for lanes in sorted(VECTORS) if lanes <= operands.widest],
         }
-        for name, value in default.items():
-            if value not in values[name]:
-                values[name].append(value)
 
         def allows(choices: Choices) -> bool:
-            tiling = self.tiling_of(choices)
+            tiling = tiling_of(choices)
             unit = tiling.tile.depth
             if tiling.slices not in slices_to_try(depth * positions, unit) or not _divide(tiling.slices, depth, unit):
                 return False
-            return self.fits(tiling.tile, replace(operands, store=min(operands.store, tiling.lanes)))
+            return fits(tiling.tile, replace(operands, store=min(operands.store, tiling.lanes)))
 
-        return Space({name: tuple(each) for name, each in values.items()}, default, allows)
+        default = {**tile.choices, "slices": _fitting(slices, depth, tile.depth), "lanes": operands.widest}
+        return space_of(values, default, allows)
+
+    def apply(schedule: s_tir.Schedule, parts: Parts, choices: Choices, _: Gpu) -> None:
+        schedule_product(schedule, parts, tiling_of(choices))
+
+    return Template(name, anchor, find_space, apply)
 
 
 @dataclass(frozen=True)
@@ -155,15 +123,6 @@ def _operands(parts: Parts) -> _Operands:
         (left, right),
         (first, second),
     )
-
-
-def _text(first: int, second: int) -> str:
-    return f"{first}x{second}"
-
-
-def _numbers(value: Value) -> tuple[int, int]:
-    first, _, second = str(value).partition("x")
-    return int(first), int(second)
 
 
 def _divide(slices: int, depth: int, unit: int) -> bool:
@@ -217,29 +176,18 @@ def _fits(tile: Tile | FragmentTile, held: int, shared_bytes: int) -> bool:
     )
 
 
-REGISTERS: Form[Tile] = Form(
-    "registers",
-    tuple(_text(high, wide) for high in REGISTER_EXTENTS for wide in REGISTER_EXTENTS),
-    DEPTHS,
-    Tile,
-    lambda tile: (tile.row_registers, tile.column_registers),
-    choose_tile,
-    _fits_registers,
-    schedule_tiled,
-)
-FRAGMENTS: Form[FragmentTile] = Form(
-    "warps",
-    tuple(_text(high, wide) for high in WARPS for wide in WARPS),
-    tuple(depth for depth in DEPTHS if depth >= FRAGMENT),
-    FragmentTile,
-    lambda tile: (tile.row_warps, tile.column_warps),
-    choose_fragment_tile,
-    _fits_fragments,
-    schedule_tensor_core,
-)
+def _in_registers(operator: str) -> Template[Gpu]:
+    return _template(
+        operator, f"{TILED}{operator}", Tile, REGISTER_EXTENTS, DEPTHS, choose_tile, _fits_registers, schedule_tiled
+    )
+
+
 TEMPLATES: tuple[Template[Gpu], ...] = (
-    REGISTERS.template("conv2d", f"{TILED}conv2d"),
-    REGISTERS.template("matmul", f"{TILED}matmul"),
-    FRAGMENTS.template(TENSOR_CORE, TENSOR_CORE),
-)
+    _in_registers("conv2d"),
+    _in_registers("matmul"),
+    _template(
+        TENSOR_CORE, TENSOR_CORE, FragmentTile, WARPS, DEPTHS[1:], choose_fragment_tile, _fits_fragments,
+        schedule_tensor_core,
+    ),
+)  # fmt: skip
 """The rules whose schedules have choices; tuning works on these."""

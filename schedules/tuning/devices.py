@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import statistics
-import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.rpc import base
 from tvm.s_tir import meta_schedule
 
 from schedules.tuning.errors import DeviceError
 
 POLL_SECONDS = 0.5
-ANSWER_SECONDS = 5.0
-AN_RPC_SERVER = {"tunes": True, "state": "ready"}
-"""The state assumed for TVM's own servers, which do not report one as this project's workers do."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +34,15 @@ class GpuNeeds:
 class Tracker:
     """The devices that registered with a TVM RPC tracker under one key.
 
-    A measurement may take ``session_timeout_seconds`` on a device. If no device answers, the run waits for one for
-    ``device_timeout_seconds``.
+    ``list_servers`` returns the key of every server there, whether kernels can be tuned on it, and its state; it raises
+    a `DeviceError` if no tracker answers. A measurement may take ``session_timeout_seconds`` on a device. If no device
+    answers, the run waits for one for ``device_timeout_seconds``.
     """
 
     host: str
     port: int
     key: str
+    list_servers: Callable[[], Sequence[tuple[str, bool, str]]]
     session_timeout_seconds: int = 20
     device_timeout_seconds: float = 30.0
 
@@ -79,7 +75,7 @@ class Tracker:
         Raises:
             DeviceError: there is no such device, or no tracker answers.
         """
-        servers = self._listed()
+        servers = self.list_servers()
         own = [(tunes, state) for key, tunes, state in servers if key == self.key]
         count = sum(tunes and state != "deployed" for tunes, state in own)
         if count == 0 and own:
@@ -107,33 +103,8 @@ class Tracker:
             f"`python -m tvm.exec.query_rpc_tracker --host {self.host} --port {self.port}` lists them"
         )
 
-    def wrong_threads(self, found: int, wanted: int) -> DeviceError:
-        return DeviceError(
-            f"a device of key {self.key!r} computes with {found} threads, and the target says {wanted}; start its "
-            f"server with TVM_NUM_THREADS={wanted}, or give --threads {found}"
-        )
-
-    def wrong_gpu(self, problem: str) -> DeviceError:
-        return DeviceError(f"a device of key {self.key!r} at the tracker {self.host}:{self.port}, {problem}")
-
-    def _listed(self) -> list[tuple[str, bool, str]]:
-        """The key of every server, whether kernels can be tuned there, and its state."""
-        try:
-            # TVM's own connection tries for a minute and waits for an answer without a deadline.
-            with socket.create_connection((self.host, self.port), ANSWER_SECONDS) as tracker:
-                magic = base.RPC_TRACKER_MAGIC.to_bytes(4, "little")
-                tracker.sendall(magic)
-                if base.recvall(tracker, 4) != magic:
-                    raise OSError("who answers there is none")
-                base.sendjson(tracker, [base.TrackerCode.SUMMARY])
-                entries = base.recvjson(tracker)[1]["server_info"]
-            servers = [(str(each["key"]), each.get("tvm_split", AN_RPC_SERVER)) for each in entries]
-            return [(key.removeprefix("server:"), bool(said["tunes"]), str(said["state"])) for key, said in servers]
-        except (OSError, ValueError, TypeError, AttributeError, LookupError, struct.error) as error:
-            raise DeviceError(
-                f"no tracker answers at {self.host}:{self.port} ({error}); start one there: "
-                f"`python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {self.port}`"
-            ) from error
+    def misfit(self, problem: str) -> DeviceError:
+        return DeviceError(f"a device of key {self.key!r} at the tracker {self.host}:{self.port} {problem}")
 
 
 # The functions for builder and runner processes are made by functions that return functions. They are pickled with
@@ -153,30 +124,8 @@ def prepare_process(threads: int) -> Callable[[], None]:
     return prepare
 
 
-WRONG_THREADS = "the device computes with another number of threads:"
-
-
-def session_with_threads(threads: int) -> Callable[[Any], Any]:
-    """A function that connects to a device and checks its thread count, which only the device's environment sets."""
-    marker = WRONG_THREADS
-
-    def connect(configuration: Any) -> Any:
-        session = configuration.connect_server()
-        found = int(session.get_function("runtime.NumThreads")())
-        if found != threads:
-            raise RuntimeError(f"{marker} {found}.")
-        return session
-
-    return connect
-
-
-def found_threads(message: str) -> int | None:
-    """The number of threads in an error of `session_with_threads`, or None for other errors."""
-    _, separator, rest = message.rpartition(WRONG_THREADS)
-    return int(rest.split(".")[0]) if separator else None
-
-
-WRONG_GPU = "the device has not the GPU that is needed: "
+MISFIT = "tvm-split: this device "
+"""Begins the error of a device that must not measure, which reaches the tuner as text among that of other errors."""
 GPU_FUNCTION = "tvm_split.tuning.gpu"
 """A function of workers that allow tuning: it describes their GPU as JSON."""
 CPU_EVICTION = "cache_flush_cpu_non_first_arg"
@@ -184,42 +133,9 @@ GPU_EVICTION = "tvm_split.tuning.evict"
 """These functions of a device evict its caches before a timed run; the first is TVM's, the second our workers'."""
 
 
-def session_with_gpu(arch: str, driver: int, is_source: bool) -> Callable[[Any], Any]:
-    """A function that connects to a device and checks its GPU: kernels are measured only on GPUs of ``arch``."""
-    marker, function = WRONG_GPU, GPU_FUNCTION
-
-    def text(version: int) -> str:
-        return f"{version // 1000}.{version % 1000 // 10}"
-
-    def problem_of(session: Any) -> str:
-        import json
-
-        try:
-            said = json.loads(session.get_function(function)())
-        except AttributeError:  # TVM's client raises this for a missing function
-            return (
-                "a server of TVM's own, does not load the kernels that are sent, nor say which GPU it has: start "
-                "`tvm-split worker --tracker HOST:PORT --key KEY --insecure-tuning` on a machine with a GPU instead"
-            )
-        who = f"the worker on {said['hostname']},"
-        if not said["arch"]:
-            return f"{who} has no GPU to measure on, and the target says {arch}: {said['problem']}"
-        if said["arch"] != arch.rstrip("af"):
-            return (
-                f"{who} has a GPU of {said['arch']}, and the target says {arch}; give the target arch {said['arch']}, "
-                "or the key of other devices"
-            )
-        if said["driver"] < driver:
-            return (
-                f"{who} has a driver for CUDA {text(said['driver'])}, and the kernels need one for {text(driver)}; "
-                "update the driver"
-            )
-        if is_source and not said["compiler"]:
-            return (
-                f"{who} has no nvcc, and neither has this machine, so the kernels would be source; install one here: "
-                "pip install 'tvm-split[cuda]'"
-            )
-        return ""
+def session_of(problem_of: Callable[[Any], str]) -> Callable[[Any], Any]:
+    """A function that connects to a device; it raises an error with `MISFIT` and the session's problem, if any."""
+    marker = MISFIT
 
     def connect(configuration: Any) -> Any:
         session = configuration.connect_server()
@@ -231,10 +147,65 @@ def session_with_gpu(arch: str, driver: int, is_source: bool) -> Callable[[Any],
     return connect
 
 
-def gpu_problem(message: str) -> str | None:
-    """The problem that an error of `session_with_gpu` reports, or None for other errors."""
-    _, separator, rest = message.rpartition(WRONG_GPU)
-    return rest.strip().splitlines()[0] if separator else None
+def misfit_in(error: str) -> str:
+    """The problem of a device in an error of `session_of`; empty for other errors."""
+    return error.rpartition(MISFIT)[2].strip().splitlines()[0] if MISFIT in error else ""
+
+
+def threads_problem(threads: int) -> Callable[[Any], str]:
+    """A function that says if a session's device computes with another number of threads; its environment sets it."""
+
+    def problem_of(session: Any) -> str:
+        actual = int(session.get_function("runtime.NumThreads")())
+        if actual == threads:
+            return ""
+        return (
+            f"computes with {actual} threads, and the target says {threads}; start its server with "
+            f"TVM_NUM_THREADS={threads}, or give --threads {actual}"
+        )
+
+    return problem_of
+
+
+def gpu_problem(arch: str, driver: int, is_source: bool) -> Callable[[Any], str]:
+    """A function that says why a session's device has not the needed GPU: kernels are measured only on ``arch``."""
+
+    function = GPU_FUNCTION
+
+    def text(version: int) -> str:
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    def problem_of(session: Any) -> str:
+        import json
+
+        try:
+            gpu = json.loads(session.get_function(function)())
+        except AttributeError:  # TVM's client raises this for a missing function
+            return (
+                "is a server of TVM's own, which does not load the kernels that are sent, nor say which GPU it has: "
+                "start `tvm-split worker --tracker HOST:PORT --key KEY --insecure-tuning` on a machine with a GPU"
+            )
+        who = f"(the worker on {gpu['hostname']})"
+        if not gpu["arch"]:
+            return f"{who} has no GPU to measure on, and the target says {arch}: {gpu['problem']}"
+        if gpu["arch"] != arch.rstrip("af"):
+            return (
+                f"{who} has a GPU of {gpu['arch']}, and the target says {arch}; give the target arch {gpu['arch']}, "
+                "or the key of other devices"
+            )
+        if gpu["driver"] < driver:
+            return (
+                f"{who} has a driver for CUDA {text(gpu['driver'])}, and the kernels need one for {text(driver)}; "
+                "update the driver"
+            )
+        if is_source and not gpu["compiler"]:
+            return (
+                f"{who} has no nvcc, and neither has this machine, so the kernels would be source; install one here: "
+                "pip install 'tvm-split[cuda]'"
+            )
+        return ""
+
+    return problem_of
 
 
 def connects(connect: Callable[[Any], Any]) -> Callable[[Any], bool]:

@@ -26,11 +26,11 @@ from schedules.tuning.devices import (
     build_into,
     connects,
     evaluate_in_turn,
-    found_threads,
     gpu_problem,
+    misfit_in,
     prepare_process,
-    session_with_gpu,
-    session_with_threads,
+    session_of,
+    threads_problem,
 )
 from schedules.tuning.errors import DeviceError
 
@@ -231,9 +231,10 @@ class Measurer:
         return runner
 
     def _connect(self) -> Callable[[Any], Any]:
-        if self._gpu is None:
-            return session_with_threads(self._threads)
-        return session_with_gpu(self._gpu.arch, self._gpu.driver, self._gpu.is_source)
+        gpu = self._gpu
+        return session_of(
+            threads_problem(self._threads) if gpu is None else gpu_problem(gpu.arch, gpu.driver, gpu.is_source)
+        )
 
     def _require_gpus(self, tracker: Tracker, gpu: GpuNeeds) -> None:
         """Ask every registered device once for its GPU, all at the same time, before anything is built."""
@@ -247,13 +248,8 @@ class Measurer:
 
     def _refuse(self, error: str) -> None:
         """Raise a `DeviceError` if a device's error reports a wrong thread count or GPU; ignore other errors."""
-        if self._tracker is None:
-            return
-        threads, problem = found_threads(error), gpu_problem(error)
-        if threads is not None:
-            raise self._tracker.wrong_threads(threads, self._threads)
-        if problem is not None and self._gpu is not None:
-            raise self._tracker.wrong_gpu(problem)
+        if self._tracker is not None and misfit_in(error):
+            raise self._tracker.misfit(misfit_in(error))
 
     def _wait(self, futures: Sequence[Any]) -> None:
         """Wait until all are done; raise `DeviceError` if no device has been registered for too long."""

@@ -145,7 +145,7 @@ def _workload(place: str, content: Any) -> meta_schedule.database.Workload:
 
 
 def _choices_in(trace: Any) -> str | None:
-    """The choices that `schedule_by` recorded in a trace, given as JSON."""
+    """The choices that `Template.schedule` recorded in a trace, given as JSON."""
     for name, inputs, attributes, _ in trace[0]:
         if name == "Annotate" and attributes == [CHOICES_ATTRIBUTE]:
             return str(inputs[1]).strip('"')

@@ -22,7 +22,6 @@ from schedules.template import (
     choices_from,
     choices_only,
     say_failure,
-    schedule_by,
     scheduled_function,
     text_of,
 )
@@ -285,7 +284,7 @@ class Tuner:
 
     def _schedule(self, state: _State, choices: Choices) -> s_tir.Schedule:
         with self._target:
-            return schedule_by(state.kernel.template, state.kernel.function, self._machine, choices)
+            return state.kernel.template.schedule(state.kernel.function, self._machine, choices)
 
     def _finish(self, batch: _Batch, started: Sequence[object]) -> tuple[_Batch, list[Timing]]:
         try:

@@ -35,7 +35,7 @@ from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import calibrated, corrections_of
 from tvm_split.planner.search import solve
 from tvm_split.planner.step_graph import StepGraph, Transfer
-from tvm_split.simulation.of_prediction import scenario_of_plan, with_measured_compute
+from tvm_split.simulation.scenario import scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import simulate
 
 PROFILE = chain_profile({A: [0.02, 0.01, 0.03], B: [0.02, 0.01, 0.03], C: [0.04, 0.01, 0.02]})

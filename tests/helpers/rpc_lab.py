@@ -15,6 +15,7 @@ from rpc_runtime.processes import Closing
 from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 from schedules.tuning import DeviceError, Tracker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+from tvm_split.tuning import tracker_at
 
 KEY = "lab"
 NO_TORCH = 'raise ModuleNotFoundError("machines of a lab have none", name="torch")'
@@ -54,7 +55,7 @@ class RpcLab(Closing):
         return f"127.0.0.1:{self.port}"
 
     def tracker(self, **options: float) -> Tracker:
-        return Tracker("127.0.0.1", self.port, KEY, **options)
+        return tracker_at(TrackerAddress("127.0.0.1", self.port), KEY, **options)
 
     def count(self) -> int:
         try:

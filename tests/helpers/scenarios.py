@@ -10,8 +10,7 @@ from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.step_graph import lower
-from tvm_split.simulation.of_prediction import scenario_of
-from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
+from tvm_split.simulation.scenario import LinkTimes, MachineTimes, Scenario, StageTimes, program_of, scenario_of
 
 
 def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
@@ -29,15 +28,13 @@ def chain(
 ) -> Scenario:
     """Stages that compute so long, and the wires before, between and behind them; all stages have as many replicas."""
     latencies = [0.0] * len(wires) if latencies is None else latencies
-    builder = ProgramBuilder()
     names = [[f"m{index}{'abc'[number]}" for number in range(replicas)] for index in range(len(computing))]
-    for index, machines in enumerate(names):
-        builder.stage(f"stage_{index}", tuple(machines), tuple(range(replicas)))
-    ends: list[str | None] = [None, *(f"stage_{index}" for index in range(len(computing))), None]
+    stages = {f"stage_{index}": (tuple(machines), tuple(range(replicas))) for index, machines in enumerate(names)}
+    ends: list[str | None] = [None, *stages, None]
+    tensors = [(f"tensor_{number}", 8, ends[number], [ends[number + 1]]) for number in range(len(wires))]
     places = [[CLIENT], *names, [CLIENT]]
     links = {}
     for number, (wire, latency) in enumerate(zip(wires, latencies, strict=True)):
-        builder.tensor(f"tensor_{number}", 8, ends[number], [ends[number + 1]])
         for source in places[number]:
             for end in places[number + 1]:
                 links[source, end] = LinkTimes(latency, {f"tensor_{number}": wire}, shares_memory)
@@ -46,7 +43,7 @@ def chain(
         for index, (each, seconds) in enumerate(zip(names, computing, strict=True))
         for name in each
     }
-    return Scenario(builder.program(), machines, links)
+    return Scenario(program_of(stages, tensors), machines, links)
 
 
 def busiest(scenario: Scenario) -> float:

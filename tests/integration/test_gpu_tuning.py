@@ -13,7 +13,7 @@ import torch
 
 import tvm_split
 from rpc_runtime.execution.cuda_code import PACKED, SOURCE
-from schedules.template import choices_from, schedule_by, scheduled_function, text_of
+from schedules.template import choices_from, scheduled_function, text_of
 from schedules.templates import machine_of
 from schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
 from schedules.tuning.record_file import RECORDS
@@ -81,7 +81,7 @@ def test_the_tracker_is_asked_before_anything_is_prepared(model, plan, tmp_path,
         monkeypatch.setattr(f"tvm_split.tuning.{name}", no_preparing)
     cluster = tvm_split.Cluster((tvm_split.Machine("gpu", 1, TARGET),), launcher=InProcess())
     for where in (plan, cluster):
-        with pytest.raises(tvm_split.TuningError, match=r"no tracker answers at 127\.0\.0\.1:1 "):
+        with pytest.raises(tvm_split.TuningError, match=r"no tracker can be reached at 127\.0\.0\.1:1 "):
             tvm_split.tune(model, where, database=tmp_path, tracker="127.0.0.1:1", key=KEY, device_timeout_seconds=0.1)
         with pytest.raises(tvm_split.TuningError, match="through a tracker alone"):
             tvm_split.tune(model, where, database=tmp_path)
@@ -98,7 +98,7 @@ def test_an_architecture_that_nvcc_does_not_know(model, tmp_path):
 def test_a_server_of_tvm_is_refused(model, plan, tmp_path, monkeypatch):
     with RpcLab(tmp_path, servers=1) as lab:
         said = refused(model, plan, lab, tmp_path, monkeypatch)
-    assert f"a device of key {KEY!r} at the tracker {lab.address}, a server of TVM's own" in said
+    assert f"a device of key {KEY!r} at the tracker {lab.address} is a server of TVM's own" in said
     assert "tvm-split worker" in said
 
 
@@ -125,12 +125,12 @@ def test_a_worker_without_a_gpu_is_refused(model, plan, tmp_path, monkeypatch, d
 @pytest.mark.slow
 def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(kernel):
     space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
-    default = schedule_by(kernel.template, kernel.function, machine_of(BUILT_FOR), space.default)
+    default = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), space.default)
     # More results a thread than it has registers: such are not offered.
     too_many = {**space.default, "tile": "128x128", "registers": "16x16", "depth": 8, "slices": 1}
     assert not space.contains(too_many)
     with BUILT_FOR:
-        large = schedule_by(kernel.template, kernel.function, machine_of(BUILT_FOR), too_many)
+        large = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), too_many)
     with Measurer(BUILT_FOR, gpu=tuning_needs(TARGET)) as measurer:
         good, bad = measurer.build([{"main": scheduled_function(each)} for each in (default, large)])
         assert good.error is None
@@ -148,7 +148,7 @@ def test_without_nvcc_candidates_are_source(kernel, monkeypatch):
     assert needs.is_source
     with BUILT_FOR:
         space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
-        schedule = schedule_by(kernel.template, kernel.function, machine_of(BUILT_FOR), space.default)
+        schedule = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), space.default)
     with Measurer(BUILT_FOR, gpu=needs) as measurer:
         (built,) = measurer.build([{"main": scheduled_function(schedule)}])
         assert f"{SOURCE}sm_90".encode() in Path(built.path).read_bytes()
@@ -161,8 +161,8 @@ def test_a_record_is_replayed_for_its_architecture_alone(model, plan, kernel, tm
     choices = next(each for each in space.all_choices() if each["slices"] > 1 and each["tile"] != space.default["tile"])
     folder = tmp_path / "tuned"
     with DatabaseWriter(folder) as writer, BUILT_FOR:
-        default = schedule_by(kernel.template, kernel.function, machine, space.default)
-        faster = schedule_by(kernel.template, kernel.function, machine, choices)
+        default = kernel.template.schedule(kernel.function, machine, space.default)
+        faster = kernel.template.schedule(kernel.function, machine, choices)
         writer.add_decision(kernel.function, BUILT_FOR, default.trace, 2e-6)
         writer.add_decision(kernel.function, BUILT_FOR, faster.trace, 1e-6)
     with DatabaseWriter(tmp_path / "merged") as writer:
@@ -209,7 +209,7 @@ def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path
 def test_a_measurer_that_is_closed_while_nvcc_is_at_work_leaves_no_process(kernel):
     machine = machine_of(BUILT_FOR)
     space = kernel.template.space(kernel.function, machine)
-    candidate = scheduled_function(schedule_by(kernel.template, kernel.function, machine, space.default))
+    candidate = scheduled_function(kernel.template.schedule(kernel.function, machine, space.default))
     measurer = Measurer(BUILT_FOR, gpu=tuning_needs(TARGET))
 
     def build() -> None:

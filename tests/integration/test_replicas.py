@@ -21,7 +21,8 @@ from tvm_split.launchers.local import Local
 from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import LinkProfile
-from tvm_split.posing import predict_stages
+from tvm_split.planner.request import PlanRequest
+from tvm_split.posing import pose
 
 SPLIT = {"machine-a": ["first"], "machine-b": ["middle"]}
 LINKS = tuple(
@@ -80,8 +81,7 @@ def test_a_report_has_every_replica_beside_its_prediction(
     planned = with_replicas(planned, 1, {"machine-b": 2.0, "machine-c": 1.0})
     planned = replace(planned, machines=tuple(replace(planned.machines[0], name=name) for name in everything))
     profile = replace(estimated_profile(model.description, three_workers), links=LINKS)
-    expected = predict_stages(model, three_workers, profile, "throughput", planned.stages)
-    assert expected is not None
+    expected = pose(model, three_workers, PlanRequest(profile=profile)).of_stages(planned.stages).prediction
     assert {(each.source, each.destination): each.bytes for each in expected.links} == {
         ("client", "machine-a"): 972,
         ("machine-a", "machine-b"): pytest.approx(2592 * 2 / 3),

@@ -11,7 +11,7 @@ import tvm_split
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program
 from tests.models.torch_models import bert, vgg
-from tvm_split.simulation.of_prediction import scenario_of_plan
+from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
 A, B, C = "machine-a", "machine-b", "machine-c"

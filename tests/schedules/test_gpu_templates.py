@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from schedules.template import schedule_by, scheduled_function, text_of
+from schedules.template import scheduled_function, text_of
 from schedules.templates import machine_of, templates_of
 from schedules.tuning import DatabaseWriter, TuningDatabase
 from tests.helpers.schedules.convolutions import convolution, expected
@@ -57,7 +57,7 @@ class Chosen:
         template = next(each for each in templates_of(target) if each.name == self.name)
         if template.space(function, machine_of(target)) is None:
             return None
-        return scheduled_function(schedule_by(template, function, machine_of(target), self.choices))
+        return scheduled_function(template.schedule(function, machine_of(target), self.choices))
 
 
 def template_and_function(name):
@@ -100,7 +100,7 @@ def test_what_is_offered_fits_a_block(name):
     largest = max(offered, key=lambda each: (np.prod(numbers(each["tile"])), each["depth"]))
     widest = max(offered, key=lambda each: np.prod(numbers(each["tile"])) / np.prod(numbers(each[part])))
     for choices in (largest, widest, *some_choices(name, 1)):
-        scheduled = scheduled_function(schedule_by(template, function, GPU, choices))
+        scheduled = scheduled_function(template.schedule(function, GPU, choices))
         with SM_90:
             source = cuda_source(
                 tvm.compile(tvm.IRModule({"main": scheduled.with_attr("global_symbol", "main")}), SM_90)
@@ -136,7 +136,7 @@ def test_what_breaks_a_limit_is_not_offered(name, wrong):
 def test_records_replay(name, tmp_path):
     template, function = template_and_function(name)
     for number, choices in enumerate(some_choices(name, 1)):
-        schedule = schedule_by(template, function, GPU, choices)
+        schedule = template.schedule(function, GPU, choices)
         folder = tmp_path / str(number)
         with DatabaseWriter(folder) as writer:
             writer.add_decision(function, SM_90, schedule.trace, 1e-6)

@@ -10,7 +10,6 @@ from tvm.target import Target
 
 from schedules.cpu.matmul import MATMUL, matmul_packed
 from schedules.prefetch import MARK, prefetch_weights
-from schedules.template import default_rule
 from schedules.traits import Traits, traits_of
 
 AVX512 = traits_of(Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}))
@@ -23,7 +22,7 @@ def product(rows: int, depth: int, columns: int, traits: Traits) -> tirx.PrimFun
 
 
 def prefetched(rows: int, depth: int, columns: int) -> str:
-    scheduled = default_rule(MATMUL)(product(rows, depth, columns, AVX512), AVX512)
+    scheduled = MATMUL.rule(product(rows, depth, columns, AVX512), AVX512)
     assert scheduled is not None
     return str(scheduled.script())
 

@@ -12,8 +12,6 @@ from schedules.template import (
     CHOICES_ATTRIBUTE,
     Space,
     choices_from,
-    default_rule,
-    schedule_by,
     scheduled_function,
     text_of,
 )
@@ -35,10 +33,10 @@ def outputs_of(function):
 def test_choices_change_the_kernel_and_not_its_result(name):
     template, function = template_and_function(name)
     space = template.space(function, TRAITS)
-    expected = outputs_of(scheduled_function(schedule_by(template, function, TRAITS, space.default)))
+    expected = outputs_of(scheduled_function(template.schedule(function, TRAITS, space.default)))
     texts = set()
     for choices in random.Random(0).sample(list(space.all_choices()), 6):
-        scheduled = scheduled_function(schedule_by(template, function, TRAITS, choices))
+        scheduled = scheduled_function(template.schedule(function, TRAITS, choices))
         texts.add(scheduled.script())
         assert choices_from(scheduled.attrs[CHOICES_ATTRIBUTE]) == choices
         np.testing.assert_allclose(outputs_of(scheduled), expected, rtol=1e-3, atol=1e-3)
@@ -58,7 +56,7 @@ def test_functions_of_other_families_are_left_alone():
     template, _ = template_and_function("conv2d")
     _, function = template_and_function("matmul")
     assert template.space(function, TRAITS) is None
-    assert default_rule(template)(function, TRAITS) is None
+    assert template.rule(function, TRAITS) is None
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.one_of(st.integers(-5, 99), st.sampled_from(["all", "7x4"]))))

@@ -21,8 +21,15 @@ from tvm_split.planner.problem_file import read_problem_file, read_solution_file
 from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.step_graph import lower
 from tvm_split.progress import step_progress
-from tvm_split.simulation.of_prediction import scenario_of, scenario_of_plan, with_measured_compute
-from tvm_split.simulation.scenario import Loss, Scenario, Slowdown, WhatIf
+from tvm_split.simulation.scenario import (
+    Loss,
+    Scenario,
+    Slowdown,
+    WhatIf,
+    scenario_of,
+    scenario_of_plan,
+    with_measured_compute,
+)
 from tvm_split.simulation.simulate import SHOWN_MICRO_BATCHES
 
 SHARE = "a share of the mean, like 0.05"

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 from rich.text import Text
 
+from rpc_runtime.client.worker_client import describe
+from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine
+from tvm_split.cluster.launcher import launcher_at
+from tvm_split.cluster.machine import Machine
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.display.links import transport_lines
 from tvm_split.units import bytes_text, short_list
-
-if TYPE_CHECKING:
-    from rpc_runtime.wire.channels import WorkerEndpoint
-    from tvm_split.cluster.discovery import AskedMachine
-    from tvm_split.cluster.machine import Machine
-    from tvm_split.launchers.tracker import TrackedMachine
 
 
 class ExpectedLink(NamedTuple):
@@ -35,112 +37,56 @@ class ExpectedLink(NamedTuple):
     transport: str
 
 
-def status(
-    found: MachineOptions,
-    address: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT", help="A worker to ask. Repeatable.")] = None,
-    timeout: options.TimeoutOption = 5.0,
-    json: options.JsonOption = False,
-) -> None:
+def status(machines: MachineOptions, timeout: options.TimeoutOption = 5.0, json: options.JsonOption = False) -> None:
     """Ask workers for their description and deployments, and show the transports of the links between them.
 
     Exit code 1 if a worker does not answer, or is not the expected one.
 
     Example: tvm-split status --cluster lab.yaml
     """
-    if found.is_elsewhere == bool(address):
-        raise WrongUseError("give one of them", "--cluster, --tracker, --kubernetes, --address")
-    if found.tracker is not None:
-        _finish([_tracked(each) for each in _listed(found, timeout)], NO_SETTINGS, json)
-        return
-    if found.kubernetes is not None:
-        _finish([_asked(each) for each in _pods(found, timeout)], NO_SETTINGS, json)
-        return
-    asked: list[tuple[Machine | None, WorkerEndpoint]]
-    settings = NO_SETTINGS
-    if found.is_elsewhere:
-        read = found.machines()
-        from tvm_split.compiler.machine_targets import require_known_targets
-
-        require_known_targets(read)
-        settings = read.link_settings
-        asked = list(zip(read.machines, read.start().endpoints().values(), strict=True))
-    else:
-        asked = [(None, each) for each in _endpoints(address or [], found)]
-    from tvm_split.cluster.discovery import ASKED_AT_ONCE
-
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        answers = list(pool.map(lambda each: _ask(each[0], each[1], timeout), asked))
-    _finish(answers, settings, json)
-
-
-def _finish(answers: list[dict[str, Any]], settings: LinkSettings, json: bool) -> None:
-    links = _links(answers, settings)
+    if not machines.is_elsewhere:
+        raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
+    launcher = launcher_at(machines.location)
+    asked, settings = launcher.ask(timeout), NO_SETTINGS
+    if asked is None:
+        cluster = launcher.find()
+        asked, settings = _ask_all(cluster, timeout), cluster.link_settings
+    rows = list(map(_row, asked))
+    links = _links(rows, settings)
     if json:
-        print_json({"workers": answers, "links": [link._asdict() for link in links]})
+        print_json({"workers": rows, "links": [link._asdict() for link in links]})
     else:
-        _print(answers)
+        _print(rows)
         for line in transport_lines(links):
             print_line(line)
-    if any("error" in answer for answer in answers):
+    if any("error" in row for row in rows):
         raise typer.Exit(1)
 
 
-def _endpoints(addresses: list[str], found: MachineOptions) -> list[WorkerEndpoint]:
-    from rpc_runtime.wire.channels import WorkerEndpoint
-    from rpc_runtime.wire.security import split_address
+def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]:
+    """Ask the worker of every machine; a worker that does not match its machine's description is a fault."""
+    from tvm_split.compiler.machine_targets import misfit, require_known_targets  # loads TVM
 
-    for address in addresses:
-        split_address(address)
-    return [WorkerEndpoint(address, address, found.token, found.tls) for address in addresses]
+    require_known_targets(cluster)
 
-
-def _pods(found: MachineOptions, timeout_seconds: float) -> tuple[AskedMachine, ...]:
-    """Return every pod with the labels, including those that are not ready."""
-    from tvm_split.launchers.kubernetes import pod_machines
-
-    return pod_machines(found.kubernetes or "", found.namespace, found.token, found.tls, timeout_seconds)
-
-
-def _listed(found: MachineOptions, timeout_seconds: float) -> tuple[TrackedMachine, ...]:
-    """Return everything that the tracker lists, including servers that cannot be deployed to."""
-    from rpc_runtime.wire.tracker import TrackerAddress
-    from tvm_split.launchers.tracker import tracked_machines
-
-    address = TrackerAddress.parse(found.tracker or "")
-    return tracked_machines(address, found.key, found.token, found.tls, timeout_seconds)
-
-
-def _tracked(found: TrackedMachine) -> dict[str, Any]:
-    """Return a tracker's and its worker's answers; a normal state such as tuning is a reason, not an error."""
-    return {**_asked(found.asked), "key": found.key, "tuned_on": found.tuned}
-
-
-def _asked(found: AskedMachine) -> dict[str, Any]:
-    asked = {"machine": found.name, "address": found.endpoint.address}
-    worker = {} if found.worker is None else {**dataclasses.asdict(found.worker), "worker": found.worker.machine}
-    answer = {**asked, "reachable": found.worker is not None, **worker, **asked, "reason": found.reason}
-    if found.is_fault:
-        answer["error"] = f"{found.endpoint}: {found.reason}"
-    return answer
-
-
-def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
-    """Return a worker's answer, or an error if there is none or it does not fit the machine of a cluster file."""
-    from rpc_runtime.client.worker_client import describe
-    from rpc_runtime.errors import TvmSplitError
-
-    asked = {"machine": endpoint.machine, "address": endpoint.address}
-    try:
-        worker = describe(endpoint, timeout_seconds=timeout_seconds)
-    except TvmSplitError as error:
-        return {**asked, "reachable": False, "error": str(error)}
-    problem = ""
-    if machine is not None:
-        from tvm_split.compiler.machine_targets import misfit
-
+    def ask(machine: Machine, endpoint: WorkerEndpoint) -> AskedMachine:
+        try:
+            worker = describe(endpoint, timeout_seconds)
+        except TvmSplitError as error:
+            return AskedMachine(endpoint, reason=f"its worker does not answer: {error}", is_fault=True)
         problem = misfit(machine, worker)
-    found = {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
-    return {**found, "error": problem} if problem else found
+        return AskedMachine(endpoint, worker, problem, is_fault=bool(problem))
+
+    with cluster as workers, ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        return list(pool.map(ask, cluster.machines, workers.endpoints().values()))
+
+
+def _row(asked: AskedMachine) -> dict[str, Any]:
+    """Return a worker's answer as JSON values; a normal state such as tuning is a reason, not an error."""
+    place = {"machine": asked.name, "address": asked.endpoint.address}
+    worker = {} if asked.worker is None else {**dataclasses.asdict(asked.worker), "worker": asked.worker.machine}
+    row = {**place, "reachable": asked.worker is not None, **worker, **place, "reason": asked.reason}
+    return {**row, "error": f"{asked.endpoint}: {asked.reason}"} if asked.is_fault else row
 
 
 def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[ExpectedLink]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rpc_runtime.registry import Registry
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
+from tvm_split.cluster.discovery import AskedMachine
 from tvm_split.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ class Launcher(ABC):
             WorkerUnavailableError, DeadlineError, ProtocolError: the service that lists the machines does not answer,
                 or answers wrongly.
         """
+
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine] | None:
+        """Ask the workers that a service lists, also where nothing can be deployed to; None if there is no service.
+
+        Raises:
+            WorkerUnavailableError, DeadlineError, ProtocolError: as `find`; a worker that does not answer is no error.
+        """
+        return None
 
     def start(self, cluster: Cluster) -> Started:
         """Start the workers of a cluster that `find` returned. By default they run already at the machines' addresses.

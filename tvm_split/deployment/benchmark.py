@@ -50,13 +50,11 @@ def bench(
     # Enough to fill every queue of the pipeline once, but not more than a measured stream.
     warm_up = min(micro_batches, 8 * (1 + len(deployment.stages)))
     whole = WARM_UP_RUNS + warm_up + rounds * (RUNS_PER_ROUND + micro_batches)
-    done = 0
+    steps = itertools.count(1)
 
     def advance(doing: str) -> None:
-        nonlocal done
-        done += 1
         if on_progress is not None:
-            on_progress(doing, done, whole)
+            on_progress(doing, next(steps), whole)
 
     def run(doing: str) -> None:
         deployment.run(*next(fed))

@@ -6,7 +6,6 @@ Pure functions: from a plan, a program, its trace and the times of its results t
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import functools
 import operator
 import statistics
@@ -28,7 +27,8 @@ from tvm_split.deployment.report_advice import advice_for
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
+from tvm_split.planner.prediction import LinkPrediction, MachinePrediction
+from tvm_split.planner.problem import CoresLoad
 from tvm_split.planner.profile import Corrections
 from tvm_split.shown import Shown
 
@@ -81,33 +81,34 @@ def report_of(
     prediction for streams. Without streams, single runs are compared with the prediction for one input alone.
     """
     prediction = plan.prediction
-    windows = measured.streams or _around(measured.runs)
-    times = _Times(_begun_in(windows, trace))
-    links = _link_reports(program, times, prediction, carried)
-    machines = tuple(
-        _machine_report(program, machine, times, prediction, links, contended=bool(measured.streams))
-        for machine in program.machines
+    times = _Times(_begun_in(measured.streams or _around(measured.runs), trace))
+    expected_links = {(each.source, each.destination): each for each in prediction.links} if prediction else {}
+    links = tuple(
+        _link_report(program, ends, times, expected_links.get(ends), carried.get(ends, ""))
+        for ends in dict.fromkeys((route.source, route.destination) for route in program.routes)
     )
-    report = DeploymentReport(
+    expected = {each.machine: each for each in prediction.machines} if prediction else {}
+    shared = prediction.shared_cores if prediction else ()
+    machines = tuple(
+        _machine_report(program.stages_on(name), name, times, expected.get(name), links, shared, bool(measured.streams))
+        for name in program.machines
+    )
+    period = Comparison(prediction.period_seconds if prediction else None, measured.period_seconds)
+    latency = Comparison(prediction.latency_seconds if prediction else None, measured.latency_seconds)
+    estimated = {each.machine: each.estimated_share for each in expected.values()}
+    return DeploymentReport(
         model=plan.model,
         origin=plan.origin,
-        limiting="" if prediction is None else prediction.limiting,
-        period=Comparison(None if prediction is None else prediction.period_seconds, measured.period_seconds),
-        latency=Comparison(None if prediction is None else prediction.latency_seconds, measured.latency_seconds),
+        limiting=prediction.limiting if prediction else "",
+        period=period,
+        latency=latency,
         machines=machines,
         links=links,
         runs=len(measured.runs),
         streamed=measured.streamed,
-        advice=(),
-    )
-    if prediction is None:
-        return report
-    shares = {each.machine: each.estimated_share for each in prediction.machines}
-    return dataclasses.replace(
-        report,
-        advice=advice_for(report.period, report.latency, report.machines, report.links, shares),
-        profiled_at=prediction.profiled_at,
-        corrections=prediction.corrections,
+        advice=advice_for(period, latency, machines, links, estimated) if prediction else (),
+        profiled_at=prediction.profiled_at if prediction else None,
+        corrections=prediction.corrections if prediction else Corrections(),
     )
 
 
@@ -133,24 +134,20 @@ def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterat
             yield event
 
 
+_Sums = dict[tuple[str, str, str], dict[int, float]]
+"""Sums of trace events by machine, stage and kind, then by micro-batch."""
+
+
 class _Times:
-    """Seconds and bytes of trace events, by machine, stage and kind, then by micro-batch."""
+    """Seconds and bytes of trace events."""
 
     def __init__(self, events: Iterable[TraceEvent]) -> None:
-        self.seconds: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        self.bytes: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self.seconds: _Sums = defaultdict(lambda: defaultdict(float))
+        self.bytes: _Sums = defaultdict(lambda: defaultdict(float))
         for event in events:
-            seconds = (event.end_nanoseconds - event.start_nanoseconds) * 1e-9
-            self.seconds[event.machine, event.stage, event.kind][event.sequence] += seconds
-            self.bytes[event.machine, event.stage, event.kind][event.sequence] += event.size_bytes
-
-    def crossed(self) -> bool:
-        """Whether there was any transfer over a link."""
-        return any(kind in (RECEIVE, SEND) for _, _, kind in self.seconds)
-
-    def count(self, machine: str, stages: Iterable[str]) -> int:
-        """Number of micro-batches that the machine has computed in every one of the stages."""
-        return min((len(self.seconds.get((machine, stage, COMPUTE), ())) for stage in stages), default=0)
+            key = event.machine, event.stage, event.kind
+            self.seconds[key][event.sequence] += (event.end_nanoseconds - event.start_nanoseconds) * 1e-9
+            self.bytes[key][event.sequence] += event.size_bytes
 
     def of_machine(self, stages: Iterable[StageSpec], kind: str) -> float | None:
         """Seconds of a machine's stages per micro-batch of the stream; None if there are no events.
@@ -161,53 +158,41 @@ class _Times:
         groups: dict[Recurrence, list[StageSpec]] = defaultdict(list)
         for stage in stages:
             groups[stage.own_turns].append(stage)
-        found = [
+        medians = [
             _median(self.seconds, members[0].machine, [stage.name for stage in members], kind, when)
             for when, members in groups.items()
         ]
-        known = [seconds for seconds in found if seconds is not None]
+        known = [seconds for seconds in medians if seconds is not None]
         return sum(known) if known else None
 
 
-def _median(
-    values: Mapping[tuple[str, str, str], Mapping[int, float]],
-    machine: str,
-    stages: Iterable[str],
-    kind: str,
-    when: Recurrence,
-) -> float | None:
+def _median(sums: _Sums, machine: str, stages: Iterable[str], kind: str, when: Recurrence) -> float | None:
     """The median, over the micro-batches of ``when``, of the sum over the stages, times the share of ``when``.
 
     This is the average cost per micro-batch of the whole stream; None if the machine has no such events.
     """
     summed: dict[int, float] = defaultdict(float)
     for stage in stages:
-        for sequence, value in values.get((machine, stage, kind), {}).items():
+        for sequence, value in sums.get((machine, stage, kind), {}).items():
             if sequence in when:
                 summed[sequence] += value
     return statistics.median(summed.values()) * when.share if summed else None
 
 
 def _machine_report(
-    program: Program,
+    stages: Sequence[StageSpec],
     machine: str,
     times: _Times,
-    prediction: Prediction | None,
+    predicted: MachinePrediction | None,
     links: Sequence[LinkReport],
-    *,
+    shared_cores: Sequence[CoresLoad],
     contended: bool,
 ) -> MachineReport:
-    stages = program.stages_on(machine)
     names = tuple(stage.name for stage in stages)
-    predicted: MachinePrediction | None = None
-    if prediction is not None:
-        predicted = next((each for each in prediction.machines if each.machine == machine), None)
     expected = least = None
-    if prediction is not None and predicted is not None:
+    if predicted is not None:
         # If cores are oversubscribed, the measurement includes waiting for a core while others compute.
-        oversubscription = max(
-            [1.0, *(each.oversubscription for each in prediction.shared_cores if machine in each.machines)]
-        )
+        oversubscription = max([1.0, *(each.oversubscription for each in shared_cores if machine in each.machines)])
         expected = predicted.compute_seconds * oversubscription if contended else predicted.alone_seconds
         if contended and (predicted.transfer_seconds or oversubscription > 1):
             least = predicted.compute_seconds - predicted.transfer_seconds
@@ -217,12 +202,10 @@ def _machine_report(
         machine=machine,
         stages=names,
         shares=tuple(stage.own_turns.share for stage in stages),
-        micro_batches=times.count(machine, names),
+        micro_batches=min((len(times.seconds.get((machine, name, COMPUTE), ())) for name in names), default=0),
         compute=Comparison(expected, times.of_machine(stages, COMPUTE), least),
-        receive=_range(
-            None if predicted is None else predicted.receive_seconds, times.of_machine(stages, RECEIVE), received
-        ),
-        send=_range(None if predicted is None else predicted.send_seconds, times.of_machine(stages, SEND), sent),
+        receive=_range(predicted.receive_seconds if predicted else None, times.of_machine(stages, RECEIVE), received),
+        send=_range(predicted.send_seconds if predicted else None, times.of_machine(stages, SEND), sent),
     )
 
 
@@ -236,74 +219,38 @@ def _range(least: float | None, measured: float | None, spread: float) -> Compar
     return Comparison(least + spread, measured, least)
 
 
-def _link_reports(
-    program: Program, times: _Times, prediction: Prediction | None, carried: Mapping[tuple[str, str], str]
-) -> tuple[LinkReport, ...]:
-    predicted: Mapping[tuple[str, str], LinkPrediction] = (
-        {} if prediction is None else {(each.source, each.destination): each for each in prediction.links}
+def _link_report(
+    program: Program, ends: tuple[str, str], times: _Times, predicted: LinkPrediction | None, transport: str
+) -> LinkReport:
+    routes = [route for route in program.routes if (route.source, route.destination) == ends]
+    when = functools.reduce(operator.or_, (route.when for route in routes))
+    own = list(_own_events(program, routes, when))
+    # The slower end counts. Without bytes of either end, the size of the tensors does, unless they have codecs.
+    seconds = [each for each in (_median(times.seconds, *keys, when) for keys in own) if each is not None]
+    sent_bytes = next((each for each in (_median(times.bytes, *keys, when) for keys in own) if each), None)
+    codecs = tuple(dict.fromkeys(route.codec for route in routes if route.codec != NONE))
+    if sent_bytes is None and not codecs and any(kind in (RECEIVE, SEND) for _, _, kind in times.seconds):
+        sent_bytes = sum(route.tensor.size_bytes * route.when.share for route in routes)
+    least, spread = None, 0.0
+    if predicted is not None:
+        least, spread = predicted.stream_seconds, max(0.0, predicted.seconds * when.share - predicted.stream_seconds)
+    return LinkReport(
+        *ends,
+        Comparison(predicted.bytes if predicted else None, sent_bytes),
+        _range(least, max(seconds, default=None), spread),
+        transport,
+        codecs if uses_codecs(transport) else (),
     )
-    reports = []
-    for source, destination in dict.fromkeys((route.source, route.destination) for route in program.routes):
-        expected = predicted.get((source, destination))
-        routes = _routes(program, source, destination)
-        when = functools.reduce(operator.or_, (route.when for route in routes))
-        reports.append(
-            LinkReport(
-                source,
-                destination,
-                Comparison(
-                    None if expected is None else expected.bytes,
-                    _wire_bytes(program, times, source, destination, when),
-                ),
-                _range(
-                    None if expected is None else expected.stream_seconds,
-                    _wire_seconds(program, times, source, destination, when),
-                    0.0 if expected is None else max(0.0, expected.seconds * when.share - expected.stream_seconds),
-                ),
-                carried.get((source, destination), ""),
-                _codecs(routes, carried.get((source, destination), "")),
-            )
-        )
-    return tuple(reports)
 
 
-def _codecs(routes: Sequence[Route], transport: str) -> tuple[str, ...]:
-    """The codecs of the tensors on a link; none if its ends share memory, or it connects GPUs directly."""
-    if not uses_codecs(transport):
-        return ()
-    return tuple(dict.fromkeys(route.codec for route in routes if route.codec != NONE))
-
-
-def _routes(program: Program, source: str, destination: str) -> list[Route]:
-    return [route for route in program.routes if (route.source, route.destination) == (source, destination)]
-
-
-def _wire_seconds(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
-    """Seconds of the slower end of a link; ends whose events also belong to other links are left out."""
-    found = (_median(times.seconds, *booked, when) for booked in _booked(program, source, destination, when))
-    return max((seconds for seconds in found if seconds is not None), default=None)
-
-
-def _wire_bytes(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
-    """Bytes sent over the link, as measured at one of its ends; if neither end can tell, the size of the tensors.
-
-    None if neither is known: nothing was transferred, or tensors have codecs.
-    """
-    found = (_median(times.bytes, *booked, when) for booked in _booked(program, source, destination, when))
-    routes = _routes(program, source, destination)
-    whole = sum(each.tensor.size_bytes * each.when.share for each in routes)
-    is_known = times.crossed() and all(each.codec == NONE for each in routes)
-    return next((size for size in found if size), whole if is_known else None)
-
-
-def _booked(program: Program, source: str, destination: str, when: Recurrence) -> Iterator[tuple[str, set[str], str]]:
+def _own_events(program: Program, link: Sequence[Route], when: Recurrence) -> Iterator[tuple[str, set[str], str]]:
     """The ends of a link whose events belong to this link alone: machine, stages, and kind of the events."""
-    link = _routes(program, source, destination)
+    source, destination = link[0].source, link[0].destination
     sent = [(route, _maker(program, route)) for route in program.routes if route.source == source]
     taken = [(route, _taker(program, route)) for route in program.routes if route.destination == destination]
-    for machine, kind, booked in ((source, SEND, sent), (destination, RECEIVE, taken)):
-        stages = {stage for route, stage in booked if route in link and stage is not None}
-        others = [route for route, stage in booked if stage in stages and route not in link]
+    for machine, kind, recorded in ((source, SEND, sent), (destination, RECEIVE, taken)):
+        stages = {stage for route, stage in recorded if route in link and stage is not None}
+        others = [route for route, stage in recorded if stage in stages and route not in link]
         if not any(other.when & when for other in others):
             yield machine, stages, kind
 

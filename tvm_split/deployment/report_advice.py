@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
-from tvm_split.units import short_list
 
 PARTED = 0.15
 """Relative difference that needs advice; predictions are accurate to 10 % for throughput and 15 % for latency."""
@@ -32,13 +31,17 @@ def advice_for(
     """
     scale, slower = _whole(period, latency)
     parts = [
-        *(text for each in machines for text in _of_machine(each, scale, estimated_shares.get(each.machine, 0.0))),
+        *(
+            _of_machine(each, estimated_shares.get(each.machine, 0.0))
+            for each in machines
+            if parted(each.compute, scale)
+        ),
         *map(_of_link, changed_links(period, latency, links)),
         *(text for each in machines for text in _of_unknown_links(each, links, scale, slower)),
     ]
     if parts:
         return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
-    return tuple(_of_the_whole(period, latency, list(_unsure(machines, links, scale))))
+    return tuple(_of_the_whole(period, latency))
 
 
 def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
@@ -77,17 +80,13 @@ def _link_parted(seconds: Comparison, scale: float, whole_is_slower: bool) -> bo
     return not harmless and tells_of_a_link(seconds, scale) and parted(seconds, scale)
 
 
-def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> Iterator[str]:
-    if not parted(report.compute, scale):
-        return
-    text = f"{report.machine} computes {_both(report.compute)}: "
+def _of_machine(report: MachineReport, estimated_share: float) -> str:
+    why = "something else may run there, or the machine has changed"
     if report.compute.difference < 0:
-        text += "it can take more layers than the plan gives it"
-    else:
-        text += "something else may run there, or the machine has changed"
+        why = "it can take more layers than the plan gives it"
     if estimated_share > 0:
-        text += f"; {estimated_share:.0%} of its prediction was estimated, not measured"
-    yield f"{text}. Profile {report.machine} again"
+        why += f"; {estimated_share:.0%} of its prediction was estimated, not measured"
+    return f"{report.machine} computes {_both(report.compute)}: {why}. Profile {report.machine} again"
 
 
 def _of_link(report: LinkReport) -> str:
@@ -110,36 +109,20 @@ def _of_unknown_links(
             yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again"
 
 
-def _unsure(machines: Sequence[MachineReport], links: Sequence[LinkReport], scale: float) -> Iterator[str]:
-    """Names, as in the report's table, of the rows whose comparison is inconclusive."""
-    for machine in machines:
-        if machine.compute.inconclusive:
-            yield f"{machine.machine} (compute)"
-        for doing, wire in (("receive", machine.receive), ("send", machine.send)):
-            if wire.inconclusive and tells_of_a_link(wire, scale):
-                yield f"{machine.machine} ({doing})"
-    for link in links:
-        if link.seconds.inconclusive and tells_of_a_link(link.seconds, scale):
-            yield f"{link.source} → {link.destination}"
-
-
-def _of_the_whole(period: Comparison, latency: Comparison, unsure: Sequence[str]) -> Iterator[str]:
-    slower, parting = "is slower", "parts from its prediction"
-    if unsure:
-        told = f"(unsure: {short_list(unsure)})"
-        slower, parting = f"is known to be slower {told}", f"is known to part from its prediction {told}"
+def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
     if parted(period, 0.0):
+        came = f"a result came every {_both(period)}"
         if period.difference > 0:
             yield (
-                f"a result came every {_both(period)}, though no machine and no link {slower}: the inputs, or what "
-                "takes the results, may be slower than the pipeline, or the machines share cores with other programs"
+                f"{came}, though no machine and no link is known to be slower: the inputs, or what takes the results, "
+                "may be slower than the pipeline, or the machines share cores with other programs"
             )
         else:
-            yield f"a result came every {_both(period)}: its numbers are old; {PLAN_ANEW}"
+            yield f"{came}: its numbers are old; {PLAN_ANEW}"
     if parted(latency, 0.0):
         yield (
-            f"a single run takes {_both(latency)}, though no machine and no link {parting}: the links' latency may "
-            f"have changed; {PLAN_ANEW}"
+            f"a single run takes {_both(latency)}, though no machine and no link is known to differ from its "
+            f"prediction: the links' latency may have changed; {PLAN_ANEW}"
         )
 
 

@@ -16,7 +16,7 @@ from tvm_split.display.links import transport_lines
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.model import Model
 from tvm_split.planner.estimate import estimated_seconds
-from tvm_split.planner.explain import one_machine_advice
+from tvm_split.planner.fewest_machines import one_machine_advice
 from tvm_split.planner.micro_batches import SizedPlan
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction

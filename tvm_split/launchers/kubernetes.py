@@ -16,7 +16,6 @@ from typing import Any
 from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.wire.tracker import joined
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
@@ -42,25 +41,40 @@ class Kubernetes(WithAccess, Launcher):
     namespace: str | None = None
 
     def find(self) -> Cluster:
-        found = pod_machines(self.selector, self.namespace, self.token, self.tls, self.timeout_seconds)
         advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
-        machines, left_out = planned_machines(found, f"Kubernetes, with the labels {self.selector},", advice)
+        place = f"Kubernetes, with the labels {self.selector},"
+        machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
 
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
+        """Ask the worker of every ready pod with the labels.
 
-def pod_machines(
-    selector: str, namespace: str | None, token: str | None, tls: TlsFiles | None, timeout_seconds: float
-) -> tuple[AskedMachine, ...]:
-    """Return all pods with these labels, sorted by name; every ready worker is asked for its description.
+        Raises:
+            WorkerUnavailableError: kubectl is missing or fails.
+            DeadlineError, ProtocolError: kubectl does not answer, or its answer is no list of pods.
+        """
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            machines = pool.map(lambda pod: self._asked(pod, timeout_seconds), _pods(self.selector, self.namespace))
+            return sorted(machines, key=lambda machine: machine.name)
 
-    Raises:
-        WorkerUnavailableError: kubectl is missing or fails.
-        DeadlineError, ProtocolError: kubectl does not answer, or its answer is no list of pods.
-    """
-    pods = _pods(selector, namespace)
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        found = pool.map(lambda pod: _asked(pod, token, tls, timeout_seconds), pods)
-        return tuple(sorted(found, key=lambda each: each.name))
+    def _asked(self, pod: Mapping[str, Any], timeout_seconds: float) -> AskedMachine:
+        try:
+            name, phase = cleaned(str(pod["metadata"]["name"])), cleaned(str(pod["status"]["phase"]))
+            conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
+            port = _port(pod["spec"]["containers"])
+            host = cleaned(_host(pod))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(f"kubectl answers with a pod that is none: it lacks {error}") from error
+        endpoint = WorkerEndpoint(name, joined(host, port or 0), self.token, self.tls)
+        if port is None:
+            return AskedMachine(
+                endpoint, reason=f"its pod has no container with a port named {PORT_NAME!r}", is_fault=True
+            )
+        if "deletionTimestamp" in pod["metadata"]:
+            return AskedMachine(endpoint, reason="its pod is ending")
+        if phase != "Running" or conditions.get("Ready") != "True":
+            return AskedMachine(endpoint, reason=f"its pod is not ready (phase {phase})")
+        return ask(endpoint, timeout_seconds)
 
 
 def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
@@ -82,24 +96,6 @@ def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
         return [dict(each) for each in items]
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"`{' '.join(command)}` answers without a list of pods") from error
-
-
-def _asked(pod: Mapping[str, Any], token: str | None, tls: TlsFiles | None, timeout_seconds: float) -> AskedMachine:
-    try:
-        name, phase = cleaned(str(pod["metadata"]["name"])), cleaned(str(pod["status"]["phase"]))
-        conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
-        port = _port(pod["spec"]["containers"])
-        host = cleaned(_host(pod))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"kubectl answers with a pod that is none: it lacks {error}") from error
-    endpoint = WorkerEndpoint(name, joined(host, port or 0), token, tls)
-    if port is None:
-        return AskedMachine(endpoint, reason=f"its pod has no container with a port named {PORT_NAME!r}", is_fault=True)
-    if "deletionTimestamp" in pod["metadata"]:
-        return AskedMachine(endpoint, reason="its pod is ending")
-    if phase != "Running" or conditions.get("Ready") != "True":
-        return AskedMachine(endpoint, reason=f"its pod is not ready (phase {phase})")
-    return ask(endpoint, timeout_seconds)
 
 
 def _port(containers: Sequence[Mapping[str, Any]]) -> int | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
@@ -35,74 +34,51 @@ class Tracker(WithAccess, Launcher):
     key: str | None = None
 
     def find(self) -> Cluster:
-        tracker = TrackerAddress.parse(self.address)
-        found = tracked_machines(tracker, self.key, self.token, self.tls, self.timeout_seconds)
-        place = f"the tracker {tracker}" + ("" if self.key is None else f" under the key {self.key!r}")
-        advice = f"start `tvm-split worker --tracker {tracker} --key {self.key or 'KEY'}` on each"
-        machines, left_out = planned_machines([each.asked for each in found], place, advice)
+        place = f"the tracker {self.address}" + ("" if self.key is None else f" under the key {self.key!r}")
+        advice = f"start `tvm-split worker --tracker {self.address} --key {self.key or 'KEY'}` on each"
+        machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
 
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
+        """Ask the workers among the servers that the tracker lists.
 
-@dataclass(frozen=True)
-class TrackedMachine:
-    """An entry of a tracker: its key, whether kernels can be tuned on it, and its worker's answer."""
+        Raises:
+            InputError: a token without TLS: any process that registers would receive the token.
+            WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached or does not answer
+                properly.
+        """
+        if self.token is not None and self.tls is None:
+            raise InputError(
+                "anybody may register with a tracker, so a token is shown to its machines only where TLS proves who "
+                "they are: give tls_ca as well (from Python: tls), or a cluster file, which names the machines"
+            )
+        servers = listed_servers(TrackerAddress.parse(self.address), timeout_seconds)
+        listed = [server for server in servers if self.key in (None, server.key)]
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            machines = pool.map(lambda server: self._asked(server, timeout_seconds), _newest(listed))
+            return sorted(machines, key=lambda machine: (machine.name, machine.endpoint.address))
 
-    key: str
-    tuned: bool
-    asked: AskedMachine
-
-
-def tracked_machines(
-    tracker: TrackerAddress,
-    key: str | None,
-    token: str | None = None,
-    tls: TlsFiles | None = None,
-    timeout_seconds: float = 5.0,
-) -> tuple[TrackedMachine, ...]:
-    """Return the servers that a tracker lists under a key (None: any), sorted by name; each worker among them is asked.
-
-    Raises:
-        InputError: ``token`` without ``tls``: any process that registers would receive the token.
-        WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached or does not answer properly.
-    """
-    if token is not None and tls is None:
-        raise InputError(
-            "anybody may register with a tracker, so a token is shown to its machines only where TLS proves who they "
-            "are: give --tls-ca as well (from Python: tls), or a cluster file, which names the machines"
-        )
-    listed = [each for each in listed_servers(tracker, timeout_seconds) if key is None or each.key == key]
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        found = pool.map(lambda each: _tracked(each, token, tls, timeout_seconds), _newest(listed))
-        return tuple(sorted(found, key=lambda each: (each.asked.name, each.asked.endpoint.address)))
+    def _asked(self, server: ListedServer, timeout_seconds: float) -> AskedMachine:
+        registration = server.registration
+        name = server.address if registration is None else registration.name
+        endpoint = WorkerEndpoint(name, server.address, self.token, self.tls)
+        if server.fault:
+            reason = f"its registration at the tracker is invalid: {server.fault}"
+        elif registration is None:
+            return AskedMachine(endpoint, reason=NO_WORKER)
+        elif registration.state == "tuning":
+            return AskedMachine(endpoint, reason=TUNING)
+        elif registration.secure and self.tls is None:
+            reason = "its worker wants TLS: give tls_ca (from Python: tls)"
+        else:
+            return ask(endpoint, timeout_seconds, registration.threads)
+        return AskedMachine(endpoint, reason=reason, is_fault=True)
 
 
 def _newest(listed: Sequence[ListedServer]) -> list[ListedServer]:
     """Keep the newest entry of each address: a tracker may still list the one from before a machine's restart."""
-    found: dict[str, ListedServer] = {}
-    for each in listed:
-        known = found.get(each.address)
-        if known is None or _since(known) <= _since(each):
-            found[each.address] = each
-    return list(found.values())
+    return list({server.address: server for server in sorted(listed, key=_since)}.values())
 
 
 def _since(server: ListedServer) -> float:
     return server.registration.since if server.registration is not None else 0.0
-
-
-def _tracked(server: ListedServer, token: str | None, tls: TlsFiles | None, timeout_seconds: float) -> TrackedMachine:
-    said = server.registration
-    tuned = not server.fault and (said is None or said.tunes)
-    endpoint = WorkerEndpoint(server.address if said is None else said.name, server.address, token, tls)
-    if server.fault:
-        reason = f"what it says at the tracker is not to be believed: {server.fault}"
-    elif said is None:
-        reason = NO_WORKER
-    elif said.secure and tls is None:
-        reason = "its worker wants TLS: give --tls-ca (from Python: tls)"
-    elif said.state == "tuning":
-        reason = TUNING
-    else:
-        return TrackedMachine(server.key, tuned, ask(endpoint, timeout_seconds, said.threads))
-    asked = AskedMachine(endpoint, reason=reason, is_fault=reason not in (NO_WORKER, TUNING))
-    return TrackedMachine(server.key, tuned, asked)

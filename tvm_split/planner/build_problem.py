@@ -106,8 +106,6 @@ def _machine(
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
         # The ratio measured in streams includes contention, but only for a stage that fits into a core's cache.
         contention=max(slower * streaming.alone_ratio, streaming.ratio if oversubscription == 1 else 1.0),
-        alone_transfer_seconds=streaming.alone_transfer_seconds,
-        alone_contention=streaming.alone_ratio,
         cores=machine.cores,
     )
 

@@ -1,16 +1,20 @@
-"""Stages from a split by hand: the user says which layers go to which machine."""
+"""Stages by hand: the user says which layers go to which machine, and which layers machines compute together."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, grouped
-from tvm_split.planner.problem import Stage
-from tvm_split.planner.request import Split
+from tvm_split.planner.problem import SHARES_TOLERANCE, Sharding, Stage
+from tvm_split.planner.shard import Shard
 from tvm_split.units import short_list
+
+Split = Mapping[str, tuple[str, ...]]
+"""Names of layers by machine."""
 
 
 def stages_by_hand(
@@ -39,16 +43,10 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
     for machine, layer_names in split.items():
         if machine not in machine_names:
             raise PlanError(f"split names machine {machine!r}; the cluster has {short_list(machine_names)}")
-        if isinstance(layer_names, str):
-            raise PlanError(f"split gives machine {machine!r} the string {layer_names!r}; give a list of layer names")
-        if not layer_names:
-            raise PlanError(f"split gives machine {machine!r} no layers; leave it out, or name a layer for it")
         for name in layer_names:
-            _require_known_layer(graph, name, machine)
+            _places(graph, name, f"split gives machine {machine!r} the")
             if owner_of_name.setdefault(name, machine) != machine:
                 raise PlanError(f"split gives layer {name!r} to both {owner_of_name[name]!r} and {machine!r}")
-    if not owner_of_name:
-        raise PlanError("split names no layer; give each machine a list of layers, or leave split out")
     fitting = {layer: _longest_match(layer, owner_of_name) for layer in graph.layers}
     current = next(owner_of_name[name] for name in fitting.values() if name is not None)
     machine_of: dict[str, str] = {}
@@ -92,12 +90,12 @@ def covers(name: str, layer: str) -> bool:
     return layer == name or (layer.startswith(name) and (layer[len(name)] in "./@" or name.endswith(("/", "."))))
 
 
-def _require_known_layer(graph: LayerGraph, name: str, machine: str) -> None:
-    if any(covers(name, layer) for layer in graph.layers):
-        return
-    raise PlanError(
-        f"split gives machine {machine!r} the layer {name!r}, which the model does not have; {near_names(graph, name)}"
-    )
+def _places(graph: LayerGraph, name: str, who: str) -> list[int]:
+    """The positions of the layers that a name stands for; a `PlanError` begins with ``who`` names it."""
+    places = [place for place, layer in enumerate(graph.layers) if covers(name, layer)]
+    if not places:
+        raise PlanError(f"{who} layer {name!r}, which the model does not have; {near_names(graph, name)}")
+    return places
 
 
 def near_names(graph: LayerGraph, name: str) -> str:
@@ -148,11 +146,93 @@ def with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[
 def _wrong_count(machine_of: Mapping[str, str], groups: Sequence[Sequence[str]], stages: int) -> str:
     machines = [machine_of[group[0]] for group in groups]
     chain = " → ".join(f"{group[0]} … {group[-1]} ({machine})" for group, machine in zip(groups, machines, strict=True))
-    text = f"the split makes {len(groups)} stages, stages={stages} was asked for: {chain}"
-    repeated = sorted({machine for machine in machines if machines.count(machine) > 1})
-    if len(groups) > stages and repeated:
-        text += (
-            f". As a single stage {repeated[0]} would wait on itself: it needs what another machine computes from its "
-            f"own result; move layers, or ask for stages={len(groups)}"
+    return (
+        f"the split makes {len(groups)} stages, stages={stages} was asked for: {chain}. A machine has several where "
+        f"one stage would wait on itself; move layers, or ask for stages={len(groups)}"
+    )
+
+
+def stages_with_shards(
+    graph: LayerGraph, shards: Sequence[Shard], split: Split | None, machine_names: Sequence[str]
+) -> tuple[Stage, ...]:
+    """Stages of which some are sharded; the others follow ``split``.
+
+    Without a split, layers after a shard go to the machine with its largest share, and so do those before the first.
+
+    Raises:
+        PlanError: an unknown machine or layer; shares that do not add up to 1; shards that overlap; or a split that
+            gives one of their layers to a machine.
+    """
+    owner: list[Shard | str | None] = [None] * len(graph.layers)
+    for shard in shards:
+        _check(shard, machine_names)
+        for place in _range(graph, shard):
+            taken = owner[place]
+            if isinstance(taken, Shard):
+                raise PlanError(f"layer {graph.layers[place]!r} is in {taken} and in {shard}; end one before the other")
+            owner[place] = shard
+    machine_of = assign_layers(graph, split, machine_names) if split else {}
+    for machine, name in ((machine, name) for machine, names in (split or {}).items() for name in names):
+        takers = [owner[place] for place in _places(graph, name, f"split gives machine {machine!r} the")]
+        if None not in takers:
+            raise PlanError(
+                f"split gives machine {machine!r} the layer {name!r}, which is in {takers[0]}; take it out of the "
+                "split, which is for the other layers, or end the shard before it"
+            )
+    nearest = next(each for each in owner if isinstance(each, Shard))
+    for place, layer in enumerate(graph.layers):
+        found = owner[place]
+        if isinstance(found, Shard):
+            nearest = found
+        else:
+            owner[place] = machine_of.get(layer) or max(nearest.shares, key=nearest.shares.__getitem__)
+    stages = (
+        _stage(key, [layer for layer, _ in group])
+        for key, group in groupby(zip(graph.layers, owner, strict=True), lambda pair: pair[1])
+    )
+    return tuple(_with_independent(graph, stages))
+
+
+def _check(shard: Shard, machine_names: Sequence[str]) -> None:
+    unknown = [machine for machine in shard.shares if machine not in machine_names]
+    if unknown:
+        raise PlanError(f"{shard} names machine {unknown[0]!r}; the cluster has {short_list(machine_names)}")
+    if len(shard.shares) < 2:
+        raise PlanError(
+            f"{shard} names {len(shard.shares)} of the machines; give shares to two at least, or leave it out"
         )
-    return text
+    whole = sum(shard.shares.values())
+    if abs(whole - 1) > SHARES_TOLERANCE:
+        raise PlanError(f"the shares of {shard} add up to {whole:g}; they are parts of the whole, so make them 1")
+
+
+def _range(graph: LayerGraph, shard: Shard) -> range:
+    begin, end = (_places(graph, name, f"{shard} names") for name in (shard.first, shard.last))
+    if end[-1] < begin[0]:
+        raise PlanError(
+            f"{shard} ends before it begins: {shard.last!r} is executed before {shard.first!r}; exchange them"
+        )
+    return range(begin[0], end[-1] + 1)
+
+
+def _stage(key: Shard | str | None, layers: Sequence[str]) -> Stage:
+    if not isinstance(key, Shard):
+        return Stage((str(key),), tuple(layers))
+    whole = sum(key.shares.values())
+    shares = tuple(share / whole for share in key.shares.values())
+    return Stage(tuple(key.shares), tuple(layers), shares, sharding=Sharding(key.axis, key.exchange))
+
+
+def _with_independent(graph: LayerGraph, stages: Iterable[Stage]) -> Iterable[Stage]:
+    """The stages, with each one whose layers all depend on no input merged into the next stage, or the last one."""
+    waiting: tuple[str, ...] = ()
+    last: Stage | None = None
+    for stage in stages:
+        if all(layer in graph.independent for layer in stage.layers):
+            waiting += stage.layers
+            continue
+        if last is not None:
+            yield last
+        last, waiting = replace(stage, layers=(*waiting, *stage.layers)), ()
+    if last is not None:
+        yield replace(last, layers=(*last.layers, *waiting))

@@ -171,17 +171,15 @@ class Flow:
     def transfer_seconds(self, step: int, machine: int) -> float:
         """Seconds of computing that the transfers of one micro-batch to and from a step take on a machine."""
         own = self.problem.machines[machine]
-        each = own.transfer_seconds if len(self.machines) > 1 else own.transfer_seconds_alone
-        return self.counts[step] * each + self.sizes[step] * own.transfer_seconds_per_byte
+        return self.counts[step] * own.transfer_seconds + self.sizes[step] * own.transfer_seconds_per_byte
 
     @cached_property
     def full_seconds(self) -> list[list[float]]:
         """For each step, the seconds of each machine if it computed every micro-batch, transfers included."""
-        count = len(self.machines)
-        machines = self.problem.machines
+        machines, is_alone = self.problem.machines, len(self.machines) == 1
         return [
             [
-                seconds * machines[machine].contention_among(count) + self.transfer_seconds(place, machine)
+                seconds * (1.0 if is_alone else machines[machine].contention) + self.transfer_seconds(place, machine)
                 for machine, seconds in zip(step.machines, step.seconds, strict=True)
             ]
             for place, step in enumerate(self.steps)

@@ -88,9 +88,6 @@ def _edge_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
 
 def _count_faults(problem: Problem) -> Iterator[Fault]:
     stages, most = problem.stages, problem.maximum_machines
-    for key, count in (("maximum_machines", most), ("stages", stages)):
-        if count is not None and count < 1:
-            yield Fault((key,), f"{key} is {count}; it must be 1 or more")
     for limit, text in (
         (len(problem.machines), f"there are {len(problem.machines)} machines, and each holds one stage"),
         (len(problem.pieces), f"there are {len(problem.pieces)} pieces, and a stage holds at least one"),

@@ -1,12 +1,15 @@
-"""Prefer a plan with fewer machines if using more gains too little to be measured."""
+"""Whether more machines are worth it: prefer fewer if the gain cannot be measured, and say what one alone does."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
+from tvm_split.planner.baselines import ONE_MACHINE
 from tvm_split.planner.evaluate import evaluate, keeps_demands
-from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, gap_of, objective_seconds
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.step_graph import lower
 from tvm_split.units import seconds_text
 
@@ -73,3 +76,49 @@ def _margin(problem: Problem, solution: Solution, other: Alternative) -> float:
 
 def _machines(stages: tuple[Stage, ...]) -> int:
     return sum(len(stage.machines) for stage in stages)
+
+
+def one_machine_advice(plan: Plan, machines: int) -> str | None:
+    """A message if no split over a cluster of ``machines`` machines is worth it, compared with one alone; else None."""
+    prediction = plan.prediction
+    if prediction is None or machines < 2:
+        return None
+    value = partial(objective_seconds, plan.objective)
+
+    def text(timed: Timed) -> str:
+        seconds = value(timed)
+        return (
+            f"{1 / seconds:.4g} micro-batches a second" if plan.objective == "throughput" else f"{seconds * 1e3:.4g} ms"
+        )
+
+    alone = [each for each in prediction.baselines if each.name.startswith(ONE_MACHINE)]
+    if not alone:
+        return None
+    best, machine = min(alone, key=value), prediction.machines[0].machine
+    if len(prediction.machines) > 1:
+        if value(best) >= value(prediction):
+            return None
+        return (
+            f"one machine alone would be faster: {best.stages[0][0]} does {text(best)}, this split over "
+            f"{len(prediction.machines)} machines {text(prediction)}; leave out what forces the split, such as a "
+            "number of stages, to let the planner choose"
+        )
+    given_up = next((each for each in prediction.alternatives if each.name == MORE_MACHINES), None)
+    if given_up is not None:
+        return (
+            f"more machines gain too little: {machine} alone does {text(prediction)}, the best plan over several "
+            f"machines {text(given_up)}; {prediction.why_no_more_machines}"
+        )
+    single = {each.stages[0][0] for each in alone}
+    splits = [
+        each
+        for each in (*prediction.alternatives, *prediction.baselines)
+        if not {name for name, _ in each.stages} <= single or len(each.stages) > 1
+    ]
+    nearest = min(splits, key=value, default=None)
+    if nearest is None or value(nearest) < value(prediction):
+        return None  # a demand, not speed, is why the plan uses one machine
+    return (
+        f"no split is faster than one machine alone: {machine} does {text(prediction)}, the best split over several "
+        f"machines {text(nearest)}; the other machines stay idle"
+    )

@@ -43,27 +43,16 @@ def with_identical_averaged(profile: ClusterProfile) -> ClusterProfile:
         for group in _groups(profile.links, lambda link: link.bytes_per_second, _is_identical_link)
         for each in _averaged_links(group)
     }
-    averaged = _with_averaged_machines(profile, _is_identical)
-    return replace(averaged, links=tuple(links[each.source, each.destination] for each in profile.links))
-
-
-def with_host_averaged(profile: ClusterProfile) -> ClusterProfile:
-    """The profile with the mean times of identical machines of one host, however few they are.
-
-    The shares of a sharded stage follow the times of its machines. Without this, a short disturbance of one of two
-    equal machines, often a quarter of its time under contention, would give it a smaller share permanently.
-    """
-    return _with_averaged_machines(
-        profile, lambda one, other: one.hostname == other.hostname and _is_identical(one, other)
+    machines = {
+        each.machine: each
+        for group in _groups(profile.machines, _whole_seconds, _is_identical)
+        for each in _averaged(group)
+    }
+    return replace(
+        profile,
+        machines=tuple(machines[each.machine] for each in profile.machines),
+        links=tuple(links[each.source, each.destination] for each in profile.links),
     )
-
-
-def _with_averaged_machines(
-    profile: ClusterProfile, is_identical: Callable[[MachineProfile, MachineProfile], bool]
-) -> ClusterProfile:
-    groups = _groups(profile.machines, _whole_seconds, is_identical)
-    machines = {each.machine: each for group in groups for each in _averaged(group)}
-    return replace(profile, machines=tuple(machines[each.machine] for each in profile.machines))
 
 
 def _groups(

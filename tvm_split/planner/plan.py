@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
-from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
@@ -40,6 +40,25 @@ class PlannedMachine:
     target: Mapping[str, Any]
     threads: Annotated[int, Field(ge=1, le=MOST_CORES)]
     address: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedCodec:
+    """The codec of the tensor of this name on the link from one machine (or the client) to another.
+
+    ``ratio`` and ``output_error`` are those of a `CodecTrial` on the model's example inputs; None where no trial was
+    possible, except for the ratio of a lossy codec, which is the same for all values.
+    """
+
+    tensor: str
+    source: str
+    destination: str
+    codec: str
+    ratio: float | None = None
+    output_error: float | None = None
+
+    def __post_init__(self) -> None:
+        CODECS[self.codec]
 
 
 @dataclass(frozen=True)
@@ -95,15 +114,11 @@ class Plan(Shown):
 
     def machines_by_target(self, stage: Stage) -> list[list[str]]:
         """The machines of a stage, grouped by equal targets: the replicas of a group share a library."""
-        groups: list[list[str]] = []
+        groups: dict[str, list[str]] = {}
         for machine in stage.machines:
-            target = self.machine(machine).target
-            known = next((group for group in groups if self.machine(group[0]).target == target), None)
-            if known is None:
-                groups.append([machine])
-            else:
-                known.append(machine)
-        return groups
+            target = json.dumps(dict(self.machine(machine).target), sort_keys=True)
+            groups.setdefault(target, []).append(machine)
+        return list(groups.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the plan's file; a digest in the prediction identifies its stages, codecs and precision."""

@@ -29,8 +29,6 @@ from tvm_split.planner.step_graph import Step, StepGraph, lower
 from tvm_split.planner.timetable import MachineSet
 from tvm_split.units import seconds_text
 
-SLOWEST_STREAM = 1.25
-"""Largest plausible ratio of the period to the latency of one input; sharing cores explains ratios up to this."""
 CODECS_AFTERWARDS = "; codecs for its links were chosen afterwards"
 
 
@@ -108,7 +106,7 @@ def predict(
         baselines=_baselines(problem, profile.layer_counts, evaluation) if profile else (),
         alternatives=certificate.alternatives,
         corrections=profile.corrections if profile else Corrections(),
-        doubts=(*(profile.doubts if profile else ()), *_contradictions(graph, period, latency)),
+        doubts=profile.doubts if profile else (),
         shared_cores=evaluation.shared_cores,
         steps=tuple(_step(step, place, flow) for place, step in enumerate(graph.steps)),
         transfers=graph.transfers,
@@ -148,15 +146,6 @@ def _bubble(evaluation: Evaluation) -> float:
     period, used = evaluation.period_seconds, len(evaluation.loads)
     busy = sum(load.compute_seconds for load in evaluation.loads) / (used * period) if period > 0 else 1.0
     return max(0.0, 1.0 - busy)
-
-
-def _contradictions(graph: StepGraph, period: float, latency: float) -> Iterator[str]:
-    """A message if a plan without replicas has a period far above its latency, so that measurements contradict."""
-    if period > SLOWEST_STREAM * latency and all(len(step.machines) == 1 for step in graph.steps):
-        yield (
-            f"one result every {seconds_text(period)} in a stream, and {seconds_text(latency)} for one alone: "
-            "something else ran while machines were measured under contention; measure again on quiet machines"
-        )
 
 
 def _baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:

@@ -73,11 +73,9 @@ class ProblemMachine:
 
     ``transfer_seconds`` and ``transfer_seconds_per_byte`` are the computing time that sending or receiving one tensor
     costs: on a machine whose cores all compute, serialising delays computing. ``contention`` is the factor by which
-    computing slows down while other machines of the same host compute. Both count in plans of several machines; in a
-    plan of this machine only, ``alone_contention`` and ``alone_transfer_seconds`` replace ``contention`` and
-    ``transfer_seconds`` (default: no contention, and the same transfer). All of these affect the period only: the
-    latency is that of a single micro-batch. ``cores`` is the number of cores that it computes on, where they are shared
-    (`SharedCores`); 0 for a GPU.
+    computing slows down while other machines of the same host compute, so in plans of several machines. These affect
+    the period only: the latency is that of a single micro-batch. ``cores`` is the number of cores that it computes on,
+    where they are shared (`SharedCores`); 0 for a GPU.
     """
 
     name: str
@@ -85,18 +83,7 @@ class ProblemMachine:
     transfer_seconds: Amount = 0.0
     transfer_seconds_per_byte: Amount = 0.0
     contention: Factor = 1.0
-    alone_contention: Factor = 1.0
-    alone_transfer_seconds: Amount | None = None
     cores: Annotated[int, Field(ge=0, le=MOST_CORES)] = 1
-
-    def contention_among(self, machines: int) -> float:
-        """The factor by which computing slows down in a plan of ``machines`` machines, including this one."""
-        return self.contention if machines > 1 else self.alone_contention
-
-    @property
-    def transfer_seconds_alone(self) -> float:
-        """``alone_transfer_seconds``, or ``transfer_seconds`` if that is None."""
-        return self.transfer_seconds if self.alone_transfer_seconds is None else self.alone_transfer_seconds
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from rpc_runtime.option import default_of, option, options
 from tvm_split.errors import PlanError
+from tvm_split.planner.by_hand import Split
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.shard import FORM, Shard
@@ -46,7 +47,6 @@ SEARCHING = (
 """The fields that have no effect if the user decides the split."""
 DEMANDS = ("pin", "keep_off", "replicas", "maximum_machines", "maximum_latency_seconds", "minimum_throughput")
 """The fields that only a search can satisfy."""
-Split = Mapping[str, tuple[str, ...]]
 
 
 class RequestError(PlanError):
@@ -102,11 +102,12 @@ def _machines_of_layers(value: Any, field: str) -> Any:
 
 
 def _shards(value: Any) -> Any:
-    """The list of shards from one shard, several or none; texts are parsed."""
-    given = [] if value is None else [value] if isinstance(value, Shard | str | Mapping) else value
-    if not isinstance(given, Iterable):
-        return given
-    return [_parsed(each) if isinstance(each, str) else each for each in given]
+    """The list of shards from one shard, several or none, with texts parsed; their fields are then validated."""
+    shards = [] if value is None else [value] if isinstance(value, Shard | str | Mapping) else value
+    if not isinstance(shards, Iterable):
+        return shards
+    parsed = (_parsed(shard) if isinstance(shard, str) else shard for shard in shards)
+    return [vars(shard) if isinstance(shard, Shard) else shard for shard in parsed]
 
 
 def _parsed(text: str) -> Shard:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Axis, Exchange, Stage
+from tvm_split.planner.problem import Axis, Exchange, Share, Stage
 
 FORM = "FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"
 """The text form of a shard, for command lines."""
@@ -33,7 +33,7 @@ class Shard:
     first: str
     last: str
     axis: Axis
-    shares: Mapping[str, float]
+    shares: Mapping[str, Share]
     exchange: Exchange = "fused"
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """Search which blocks of a model to shard, and how: the cheapest sequence of stages, by estimates. Numbers only.
 
+A model is divided into consecutive blocks with few tensors between them: a sharded stage begins and ends at a block.
 Dynamic programming over states (blocks done, layout of their results, whether any stage is sharded). The results lie on
 one machine, or in parts on the machines of a sharded stage. From a state, either one machine computes the next block
 and receives all parts, or a sharded stage computes some blocks, and each of its machines receives what it needs. Plans
@@ -10,22 +11,98 @@ that of its `timetable`, which includes overlap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.planner.problem import Axis, ProblemLink, Sharding
-from tvm_split.planner.shard_blocks import Block
+from tvm_split.planner.graph import LayerGraph
+from tvm_split.planner.problem import Axis, Evaluation, ProblemLink, Sharding, Stage
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.step_graph import StepGraph
 
 CUT_AXES = ("rows", "columns", "batch")
 TOUCHES = 1e-6
 """Smallest part of a value that counts as one: sums of shares have rounding errors."""
+MOST_BLOCKS = 24
+"""Most blocks of a model; further blocks are merged, the shortest first, to limit the time of the search."""
+ROOM = 0.97
+"""Fraction of a memory that is too small that parts may fill: their size is not exactly proportional to the share."""
 Links = Mapping[tuple[str, str], ProblemLink]
 STAGE_SECONDS = 1e-4
 """Seconds that one more stage must gain: about the time to hand over and wake up; fewer stages are easier to read."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive layers in the order of execution, made of whole pieces of a profile.
+
+    ``seconds`` are by machine, without machines that may not have the block. ``bytes_after`` is the size of the tensors
+    that this block or earlier ones produce and later ones need, without the model's inputs.
+    """
+
+    layers: tuple[str, ...]
+    seconds: Mapping[str, float]
+    bytes_after: float
+
+
+def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str, frozenset[str]]) -> tuple[Block, ...]:
+    """The blocks of a model; ``forbidden`` has, by the name of a piece, the machines that may not have it.
+
+    A block ends between pieces, where the number of tensors that pass has a local minimum. So a chain may be divided
+    after each of its pieces, a residual network after each block, and a network with skip connections from one end to
+    the other not at all.
+    """
+    order = list(graph.dependent)
+    position = {layer: place for place, layer in enumerate(order)}
+    spans = [(position[piece.layers[0]], position[piece.layers[-1]] + 1) for piece in profile.pieces]
+    whole = [place for place in range(1, len(order)) if not any(first < place < end for first, end in spans)]
+    values = [
+        (position[each.producer], max(position[layer] for layer in each.consumers), each.size_bytes)
+        for each in graph.values
+        if each.producer in position and any(layer in position for layer in each.consumers)
+    ]
+    alive = {place: [size for made, used, size in values if made < place <= used] for place in whole}
+    ends = [*_valleys(whole, [len(alive[place]) for place in whole]), len(order)]
+    found = []
+    for first, end in pairwise([0, *ends]):
+        pieces = [piece for piece, (begin, _) in zip(profile.pieces, spans, strict=True) if first <= begin < end]
+        seconds = {
+            machine.machine: math.fsum(machine.pieces[piece.name].seconds for piece in pieces)
+            for machine in profile.machines
+            if not any(machine.machine in forbidden.get(piece.name, ()) for piece in pieces)
+        }
+        found.append(Block(tuple(order[first:end]), seconds, float(sum(alive.get(end, [])))))
+    while len(found) > MOST_BLOCKS:
+        shortest = min(range(len(found) - 1), key=lambda place: _least(found[place]) + _least(found[place + 1]))
+        found[shortest : shortest + 2] = [_merged(found[shortest], found[shortest + 1])]
+    return tuple(found)
+
+
+def _valleys(places: Sequence[int], heights: Sequence[int]) -> list[int]:
+    """The places at local minima: runs of equal heights with a greater height, or the end, on both sides."""
+    found: list[int] = []
+    first = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or heights[end] != heights[first]:
+            left = first == 0 or heights[first - 1] > heights[first]
+            right = end == len(places) or heights[end] > heights[first]
+            if left and right:
+                found += places[first:end]
+            first = end
+    return found
+
+
+def _least(block: Block) -> float:
+    return min(block.seconds.values(), default=0.0)
+
+
+def _merged(one: Block, other: Block) -> Block:
+    seconds = {name: one.seconds[name] + other.seconds[name] for name in one.seconds if name in other.seconds}
+    return Block(one.layers + other.layers, seconds, other.bytes_after)
 
 
 class Layout(NamedTuple):
@@ -199,3 +276,50 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         else:
             found.append(each)
     return tuple(found)
+
+
+def in_proportion(seconds: Iterable[float]) -> list[float]:
+    """Shares with which machines that take ``seconds`` each for the whole finish at the same time."""
+    rates = [1.0 / each if each > 0 else 1.0 for each in seconds]
+    return [rate / sum(rates) for rate in rates]
+
+
+def rounded(shares: Sequence[float]) -> tuple[float, ...]:
+    """The shares rounded to hundredths, each at least 0.01; the largest one absorbs the rounding."""
+    found = [max(0.01, round(share, 2)) for share in shares]
+    largest = found.index(max(found))
+    found[largest] = round(1.0 - sum(each for place, each in enumerate(found) if place != largest), 2)
+    return tuple(found)
+
+
+def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
+    """A sharded stage with shares by which its machines finish at the same time, from the seconds of its steps."""
+    if stage.sharding is None:
+        return stage
+    took: defaultdict[str, float] = defaultdict(float)
+    for step in graph.steps:
+        if step.stage == stage.name:
+            took[step.machines[0]] += step.contended_seconds[0]
+    if not all(took[machine] > 0 for machine in stage.machines):
+        return stage
+    wanted = [share / took[machine] for share, machine in zip(stage.shares, stage.machines, strict=True)]
+    return replace(stage, shares=rounded([each / sum(wanted) for each in wanted]))
+
+
+def lightened(stage: Stage, evaluation: Evaluation, limits: Mapping[str, float]) -> Stage:
+    """A sharded stage with smaller shares for machines that exceed their memory, and larger shares for the others.
+
+    ``limits`` are the bytes of memory of each machine. If no machine has memory left, the stage is unchanged.
+    """
+    fills = dict.fromkeys(stage.machines, 0.0)  # a machine that computes nothing has no load
+    fills |= {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}
+    if stage.sharding is None or min(fills[machine] for machine in stage.machines) >= 1:
+        return stage
+    less = [
+        part / fills[machine] * ROOM if fills[machine] > 1 else part
+        for machine, part in zip(stage.machines, stage.shares, strict=True)
+    ]
+    light = sum(part for machine, part in zip(stage.machines, less, strict=True) if fills[machine] <= 1)
+    more = (light + 1.0 - sum(less)) / light
+    shares = [part * (1 if fills[name] > 1 else more) for name, part in zip(stage.machines, less, strict=True)]
+    return replace(stage, shares=rounded(shares))

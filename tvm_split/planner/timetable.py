@@ -52,79 +52,61 @@ def timetable(
         placements, seconds: the machines of each step, and the seconds that it computes.
         link: returns latency in seconds and seconds per byte of the link between two placements.
     """
-    return _Simulation(placements, seconds, transfers, link).run()
+    placements = [*placements, (CLIENT_NUMBER,)]
+    made_by: defaultdict[int, list[NumberedTransfer]] = defaultdict(list)
+    lacking = [0] * len(seconds)
+    for transfer in transfers:
+        made_by[transfer.source].append(transfer)
+        for target in transfer.targets:
+            lacking[target] += 1
+    ready: defaultdict[MachineSet, list[int]] = defaultdict(list)
+    for step, count in enumerate(lacking):
+        if not count:
+            ready[placements[step]].append(step)
+    starts: list[float | None] = [None] * len(seconds)
+    busy: set[int] = set()
+    link_free: dict[tuple[MachineSet, MachineSet], float] = {}
+    # Time, a number that keeps the order of simultaneous events, and the step that ends or the tensor that arrives.
+    events: list[tuple[float, int, int | NumberedTransfer]] = []
+    numbers = itertools.count()
 
-
-class _Simulation:
-    def __init__(
-        self,
-        placements: Sequence[MachineSet],
-        seconds: Sequence[float],
-        transfers: Sequence[NumberedTransfer],
-        link: Callable[[MachineSet, MachineSet], tuple[float, float]],
-    ) -> None:
-        self._placements = [*placements, (CLIENT_NUMBER,)]
-        self._seconds = seconds
-        self._link = link
-        self._made_by: defaultdict[int, list[NumberedTransfer]] = defaultdict(list)
-        self._lacking = [0] * len(seconds)
-        for transfer in transfers:
-            self._made_by[transfer.source].append(transfer)
-            for target in transfer.targets:
-                self._lacking[target] += 1
-        self._ready: defaultdict[MachineSet, list[int]] = defaultdict(list)
-        self._busy: set[int] = set()
-        self._link_free: dict[tuple[MachineSet, MachineSet], float] = {}
-        self._numbers = itertools.count()
-        # Time, a number that keeps the order of simultaneous events, and the step that ends or the tensor that arrives.
-        self._events: list[tuple[float, int, int | NumberedTransfer]] = []
-        self._starts: list[float | None] = [None] * len(seconds)
-
-    def run(self) -> Timetable:
-        now = 0.0
-        for step, lacking in enumerate(self._lacking):
-            if not lacking:
-                self._ready[self._placements[step]].append(step)
-        self._send(CLIENT_NUMBER, now)
-        self._begin(now)
-        while self._events:
-            now = self._events[0][0]
-            while self._events and self._events[0][0] == now:
-                self._finish(heapq.heappop(self._events)[2], now)
-            self._begin(now)
-        return Timetable(self._starts, now)
-
-    def _finish(self, event: int | NumberedTransfer, now: float) -> None:
-        if isinstance(event, int):
-            self._busy.difference_update(self._placements[event])
-            self._send(event, now)
-            return
-        for target in event.targets:
-            self._lacking[target] -= 1
-            if not self._lacking[target]:
-                self._ready[self._placements[target]].append(target)
-
-    def _send(self, source: int, now: float) -> None:
-        for transfer in self._made_by[source]:
-            ends = (
-                self._placements[source],
-                self._placements[transfer.targets[0] if transfer.targets else CLIENT_NUMBER],
-            )
+    def send(source: int) -> None:
+        for transfer in made_by[source]:
+            ends = placements[source], placements[transfer.targets[0] if transfer.targets else CLIENT_NUMBER]
             arrival = now
             if ends[0] != ends[1]:
-                latency, seconds_per_byte = self._link(*ends)
-                free = max(now, self._link_free.get(ends, 0.0)) + transfer.bytes * seconds_per_byte
-                self._link_free[ends] = free
-                arrival = free + latency
-            heapq.heappush(self._events, (arrival, next(self._numbers), transfer))
+                latency, seconds_per_byte = link(*ends)
+                link_free[ends] = max(now, link_free.get(ends, 0.0)) + transfer.bytes * seconds_per_byte
+                arrival = link_free[ends] + latency
+            heapq.heappush(events, (arrival, next(numbers), transfer))
 
-    def _begin(self, now: float) -> None:
-        for placement, ready in list(self._ready.items()):
-            if self._busy.isdisjoint(placement):
-                step = max(ready)
-                ready.remove(step)
-                if not ready:
-                    del self._ready[placement]
-                self._busy.update(placement)
-                self._starts[step] = now
-                heapq.heappush(self._events, (now + self._seconds[step], next(self._numbers), step))
+    def finish(event: int | NumberedTransfer) -> None:
+        if isinstance(event, int):
+            busy.difference_update(placements[event])
+            send(event)
+            return
+        for target in event.targets:
+            lacking[target] -= 1
+            if not lacking[target]:
+                ready[placements[target]].append(target)
+
+    def begin() -> None:
+        for placement, steps in list(ready.items()):
+            if busy.isdisjoint(placement):
+                step = max(steps)
+                steps.remove(step)
+                if not steps:
+                    del ready[placement]
+                busy.update(placement)
+                starts[step] = now
+                heapq.heappush(events, (now + seconds[step], next(numbers), step))
+
+    now = 0.0
+    send(CLIENT_NUMBER)
+    begin()
+    while events:
+        now = events[0][0]
+        while events and events[0][0] == now:
+            finish(heapq.heappop(events)[2])
+        begin()
+    return Timetable(starts, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,11 +17,36 @@ from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import Program, TensorSpec
 from rpc_runtime.program.routes import Route
-from tvm_split.planner.codec_choice import CodecTrial
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
 ROUNDS_SECONDS = 0.02
 """Seconds for which a codec is timed."""
+
+
+@dataclass(frozen=True)
+class CodecTrial:
+    """The result of a codec on one micro-batch of a tensor.
+
+    ``output_error`` is the largest difference that this codec alone makes to an output of the model, as a share of
+    that output's largest magnitude; 0 for a lossless codec.
+    """
+
+    tensor: str
+    codec: str
+    size_bytes: int
+    encoded_bytes: int
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    output_error: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Bytes without the codec, divided by bytes with it."""
+        return self.size_bytes / self.encoded_bytes if self.encoded_bytes else 1.0
+
+    def seconds(self, bytes_per_second: float) -> float:
+        """Seconds to encode, send and decode the tensor over a link of this bandwidth, without the link's latency."""
+        return self.encode_seconds + self.encoded_bytes / bytes_per_second + self.decode_seconds
 
 
 class CodecTrials:

@@ -24,23 +24,28 @@ from tvm_split.planner.by_hand import named, with_independent_layers
 from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import ComparedPlan
-from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, objective_seconds
+from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, Timed, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.shard_blocks import blocks_of
-from tvm_split.planner.shard_search import Segment, ShardOption, cheapest
-from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
+from tvm_split.planner.shard_search import (
+    Segment,
+    ShardOption,
+    blocks_of,
+    cheapest,
+    in_proportion,
+    lightened,
+    rebalanced,
+    rounded,
+)
 from tvm_split.planner.step_graph import StepGraph
 from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
 from tvm_split.shard_planning.timing import profile_parts
 from tvm_split.steps import StepProgress
 from tvm_split.units import names_of
 
-MOST_TIMED = 3
-"""Most candidates that are balanced and measured."""
-WORTH_TIMING = 1.25
-"""Largest estimate, by the value to beat, of a plan that is measured: parts often take less than estimated."""
+MOST_BALANCED = 3
+"""Most candidates whose shares are balanced."""
 MOST_TRIES = 40
 """Most failed attempts to find the end of a sharded stage, for one sharding and one set of machines."""
 SIZES = (2, 3, 4)
@@ -51,12 +56,11 @@ BALANCING = 3
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Stages of layers, some of them sharded, and their evaluation; ``is_timed`` if their own shapes were measured."""
+    """Stages of layers, some of them sharded, and their evaluation."""
 
     stages: tuple[Stage, ...]
     graph: StepGraph
     evaluation: Evaluation
-    is_timed: bool = False
 
     @property
     def words(self) -> str:
@@ -67,9 +71,13 @@ class ShardPlan:
         return f"{names_of(list(how))} shared by {names_of(list(machines))}"
 
     def compared(self, why: str) -> ComparedPlan:
-        counted = tuple(("+".join(stage.machines), len(stage.layers)) for stage in self.stages)
-        evaluation = self.evaluation
-        return ComparedPlan(self.words, counted, evaluation.period_seconds, evaluation.latency_seconds, why)
+        return compared(self.words, self.stages, self.evaluation, why)
+
+
+def compared(name: str, stages: Sequence[Stage], plan: Timed, why: str) -> ComparedPlan:
+    """A plan of these stages of layers that was not chosen, and ``why``."""
+    counted = tuple(("+".join(stage.machines), len(stage.layers)) for stage in stages)
+    return ComparedPlan(name, counted, plan.period_seconds, plan.latency_seconds, why)
 
 
 class ShardCandidates:
@@ -86,12 +94,9 @@ class ShardCandidates:
         request: PlanRequest,
         make_plan: Callable[[tuple[Stage, ...]], Plan],
     ) -> None:
-        self._model = model
-        self._profile = profile
-        self._problem = problem
-        self._request = request
-        self._make_plan = make_plan
+        self._model, self._problem, self._request, self._make_plan = model, problem, request, make_plan
         self._links = problem.link_of
+        self._seconds = {each.machine: sum(time.seconds for time in each.pieces.values()) for each in profile.machines}
         self._estimates = PartEstimates(model, profile)
         forbidden = _forbidden(problem)
         self._forbidden = {layer: forbidden[piece.name] for piece in profile.pieces for layer in piece.layers}
@@ -117,7 +122,7 @@ class ShardCandidates:
             on_progress=on_progress,
         )
         return tuple(
-            ShardPlan(each.stages, graph, evaluate(self._problem, graph), True)
+            ShardPlan(each.stages, graph, evaluate(self._problem, graph))
             for each, graph in zip(plans, found, strict=True)
         )
 
@@ -129,8 +134,11 @@ class ShardCandidates:
 
     def _found_with(self, groups: Sequence[Sequence[ShardOption]], *, all_shared: bool) -> tuple[ShardPlan, ...]:
         found: dict[tuple[Stage, ...], ShardPlan] = {}
+        inputs, outputs = (
+            float(sum(each.size_bytes for each in ends)) for ends in (self._model.inputs, self._model.outputs)
+        )
         for options in [[option for each in groups for option in each], *groups]:
-            segments = cheapest(self._blocks, options, self._links, *self._client_bytes(), all_shared=all_shared)
+            segments = cheapest(self._blocks, options, self._links, inputs, outputs, all_shared=all_shared)
             stages = self._stages(segments)
             if not stages or stages in found:
                 continue
@@ -139,7 +147,7 @@ class ShardCandidates:
             except PlanError:
                 continue  # runs of blocks that can be sharded one by one may not be possible together
         best = sorted(found.values(), key=self._rank)
-        balanced = [*map(self._balanced, best[:MOST_TIMED]), *best[MOST_TIMED:]]
+        balanced = [*map(self._balanced, best[:MOST_BALANCED]), *best[MOST_BALANCED:]]
         return tuple(sorted(self.kept(balanced), key=self._value))
 
     def kept(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
@@ -159,10 +167,6 @@ class ShardCandidates:
             and not any(machine in self._forbidden.get(layer, ()) for layer, machine in pairs)
         )
 
-    def _client_bytes(self) -> tuple[float, float]:
-        inputs = sum(each.size_bytes for each in self._model.inputs)
-        return float(inputs), float(sum(each.size_bytes for each in self._model.outputs))
-
     def _options(self) -> list[list[ShardOption]]:
         """Groups of options, one for each sharding and set of machines; after the time limit, only those found so far.
 
@@ -171,7 +175,7 @@ class ShardCandidates:
         deadline = time.monotonic() + self._request.time_limit_seconds
         found: list[list[ShardOption]] = []
         for machines in self._teams():
-            shares = rounded(in_proportion([self._seconds_on(machine) for machine in machines]))
+            shares = rounded(in_proportion([self._seconds[machine] for machine in machines]))
             for sharding in _shardings(self._model):
                 if found and time.monotonic() > deadline:
                     return found
@@ -184,15 +188,11 @@ class ShardCandidates:
         """Sets of the fastest machines, each in the order of the problem."""
         order = [machine.name for machine in self._problem.machines]
         able = [name for name in order if any(name in block.seconds for block in self._blocks)]
-        fastest = sorted(able, key=self._seconds_on)
+        fastest = sorted(able, key=self._seconds.__getitem__)
         most = min(len(able), self._problem.maximum_machines or len(able))
         for size in sorted({*SIZES, most}):
             if 2 <= size <= most:
                 yield tuple(sorted(fastest[:size], key=order.index))
-
-    def _seconds_on(self, machine: str) -> float:
-        times = next(each for each in self._profile.machines if each.machine == machine)
-        return sum(each.seconds for each in times.pieces.values())
 
     def _options_of(
         self, sharding: Sharding, machines: tuple[str, ...], shares: tuple[float, ...]
@@ -236,14 +236,9 @@ class ShardCandidates:
         segments = sorted([*around, Segment(option.begin, end, option.holder, option)], key=lambda each: each.first)
         return self._plan(self._stages(segments)), int(option.begin > 0)
 
-    def _may_share(self, option: ShardOption, end: int) -> bool:
-        return all(
-            machine in block.seconds for block in self._blocks[option.begin : end] for machine in option.machines
-        )
-
     def _looked_ahead(self, option: ShardOption, end: int) -> list[float] | None:
         """The seconds of each block without exchanges, estimated without rewriting; None if they cannot be sharded."""
-        if not self._may_share(option, end):
+        if not all(block.seconds.keys() >= {*option.machines} for block in self._blocks[option.begin : end]):
             return None
         try:
             found = self._estimates.looked_ahead(*self._plan_around(option, end))
@@ -347,14 +342,6 @@ class ShardCandidates:
 
     def _rank(self, plan: ShardPlan) -> tuple[float, float]:
         return memory_shortage(self._problem, plan.evaluation), self._value(plan)
-
-
-def worth_timing(plans: Sequence[ShardPlan], problem: Problem, beat_seconds: float) -> tuple[ShardPlan, ...]:
-    """The first `MOST_TIMED` plans whose estimates are at most `WORTH_TIMING` times ``beat_seconds``."""
-    near = [
-        each for each in plans if objective_seconds(problem.objective, each.evaluation) <= WORTH_TIMING * beat_seconds
-    ]
-    return tuple(near[:MOST_TIMED])
 
 
 def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,6 @@ from tvm_split.compiler.sharding import computed_shares, partition
 from tvm_split.model import Model
 from tvm_split.planner.estimate import CORE
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, PieceTime
 from tvm_split.planner.step_graph import Step, StepGraph, Transfer
 
@@ -71,40 +71,35 @@ class PartEstimates:
         self._hosts = {each.machine: each.hostname for each in profile.machines}
         piece_of = {layer: piece for piece in profile.pieces for layer in piece.layers}
         dependent = dependent_names(main_function(model.module))
-        work: dict[str, float] = {}
-        held: dict[str, float] = {}
-        self._constants = constants = _constant_bytes(model)
+        self._constants = _constant_bytes(model)
         # Operations on constants alone are computed once, when a stage is compiled.
         self._calls = {
             name: (operations, moved) for name, operations, moved in calls(model.module) if name in dependent
         }
+        work: defaultdict[str, float] = defaultdict(float)
+        held: defaultdict[str, float] = defaultdict(float)
         for name, (operations, moved) in self._calls.items():
             piece = piece_of.get(model.layers.get(name, ""))
             if piece is not None:
-                work[piece.name] = work.get(piece.name, 0.0) + CORE.seconds(operations, moved)
-                held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
+                work[piece.name] += CORE.seconds(operations, moved)
+                held[piece.name] += self._constants.get(name, 0)
         self.oversubscription = {each.machine: profile.oversubscription(each.machine) for each in profile.machines}
         """By machine, the factor by which oversubscribed cores slow down the machines of its host."""
-        self._rates: dict[tuple[str, str], _Rate] = {}
-        self._prepacked: dict[str, float] = {}
-        self._measured = {
-            (machine.machine, layer)
-            for machine in profile.machines
+        self._prepacked = {
+            layer: piece.weight_bytes / held[piece.name] if held[piece.name] else 0.0
             for layer, piece in piece_of.items()
-            if machine.pieces[piece.name].origin != "estimated"
         }
-        for layer, piece in piece_of.items():
-            whole, weights = work.get(piece.name, 0.0), held.get(piece.name, 0.0)
-            self._prepacked[layer] = piece.weight_bytes / weights if weights else 0.0
-            for machine in profile.machines:
-                time = machine.pieces[piece.name]
-                self._rates[machine.machine, layer] = _rate(
-                    time,
-                    whole,
-                    weights,
-                    piece.weight_bytes / machine.bytes_per_second,
-                    self.oversubscription[machine.machine],
-                )
+        times = [(each, layer, piece.name) for each in profile.machines for layer, piece in piece_of.items()]
+        self._rates = {
+            (each.machine, layer): _rate(
+                each.pieces[piece],
+                work[piece],
+                held[piece],
+                piece_of[layer].weight_bytes / each.bytes_per_second,
+                self.oversubscription[each.machine],
+            )
+            for each, layer, piece in times
+        }
 
     def steps_of(self, plan: Plan) -> StepGraph:
         """The steps of a plan, all estimated.
@@ -128,7 +123,7 @@ class PartEstimates:
                 shares=(1.0,),
                 seconds=(sum(each.seconds for each in own),),
                 contended_seconds=(sum(each.contended_seconds for each in own),),
-                estimated_shares=(0.0 if self._is_measured(plan, origin, stage) else 1.0,),
+                estimated_shares=(1.0,),
                 weight_bytes=sum(each.weight_bytes for each in own),
                 activation_bytes=max((each.activation_bytes for each in own), default=0.0),
             )
@@ -159,15 +154,6 @@ class PartEstimates:
                     moved - weights,
                 )
 
-    def _is_measured(self, plan: Plan, stage: int, part: Stage) -> bool:
-        """Whether all times of a stage were measured; never true for a sharded stage: it computes parts of pieces."""
-        known = all(
-            (part.machine, layer) in self._measured
-            for layer in part.layers
-            if layer not in self._model.graph.independent
-        )
-        return known and plan.stages[stage].sharding is None
-
     def looked_ahead(self, plan: Plan, stage: int) -> Mapping[tuple[str, str], float]:
         """Seconds of computing of a sharded stage, by layer and machine, estimated without rewriting the model.
 
@@ -175,15 +161,14 @@ class PartEstimates:
         """
         shared = plan.stages[stage]
         company = {machine: self.is_contended(plan, stage, machine) for machine in shared.machines}
-        found: dict[tuple[str, str], float] = {}
+        found: defaultdict[tuple[str, str], float] = defaultdict(float)
         for (name, machine), share in computed_shares(self._model, shared).items():
             layer = self._model.layers[name]
             rate = self._rates.get((machine, layer))
             if rate is not None and name in self._calls:
                 (operations, moved), weights = self._calls[name], self._constants[name]
                 roofline = CORE.seconds(operations * share, (moved - weights) * share + weights)
-                seconds = rate.of(roofline, weights, is_contended=company[machine])
-                found[layer, machine] = found.get((layer, machine), 0.0) + seconds
+                found[layer, machine] += rate.of(roofline, weights, is_contended=company[machine])
         return found
 
     def is_contended(self, plan: Plan, stage: int, machine: str) -> bool:

@@ -15,7 +15,7 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.step_graph import Step, StepGraph
-from tvm_split.profiling.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
+from tvm_split.profiling.cluster_timing import CallSeconds, ClusterTiming
 from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes
 from tvm_split.profiling.machines import MachineFacts
 from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
@@ -30,8 +30,6 @@ def profile_parts(
     *,
     database: str | Path | None = None,
     refresh: bool = False,
-    cache_folder: str | Path | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_progress: StepProgress | None = None,
 ) -> tuple[StepGraph, ...]:
     """The measured steps of each plan: their kernels are compiled as for a deployment and cached like those of pieces.
@@ -40,13 +38,8 @@ def profile_parts(
     Other arguments, and errors, are those of `ModelProfiler.measure`.
     """
     scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
-    times = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine)).measure(
-        cluster,
-        refresh=refresh,
-        cache_folder=cache_folder,
-        timeout_seconds=timeout_seconds,
-        on_progress=on_progress,
-    )
+    timing = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine))
+    times = timing.measure(cluster, refresh=refresh, on_progress=on_progress)
     used = {machine for each in scheduled for machine in each.machines()}
     seconds = {each.machine.name: CallSeconds(each) for each in times if each.machine.name in used}
     return tuple(

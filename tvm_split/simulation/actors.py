@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import simpy
@@ -88,22 +87,6 @@ class Resting:
             roused.succeed()
 
 
-class End(Protocol):
-    """An end of links that sends and receives: a machine or the client."""
-
-    def room(self) -> None:
-        """Tell the end that a link may have buffer space again."""
-
-    def sent(self, route: Route, sequence: int, start: float) -> None:
-        """Tell the end that a micro-batch was sent, from ``start`` (seconds) until now."""
-
-    def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
-        """Tell the end that a micro-batch has arrived; the end calls ``release`` when its buffer is free again."""
-
-    def starves(self, route: Route, sequence: int) -> bool:
-        """Whether the end was idle because it waited for this micro-batch."""
-
-
 class Link:
     """A one-way link: the runtime's own flow control at its two ends, and a wire with a latency between them."""
 
@@ -113,8 +96,8 @@ class Link:
         routes: Sequence[Route],
         times: LinkTimes,
         scatter: float,
-        source: End,
-        target: End,
+        source: Worker | Client,
+        target: Worker | Client,
     ) -> None:
         self._clock = clock
         self._times = times
@@ -182,26 +165,8 @@ class Link:
         self._resting.rouse()
 
 
-@dataclass
-class Spent:
-    """Seconds that a machine computed, waited for inputs, and waited for buffer space for its outputs."""
-
-    computing: float = 0.0
-    for_inputs: float = 0.0
-    for_room: float = 0.0
-
-    def since(self, before: Spent) -> Spent:
-        return Spent(
-            self.computing - before.computing, self.for_inputs - before.for_inputs, self.for_room - before.for_room
-        )
-
-
-@dataclass
-class _Doing:
-    """The current activity of a machine, as the name of a field of `Spent`, and its start in seconds."""
-
-    what: str = "for_inputs"
-    since: float = 0.0
+ACTIVITIES = ("computing", "waits_for_inputs", "waits_for_room")
+"""What a machine does all the time: a part of `MachineUse` for each."""
 
 
 class Worker:
@@ -225,7 +190,8 @@ class Worker:
         self.scheduler = Scheduler(plan, self._resting.rouse)
         self._sender = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
         self._taker = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
-        self._spent, self._doing = Spent(), _Doing()
+        self._spent = dict.fromkeys(ACTIVITIES, 0.0)
+        self._doing, self._since = "waits_for_inputs", 0.0
         self.is_lost = False
 
     def connect(self, links: Mapping[str, Link]) -> None:
@@ -250,16 +216,18 @@ class Worker:
     def lose(self, moment: float) -> None:
         """Stop the machine at ``moment`` (seconds), which lies between the last event and the next one."""
         if not self.is_lost:
-            self._spent, self.is_lost = self._spent_until(moment), True
+            self._does(self._doing, moment)
+            self.is_lost = True
 
-    def spent(self) -> Spent:
-        """The seconds spent until now, or until the machine was lost."""
-        return self._spent if self.is_lost else self._spent_until(self._clock.seconds)
+    def spent(self) -> dict[str, float]:
+        """The seconds of each activity until now, or until the machine was lost."""
+        if not self.is_lost:
+            self._does(self._doing, self._clock.seconds)
+        return dict(self._spent)
 
-    def _spent_until(self, moment: float) -> Spent:
-        now = Spent(self._spent.computing, self._spent.for_inputs, self._spent.for_room)
-        setattr(now, self._doing.what, getattr(now, self._doing.what) + moment - self._doing.since)
-        return now
+    def _does(self, what: str, moment: float) -> None:
+        self._spent[self._doing] += moment - self._since
+        self._doing, self._since = what, moment
 
     def run(self) -> Steps:
         self.scheduler.begin()
@@ -269,7 +237,7 @@ class Worker:
             if isinstance(action, Wait):
                 if action.for_inputs and idle_since is None:
                     idle_since = self._clock.seconds
-                self._does("for_inputs" if action.for_inputs else "for_room")
+                self._does("waits_for_inputs" if action.for_inputs else "waits_for_room", self._clock.seconds)
                 yield self._resting.rest()
                 continue
             station = self.scheduler.at(action.stage)
@@ -280,17 +248,13 @@ class Worker:
 
     def _compute(self, station: StageState) -> Steps:
         start, sequence = self._clock.seconds, station.sequence
-        self._does("computing")
+        self._does("computing", start)
         seconds = self._seconds(station.stage.name, start)
         yield self._processors.work(self._plan.machine, self._clock.scattered(seconds, self._scatter))
         if self.is_lost:
             return
         self._trace.record(self._plan.machine, station.stage.name, sequence, COMPUTE, start)
         self.scheduler.finish(station.position, [NOTHING] * len(station.stage.outputs))
-
-    def _does(self, what: str) -> None:
-        if what != self._doing.what:
-            self._spent, self._doing = self.spent(), _Doing(what, self._clock.seconds)
 
 
 @dataclass
@@ -316,6 +280,9 @@ class Client:
         self._results = ResultQueue(self.program)
         self._resting = Resting(self.clock.environment)
         self._sends = self.plan.sends(self.program.given)
+
+    def connect(self, links: Mapping[str, Link]) -> None:
+        self.links = links
 
     def feed(self, count: int | None) -> Steps:
         """Feed ``count`` micro-batches, or an endless stream if it is None."""

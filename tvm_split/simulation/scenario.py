@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.turns import turns_by_share
+from rpc_runtime.transports.transport import memory_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import Prediction
 from tvm_split.units import short_list
 
 NOT_COMPILED = BlobSpec("0" * 64, 0)
@@ -130,45 +136,147 @@ AS_PLANNED = WhatIf()
 NO_TIME = LinkTimes(0.0, {})
 
 
-@dataclass
-class ProgramBuilder:
-    """Builds a program of stages that are not compiled; tensors have only a name and a size."""
+SimulatedTensor = tuple[str, float, str | None, Sequence[str | None]]
+"""Name and bytes of a tensor, the stage that makes it, and the stages that take it; None is the client."""
 
-    stages: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = field(default_factory=list)
-    tensors: dict[str, TensorSpec] = field(default_factory=dict)
-    makers: dict[str, str | None] = field(default_factory=dict)
-    takers: dict[str, list[str | None]] = field(default_factory=dict)
 
-    def stage(self, name: str, machines: tuple[str, ...], turns: tuple[int, ...]) -> None:
-        """Add a stage; stages are added in topological order."""
-        self.stages.append((name, machines, turns))
+def program_of(
+    stages: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]], tensors: Iterable[SimulatedTensor]
+) -> Program:
+    """The program of stages that are not compiled; ``stages`` has, in topological order, their machines and turns.
 
-    def tensor(self, name: str, size_bytes: float, maker: str | None, takers: list[str | None]) -> None:
-        """Add a tensor that one stage produces and others consume; None is the client."""
-        self.tensors[name] = TensorSpec(name, (max(round(size_bytes), 1),), "uint8")
-        self.makers[name], self.takers[name] = maker, takers
+    A stage without inputs or outputs is connected to the client by a tensor of 1 byte.
+    """
+    whole = list(tensors)
+    for stage in stages:
+        if not any(stage in takers for *_, takers in whole):
+            whole.append((f"begin of {stage}", 1, None, (stage,)))
+        if not any(stage == maker for _, _, maker, _ in whole):
+            whole.append((f"end of {stage}", 1, stage, (None,)))
+    spec = {name: TensorSpec(name, (max(round(size), 1),), "uint8") for name, size, *_ in whole}
 
-    def program(self) -> Program:
-        """The program. A stage without inputs or outputs is connected to the client by a tensor of 1 byte."""
-        for name, *_ in self.stages:
-            if not any(name in takers for takers in self.takers.values()):
-                self.tensor(f"begin of {name}", 1, None, [name])
-            if name not in self.makers.values():
-                self.tensor(f"end of {name}", 1, name, [None])
+    def made_by(stage: str | None) -> tuple[TensorSpec, ...]:
+        return tuple(spec[name] for name, _, maker, _ in whole if maker == stage)
 
-        def made_by(stage: str | None) -> tuple[TensorSpec, ...]:
-            return tuple(self.tensors[name] for name, maker in self.makers.items() if maker == stage)
+    def taken_by(stage: str | None) -> tuple[TensorSpec, ...]:
+        return tuple(spec[name] for name, *_, takers in whole if stage in takers)
 
-        def taken_by(stage: str | None) -> tuple[TensorSpec, ...]:
-            return tuple(self.tensors[name] for name, takers in self.takers.items() if stage in takers)
+    return Program(
+        inputs=made_by(None),
+        outputs=taken_by(None),
+        stages=tuple(
+            StageSpec(index, name, machine, (), "cpu", NOT_COMPILED, (), taken_by(name), made_by(name), replica, turns)
+            for index, (name, (machines, turns)) in enumerate(stages.items())
+            for replica, machine in enumerate(machines)
+        ),
+    )
 
-        ends = {name: (taken_by(name), made_by(name)) for name, *_ in self.stages}
-        return Program(
-            inputs=made_by(None),
-            outputs=taken_by(None),
-            stages=tuple(
-                StageSpec(index, name, machine, (), "cpu", NOT_COMPILED, (), *ends[name], replica, turns)
-                for index, (name, machines, turns) in enumerate(self.stages)
-                for replica, machine in enumerate(machines)
-            ),
+
+def scenario_of_plan(plan: Plan) -> Scenario:
+    """The scenario of a plan's prediction.
+
+    Raises:
+        PlanError: the plan has no prediction, or one for other machines than the plan's.
+    """
+    prediction = plan.prediction
+    if prediction is None:
+        raise PlanError(
+            "the plan has no prediction, so nothing is known of its times; make one with `tvm-split plan`, of a split "
+            "by hand with --predict"
         )
+    machines = {name for stage in plan.stages for name in stage.machines}
+    if machines != {name for step in prediction.steps for name in step.machines}:
+        raise PlanError("the plan's prediction is of other machines than its stages; make the plan anew")
+    return scenario_of(prediction)
+
+
+def scenario_of(prediction: Prediction) -> Scenario:
+    """The scenario of a prediction, with a stage for each step, as in the compiled plan, and each tensor on its own.
+
+    A link's seconds are divided over its tensors in proportion to their bytes.
+    """
+    times: dict[str, dict[str, StageTimes]] = {}
+    for step in prediction.steps:
+        values = zip(step.alone_seconds, step.compute_seconds, step.transfer_seconds, strict=True)
+        for machine, seconds in zip(step.machines, values, strict=True):
+            times.setdefault(machine, {})[step.name] = StageTimes(*seconds)
+    takers: dict[str, list[str | None]] = {}
+    for each in prediction.transfers:
+        takers.setdefault(each.tensor, []).extend(each.targets or (None,))
+    made = {each.tensor: (each.bytes, None if each.source == CLIENT else each.source) for each in prediction.transfers}
+    program = program_of(
+        {step.name: (step.machines, turns_by_share(step.shares)) for step in prediction.steps},
+        ((tensor, size, source, takers[tensor]) for tensor, (size, source) in made.items()),
+    )
+    cores = {each.machine: each.cores for each in prediction.machines}
+    return Scenario(
+        program,
+        {machine: MachineTimes(stages, cores[machine]) for machine, stages in times.items()},
+        _links(prediction, program.routes),
+        tuple(SharedCores(each.machines, each.cores) for each in prediction.shared_cores),
+        _client_seconds(prediction),
+    )
+
+
+def _links(prediction: Prediction, routes: Iterable[Route]) -> dict[tuple[str, str], LinkTimes]:
+    sizes = {each.tensor: each.bytes for each in prediction.transfers}
+    predicted = {(each.source, each.destination): each for each in prediction.links}
+    crossing: dict[tuple[str, str], dict[str, float]] = {}
+    averages: dict[tuple[str, str], float] = {}
+    for route in routes:
+        ends, size = (route.source, route.destination), sizes.get(route.tensor.name)
+        if size is None:
+            continue
+        if ends not in predicted:
+            raise PlanError(f"nothing is predicted of the link from {ends[0]} to {ends[1]}; make the plan anew")
+        crossing.setdefault(ends, {})[route.tensor.name] = size
+        averages[ends] = averages.get(ends, 0.0) + size * route.when.share
+    found = {}
+    for ends, tensors in crossing.items():
+        link, average = predicted[ends], averages[ends]
+        wires = {name: link.stream_seconds * size / average if average else 0.0 for name, size in tensors.items()}
+        latency = max(0.0, link.seconds - math.fsum(wires.values()))
+        found[ends] = LinkTimes(latency, wires, shares_memory=memory_of(link.transport) == "host")
+    return found
+
+
+def _client_seconds(prediction: Prediction) -> float:
+    """Seconds of the client's cores per micro-batch: the load of its shared cores without that of the machines."""
+    computing = {each.machine: each.compute_seconds * each.cores for each in prediction.machines}
+    left = [
+        each.busy_seconds - math.fsum(computing.get(name, 0.0) for name in each.machines)
+        for each in prediction.shared_cores
+        if CLIENT in each.machines
+    ]
+    return max([0.0, *left])
+
+
+def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> Scenario:
+    """The scenario with measured compute times of machines in a stream, in ``seconds`` per micro-batch of the stream.
+
+    The predicted cost of transfers is added to them. The times of a single run are scaled by the same factor.
+
+    Raises:
+        PlanError: a machine is not in the scenario.
+    """
+    machines = dict(scenario.machines)
+    for name, measured in seconds.items():
+        if name not in machines:
+            used = short_list(list(machines))
+            raise PlanError(f"machine {name!r} was measured, and the plan does not use it; it uses {used}")
+        turns = {stage.name: stage.own_turns.share for stage in scenario.program.stages_on(name)}
+        before = machines[name].stages
+        expected = math.fsum((each.stream_seconds - each.transfer_seconds) * turns[of] for of, each in before.items())
+        ratio = measured / expected if expected > 0 else 1.0
+        machines[name] = replace(
+            machines[name],
+            stages={
+                stage: replace(
+                    each,
+                    single_seconds=each.single_seconds * ratio,
+                    stream_seconds=(each.stream_seconds - each.transfer_seconds) * ratio + each.transfer_seconds,
+                )
+                for stage, each in before.items()
+            },
+        )
+    return replace(scenario, machines=machines)

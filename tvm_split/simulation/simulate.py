@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import simpy
 
 from rpc_runtime.client.dispatcher import most_under_way
 from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program
-from rpc_runtime.program.routes import CLIENT, MachineProgram
+from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
-from tvm_split.simulation.actors import Client, Clock, Link, Spent, Trace, Worker
+from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf
 from tvm_split.steps import StepProgress
@@ -129,25 +130,16 @@ def simulate(
     stream = _Run(scenario, what_if, in_flight, shown, streamed=True, on_progress=on_progress)
     stream.run(micro_batches, feeds=None)
     has_scatter = what_if.compute_scatter or what_if.link_scatter
-    return stream.told(_alone(scenario, what_if, SINGLE_RUNS if has_scatter else min(turns, SINGLE_RUNS)))
+    return stream.result(_alone(scenario, what_if, SINGLE_RUNS if has_scatter else min(turns, SINGLE_RUNS)))
 
 
 def _alone(scenario: Scenario, what_if: WhatIf, runs: int) -> list[float]:
     """Latencies of ``runs`` single micro-batches, without losses; only slowdowns since the beginning count."""
-    chance = WhatIf(
-        tuple(each for each in what_if.slowdowns if each.since_seconds <= 0),
-        (),
-        what_if.compute_scatter,
-        what_if.link_scatter,
-        what_if.seed + 1,
-    )
+    slowed = tuple(each for each in what_if.slowdowns if each.since_seconds <= 0)
+    chance = replace(what_if, slowdowns=slowed, losses=(), seed=what_if.seed + 1)
     run = _Run(scenario, chance, 1, 0, streamed=False)
     run.run(runs, feeds=runs)
     return run.latencies()
-
-
-_Look = tuple[float, dict[str, Spent]]
-"""A time, and the seconds that each machine has spent until then."""
 
 
 class _Run:
@@ -165,29 +157,31 @@ class _Run:
         program = scenario.program
         self._environment = simpy.Environment()
         clock = Clock(self._environment, what_if.seed)
-        self._happenings, self._trace = what_if, Trace(clock, shown)
+        self._what_if, self._trace = what_if, Trace(clock, shown)
         cores = {name: each.cores for name, each in scenario.machines.items()} | {CLIENT: 1}
         processors = Processors(self._environment, scenario.shared_cores if streamed else (), cores)
-        routes = program.handovers
+        touching: defaultdict[str, list[Route]] = defaultdict(list)
+        between: defaultdict[tuple[str, str], list[Route]] = defaultdict(list)
+        for route in program.handovers:
+            for end in {route.source, route.destination}:
+                touching[end].append(route)
+            if route.source != route.destination:
+                between[route.source, route.destination].append(route)
         self._under_way = most_under_way(program) if in_flight is None else in_flight
         self._client = Client(
             clock,
             program,
-            MachineProgram.of(CLIENT, (), [each for each in routes if CLIENT in (each.source, each.destination)]),
+            MachineProgram.of(CLIENT, (), touching[CLIENT]),
             processors,
             self._under_way,
             scenario.client_seconds if streamed else 0.0,
             self._look,
         )
-        touching: dict[str, list[int]] = {name: [] for name in program.machines}
-        for number, route in enumerate(routes):
-            for end in {route.source, route.destination} - {CLIENT}:
-                touching[end].append(number)
         self.workers = {
             name: Worker(
                 clock,
                 self._trace,
-                MachineProgram.of(name, program.stages_on(name), [routes[number] for number in touching[name]]),
+                MachineProgram.of(name, program.stages_on(name), touching[name]),
                 processors,
                 self._seconds_of(name, scenario.machines[name], streamed=streamed),
                 what_if.compute_scatter,
@@ -195,29 +189,24 @@ class _Run:
             for name in program.machines
         }
         ends: dict[str, Client | Worker] = {CLIENT: self._client, **self.workers}
-        between: dict[tuple[str, str], list[int]] = {}
-        for number, route in enumerate(routes):
-            if route.source != route.destination:
-                between.setdefault((route.source, route.destination), []).append(number)
         self.links = {
             (source, end): Link(
                 clock,
-                [routes[number] for number in numbers],
+                routes,
                 scenario.links.get((source, end), NO_TIME),
                 what_if.link_scatter,
                 ends[source],
                 ends[end],
             )
-            for (source, end), numbers in between.items()
+            for (source, end), routes in between.items()
         }
-        leaving: dict[str, dict[str, Link]] = {name: {} for name in ends}
+        leaving: defaultdict[str, dict[str, Link]] = defaultdict(dict)
         for (source, end), link in self.links.items():
             leaving[source][end] = link
-        self._client.links = leaving[CLIENT]
-        for name, worker in self.workers.items():
-            worker.connect(leaving[name])
+        for name, actor in ends.items():
+            actor.connect(leaving[name])
         self._half = 0
-        self._looks: list[_Look] = []
+        self._looks: list[tuple[float, dict[str, dict[str, float]]]] = []
 
     def run(self, results: int, feeds: int | None) -> None:
         """Run until ``results`` results have come or no event is left; feed ``feeds`` micro-batches, or without end."""
@@ -228,7 +217,7 @@ class _Run:
             self._environment.process(worker.run())
         self._environment.process(self._client.feed(feeds))
         # A loss after the last event has no effect.
-        losses = sorted(self._happenings.losses, key=lambda each: -each.at_seconds)
+        losses = sorted(self._what_if.losses, key=lambda each: -each.at_seconds)
         while len(self._client.done) < results and (moment := self._environment.peek()) < math.inf:
             while losses and losses[-1].at_seconds <= moment:
                 self._lose(losses.pop())
@@ -239,7 +228,7 @@ class _Run:
         pairs = zip(self._client.submitted, self._client.done[: self._last], strict=False)
         return [end - start for start, end in list(pairs)[first:]]
 
-    def told(self, alone: list[float]) -> Simulation:
+    def result(self, alone: list[float]) -> Simulation:
         done = self._client.done[: self._last]  # more results may come at the same time
         half = len(done) // 2
         # With replicas, only whole cycles of the round-robin schedules have a constant duration.
@@ -266,26 +255,26 @@ class _Run:
         if results in (self._half, self._last):
             self._looks.append(self._now())
 
-    def _now(self) -> _Look:
+    def _now(self) -> tuple[float, dict[str, dict[str, float]]]:
+        """The time, and the seconds that each machine has spent until now, by activity."""
         return self._environment.now, {name: worker.spent() for name, worker in self.workers.items()}
 
     def _uses(self) -> tuple[MachineUse, ...]:
         looks = self._looks
         # Use the whole time if a loss ended the stream, there was only one result, or all came at the same time.
         if len(looks) < 2 or looks[0] == looks[1]:
-            looks = [(0.0, dict.fromkeys(self.workers, Spent())), self._now()]
+            looks = [(0.0, dict.fromkeys(self.workers, dict.fromkeys(ACTIVITIES, 0.0))), self._now()]
         (begin, before), (end, after) = looks
-        found, whole = [], end - begin
-        for name in self.workers:
-            spent = after[name].since(before[name])
-            shares = [
-                each / whole if whole > 0 else 0.0 for each in (spent.computing, spent.for_inputs, spent.for_room)
-            ]
-            found.append(MachineUse(name, *shares))
-        return tuple(found)
+        whole = end - begin
+        return tuple(
+            MachineUse(
+                name, *((after[name][what] - before[name][what]) / whole if whole > 0 else 0.0 for what in ACTIVITIES)
+            )
+            for name in self.workers
+        )
 
     def _seconds_of(self, machine: str, times: MachineTimes, *, streamed: bool) -> Callable[[str, float], float]:
-        own = [each for each in self._happenings.slowdowns if each.machine == machine]
+        own = [each for each in self._what_if.slowdowns if each.machine == machine]
         seconds = {
             stage: each.stream_seconds if streamed else each.single_seconds for stage, each in times.stages.items()
         }

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule
 
 import schedules
-from schedules.template import CHOICES_ATTRIBUTE, schedule_by, text_of
+from schedules.template import CHOICES_ATTRIBUTE, text_of
 from schedules.tuning import DatabaseError, DatabaseWriter, TuningDatabase
 from schedules.tuning.record_file import RECORDS
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, run
@@ -27,11 +27,11 @@ def written(folder, seconds=0.5, name="conv2d", target=HOST, which=3):
     choices = [each for each in space.all_choices() if each != space.default][which]
     with DatabaseWriter(folder) as writer:
         for each, measured in ((space.default, 1.0), (choices, seconds)):
-            trace = schedule_by(template, function, TRAITS, each).trace
+            trace = template.schedule(function, TRAITS, each).trace
             writer.add_trial(function, target, trace, [measured, measured * 1.1, measured * 0.9])
             writer.add_decision(function, target, trace, measured)
         failing = next(each for each in space.all_choices() if each not in (space.default, choices))
-        writer.add_trial(function, target, schedule_by(template, function, TRAITS, failing).trace, None)
+        writer.add_trial(function, target, template.schedule(function, TRAITS, failing).trace, None)
     return function, text_of(choices), text_of(failing)
 
 

@@ -6,7 +6,7 @@ import pytest
 import tvm_ffi
 from tvm import rpc
 
-from schedules.tuning.devices import GPU_FUNCTION, gpu_problem, session_with_gpu
+from schedules.tuning.devices import GPU_FUNCTION, gpu_problem, misfit_in, session_of
 
 GOOD = {"hostname": "box", "arch": "sm_90", "problem": "", "driver": 13000, "compiler": ""}
 
@@ -28,13 +28,13 @@ def says():
 @pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
 def test_the_right_gpu(says, arch):
     says()
-    assert session_with_gpu(arch, 13000, False)(Here()) is not None
+    assert session_of(gpu_problem(arch, 13000, False))(Here()) is not None
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"arch": "sm_80"}, "the worker on box, has a GPU of sm_80, and the target says sm_90"),
+        ({"arch": "sm_80"}, "(the worker on box) has a GPU of sm_80, and the target says sm_90"),
         ({"driver": 12080}, "has a driver for CUDA 12.8, and the kernels need one for 13.0"),
         ({"arch": "", "problem": "no driver"}, "has no GPU to measure on, and the target says sm_90: no driver"),
         ({}, "has no nvcc, and neither has this machine"),
@@ -43,9 +43,9 @@ def test_the_right_gpu(says, arch):
 def test_others_are_refused_with_both_sides(says, said, reason):
     says(**said)
     with pytest.raises(RuntimeError) as caught:
-        session_with_gpu("sm_90", 13000, True)(Here())
-    assert reason in gpu_problem(str(caught.value))
+        session_of(gpu_problem("sm_90", 13000, True))(Here())
+    assert reason in misfit_in(str(caught.value))
 
 
 def test_other_errors_are_no_refusals():
-    assert gpu_problem("the line is busy") is None
+    assert not misfit_in("the line is busy")

@@ -51,7 +51,7 @@ def test_as_a_module():
         (["plan"], "Missing argument"),
         (["run", "x.onnx", "--random", "0"], "--random"),
         (["run", "x.onnx", "--random", "2", "--inputs", "a.npz"], "give one of them"),
-        (["status"], "give one of them"),
+        (["status"], "name the workers to ask"),
         (["worker", "--tls-ca", "ca.pem"], "--tls-ca needs"),
         (["demo", "--workers", "9"], "--workers"),
     ],

@@ -60,13 +60,14 @@ def test_status_and_what_is_wrong(api: KubernetesApi, workers: LocalWorkers, tmp
     end = workers.endpoints["tvm-split-0"]
     (tmp_path / "token").write_text(str(end.token))
     api.pods = [pod("tvm-split-0", end.address), pod("tvm-split-1", "127.0.0.1:9", ready=False)]
-    options = ["status", "--kubernetes", SELECTOR, "--token-file", str(tmp_path / "token"), "--json"]
-    found = CliRunner().invoke(app, options)
+    options = ["status", "--json", "--kubernetes"]
+    location = f"{SELECTOR}?token_file={tmp_path}/token"
+    found = CliRunner().invoke(app, [*options, location])
     assert found.exit_code == 0, found.output
     first, second = json.loads(found.stdout)["workers"]
     assert (first["machine"], first["reachable"], first["reason"]) == ("tvm-split-0", True, "")
     assert (second["reachable"], "error" in second) == (False, False)
-    found = CliRunner().invoke(app, [*options, "--namespace", "other"])
+    found = CliRunner().invoke(app, [*options, f"{location}&namespace=other"])
     assert found.exit_code == 1, found.output
     assert "you may not list these\\x1b[2J" in found.stderr
     api.pods = []

@@ -72,9 +72,3 @@ def test_what_cannot_be_measured(bundle, inputs):
             tvm_split.bench(deployment, inputs, micro_batches=2)
         with pytest.raises(tvm_split.InputError, match="float64"):
             tvm_split.bench(deployment, [inputs[0].astype(np.float64)])
-
-
-def test_a_prediction_travels_in_the_bundle(bundle, tmp_path):
-    bundle.save(tmp_path / "bundle")
-    loaded = tvm_split.Bundle.load(tmp_path / "bundle")
-    assert loaded.plan.prediction == bundle.plan.prediction

@@ -55,14 +55,6 @@ def test_waiting_for_a_core_is_as_predicted_where_they_are_too_few():
     assert report.machines[0].compute.ratio == pytest.approx(1.0)
 
 
-def test_single_runs_are_compared_with_computing_alone():
-    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)))
-    alone = dataclasses.replace(streamed(), runs=streamed().streams, streams=(), streamed=0)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), alone)
-    assert report.machines[0].compute.predicted == pytest.approx(0.009)
-    assert report.period.measured is None
-
-
 def test_without_a_prediction():
     report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed())
     assert report.advice == ()
@@ -109,12 +101,6 @@ def test_advice(compute, wire, words):
     text = "\n".join(report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, compute, wire), measured).advice)
     assert all(word in text for word in words), text
     assert bool(text) == bool(words)
-
-
-def test_a_difference_that_nobody_notices_needs_no_advice():
-    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.0001)))
-    expected = dataclasses.replace(expected, latency_seconds=0.016)
-    assert report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (10, 0.2)), streamed()).advice == ()
 
 
 def test_estimates_are_named():
@@ -207,15 +193,6 @@ def test_replicas_are_measured_by_their_share_of_the_stream():
     assert report.to_dict()["machines"][2]["shares"] == [pytest.approx(1 / 3)]
 
 
-def test_a_slow_replica_is_the_one_to_profile_again():
-    program = taking_turns(stage(0, A, ("x",), ("y",)), 0, 1)
-    machines = (machine_prediction(A, 0.010), machine_prediction(B, 0.003), machine_prediction(C, 0.003))
-    expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
-    advice = report_of(plan_for(program, expected), program, turned(program, (10, 6, 12), 1), streamed(21)).advice
-    assert any(text.startswith("machine-c computes 6 ms and not 3 ms") for text in advice)
-    assert not any(text.startswith("machine-b computes") for text in advice)
-
-
 def test_a_machine_with_a_stage_of_its_own_and_a_replica():
     replicated = taking_turns(stage(0, B, ("x",), ("y",)), 0, 1)
     report = report_of(plan_for(replicated), replicated, turned(replicated, (3, 6, 12)), streamed(21))
@@ -263,32 +240,3 @@ def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, m
     assert report.links[1].seconds.ratio > 10
     assert not any("Probe" in text for text in report.advice)
     assert bool(report.advice) == (measured is SLOW)  # which is said of the whole
-
-
-def test_a_link_takes_from_its_bytes_alone_to_its_latency_as_well():
-    """Forty bytes that take as long as ever to arrive are no link that has changed."""
-    machines = tuple(machine_prediction(name, 0.006, send_seconds=1e-6, receive_seconds=1e-6) for name in (A, B))
-    expected = prediction(machines, (LinkPrediction(A, B, 1000.0, 0.004, 1e-6),))
-    expected = dataclasses.replace(expected, period_seconds=0.010, latency_seconds=0.016)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (6, 6), 3.9), streamed())
-    seconds = report.links[1].seconds
-    assert (seconds.predicted_least, seconds.predicted) == (1e-6, 0.004)
-    assert seconds.inconclusive
-    assert report.machines[0].send.inconclusive
-    assert report.machines[1].receive.inconclusive
-    assert report.advice == ()
-
-
-def test_advice_for_the_whole_names_what_is_unsure():
-    """That no link parts cannot be said of one whose time lies in a wide range."""
-    machines = tuple(machine_prediction(name, 0.006, send_seconds=1e-6, receive_seconds=1e-6) for name in (A, B))
-    expected = prediction(machines, (LinkPrediction(A, B, 1000.0, 0.004, 1e-6),))
-    late = dataclasses.replace(expected, period_seconds=0.006, latency_seconds=0.008)
-    (period, latency) = report_of(plan_for(CHAIN, late), CHAIN, events_of(CHAIN, (6, 6), 3.9), streamed()).advice
-    unsure = f"(unsure: {A} (send), {B} (receive), {A} → {B})"
-    assert f"though no machine and no link is known to be slower {unsure}" in period
-    assert f"though no machine and no link is known to part from its prediction {unsure}" in latency
-    sure = prediction(machines, (LinkPrediction(A, B, 1000.0, 0.004, 0.004),))
-    late = dataclasses.replace(sure, period_seconds=0.010, latency_seconds=0.008)
-    (latency,) = report_of(plan_for(CHAIN, late), CHAIN, events_of(CHAIN, (6, 6), 3.9), streamed()).advice
-    assert "no link parts from its prediction: " in latency

@@ -42,14 +42,6 @@ def test_a_report(path):
     assert found.profiled_at == 1_000_000.0
 
 
-def test_an_older_report_has_no_corrections(path, content):
-    del content["corrections"], content["profiled_at"]
-    path.write_text(json.dumps(content))
-    found = read_measured(path, "net")
-    assert found.earlier == Corrections()
-    assert found.profiled_at is None
-
-
 def test_what_lies_in_a_wide_range_corrects_nothing(path, content):
     content["machines"][0]["compute_seconds"].update(predicted=0.011, predicted_least=0.001)
     path.write_text(json.dumps(content))
@@ -86,8 +78,8 @@ def test_files_that_say_nothing(path, content, tmp_path):
         read_measured(tmp_path / "absent.json", "net")
     with pytest.raises(PlanError, match="is of model 'net', the model is 'other'"):
         read_measured(path, "other")
-    for text in ("{", "[]", '{"model": "net"}', json.dumps({**content, "machines": 3})):
-        path.write_text(text)
+    for text in (*WRONG_FILES, b'{"model": "net"}', json.dumps({**content, "machines": 3}).encode()):
+        path.write_bytes(text)
         with pytest.raises(PlanError, match="no report, which `tvm-split bench --json` writes"):
             read_measured(path, "net")
     unpredicted = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed()).to_dict()
@@ -96,17 +88,11 @@ def test_files_that_say_nothing(path, content, tmp_path):
         read_measured(path, "net")
 
 
-@pytest.mark.parametrize("read", [read_computing, read_measured])
-@pytest.mark.parametrize(
-    ("value", "what"), [(-0.01, "greater than or equal to 0"), (1e308, "less than or equal to 1000000000000000000")]
-)
-def test_seconds_that_cannot_be_are_refused_with_their_place(path, content, read, value, what):
-    content["machines"][1]["compute_seconds"]["measured"] = value
+def test_seconds_that_cannot_be_are_refused_with_their_place(path, content):
+    content["machines"][1]["compute_seconds"]["measured"] = -0.01
     path.write_text(json.dumps(content))
-    with pytest.raises(
-        PlanError, match=rf"report\.json is no report.*machines\.1\.compute_seconds\.measured: .* {what}"
-    ):
-        read(path, "net")
+    with pytest.raises(PlanError, match=r"machines\.1\.compute_seconds\.measured: .* greater than or equal to 0"):
+        read_computing(path, "net")
 
 
 def test_what_machines_compute(path, content):
@@ -114,11 +100,3 @@ def test_what_machines_compute(path, content):
     content["machines"][0]["compute_seconds"]["measured"] = None
     path.write_text(json.dumps(content))
     assert list(read_computing(path, "net")) == [B]
-
-
-@pytest.mark.parametrize("text", WRONG_FILES, ids=lambda text: repr(text[:6]))
-def test_what_is_no_report(tmp_path, text):
-    path = tmp_path / "report.json"
-    path.write_bytes(text)
-    with pytest.raises(PlanError, match=r"report\.json is no report"):
-        read_measured(path, "net")

@@ -14,11 +14,6 @@ def events(count: int, period: int = 1_000, fill: int = 0) -> StreamEvents:
     return stream
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_short_stream_has_no_steady_part(count):
-    assert events(count).steady() is None
-
-
 @given(st.integers(3, 3 * MOST_MOMENTS), st.integers(1, 10**9), st.integers(0, 10**12))
 def test_the_period_does_not_depend_on_length_or_fill(count, period, fill):
     window = events(count, period, fill).steady()
@@ -51,17 +46,6 @@ def test_a_stream_that_was_fed_before_its_results_came_counts_all_the_same():
     stream = events(10)
     stream.fed(0)
     assert stream.steady() == events(10).steady()
-
-
-def test_the_last_input_is_taken_down_where_the_inputs_end():
-    stream = events(20)
-    assert list(stream.feeding([1, 2])) == [1, 2]
-    assert stream._fed is not None
-    assert stream._fed > 0
-
-
-def test_memory_is_bounded():
-    assert len(events(10 * MOST_MOMENTS)._moments) < MOST_MOMENTS
 
 
 def test_runs_and_streams_since_a_moment():

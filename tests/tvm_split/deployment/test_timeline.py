@@ -8,12 +8,10 @@ from tvm_split.deployment.timeline import (
     Cell,
     Lane,
     Span,
-    axis,
     cells,
     draw,
     first_micro_batches,
     machines_at_once,
-    round_step,
     timeline,
 )
 
@@ -51,21 +49,6 @@ a  receive 0◂        1◂
 b  receive           0◂        1◂
    compute ············0█████····1█████··
    send                      0▸        1▸"""
-
-
-def test_axis_marks_round_times():
-    events = [event("a", 0, COMPUTE, 0, 4_000_000)]
-    assert axis(timeline(events, ("a",), columns=40)) == "╷0                  ╷2"
-
-
-@pytest.mark.parametrize(("least", "step"), [(1, 1), (3, 5), (5, 5), (6, 10), (140_000, 200_000)])
-def test_round_step(least, step):
-    assert round_step(least) == step
-
-
-def test_machines_without_events_have_empty_lanes(two_machines):
-    lanes = timeline(two_machines, (*MACHINES, "c"), columns=30).lanes
-    assert [lane for lane in lanes if lane.machine == "c"] == [Lane("c", kind, ()) for kind in LANE_NAMES]
 
 
 def test_nothing_recorded():

@@ -10,7 +10,6 @@ from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import (
-    BY_MEMORY,
     EQUAL_LAYERS,
     EQUAL_PARAMETERS,
     ONE_MACHINE,
@@ -51,22 +50,13 @@ def placed(stages):
 
 def test_the_usual_ways():
     profile = chain_profile({A: [0.001] * 4, B: [0.001] * 4})
-    problem = chain_problem(profile, memory={A: 3_000, B: 1_000})
+    problem = chain_problem(profile)
     layers = {"layer_0": 1, "layer_1": 1, "layer_2": 1, "layer_3": 3}
     found = baseline_stages(problem, layers)
     assert placed(found[f"{ONE_MACHINE}, {A}"]) == [((A,), 4)]
     assert placed(found[f"{ONE_MACHINE}, {B}"]) == [((B,), 4)]
     assert placed(found[EQUAL_LAYERS]) == [((A,), 3), ((B,), 1)]
     assert placed(found[EQUAL_PARAMETERS]) == [((A,), 2), ((B,), 2)]
-    assert placed(found[BY_MEMORY]) == [((A,), 3), ((B,), 1)]
-
-
-def test_without_limits_memory_says_nothing():
-    found = baseline_stages(
-        chain_problem(chain_profile({A: [0.001] * 4, B: [0.001] * 4})),
-        dict.fromkeys([f"layer_{index}" for index in range(4)], 1),
-    )
-    assert found[BY_MEMORY] == found[EQUAL_LAYERS]
 
 
 @pytest.mark.parametrize("seconds", [{A: [0.001] * 3}, {A: [0.001], B: [0.001]}])
@@ -79,24 +69,6 @@ def test_where_nothing_can_be_split(seconds):
 def chain(count: int, independent: tuple[str, ...] = ()):
     names = [f"layer{index}" for index in range(count)]
     return graph({name: names[index - 1 : index] if index else [] for index, name in enumerate(names)}, independent)
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.lists(st.integers(1, 3), min_size=1, max_size=4))
-def test_slowest_stage_is_as_fast_as_it_can_be(costs: list[int], threads: list[int]) -> None:
-    threads = threads[: len(costs)]
-    layers = chain(len(costs))
-    machines = [Machine(f"machine-{index}", count) for index, count in enumerate(threads)]
-    seconds = {name: float(cost) for name, cost in zip(layers.layers, costs, strict=True)}
-    stages = stages_of_equal_cost(layers, seconds, machines)
-    assert [stage.machine for stage in stages] == [machine.name for machine in machines]
-    assert tuple(layer for stage in stages for layer in stage.layers) == layers.layers
-    found = max(sum(seconds[layer] for layer in stage.layers) / n for stage, n in zip(stages, threads, strict=True))
-    cuts = itertools.combinations(range(1, len(costs)), len(threads) - 1)
-    best = min(
-        max(sum(costs[a:b]) / n for (a, b), n in zip(itertools.pairwise((0, *cut, len(costs))), threads, strict=True))
-        for cut in cuts
-    )
-    assert found == pytest.approx(best)
 
 
 def test_a_table_makes_no_stage_of_its_own() -> None:

@@ -15,7 +15,6 @@ from tvm_split.planner.build_problem import BUFFERS, stages_of_layers, stages_of
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Pin, Stage
 from tvm_split.planner.profile import Bus, ModelPiece, StreamingCost
-from tvm_split.planner.search import solve
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
 
@@ -71,28 +70,6 @@ def test_from_gpu_to_gpu_no_bus_is_passed():
     assert speeds["client", A] == pytest.approx((2e9, 1.2e-4))
 
 
-def test_a_gpu_behind_a_slow_bus_gets_what_pays_for_the_way():
-    """Layers of 10 ms that the GPU does in 1 ms, with tensors of a megabyte between them (figures that are given)."""
-    profile = chain_profile({A: [0.01] * 6, B: [0.001] * 6}, bytes_per_second=10e9, latency_seconds=1e-5)
-    plans = {}
-    for speed in (20e9, 50e6):
-        problem = chain_problem(with_bus(profile, B, Bus(speed, 1e-5)))
-        edges = tuple(dataclasses.replace(edge, bytes=1e6) for edge in problem.edges)
-        plans[speed] = solve(dataclasses.replace(problem, edges=edges))
-    assert [stage.machine for stage in plans[20e9].stages] == [B]
-    # 20 ms for a megabyte over the bus: a period of 20 ms at least for whoever uses it, and twice that for latency.
-    assert plans[50e6].evaluation.period_seconds == pytest.approx(1e6 / 50e6, rel=0.05)
-
-
-def test_a_gpus_memory_leaves_the_rest_to_the_cpu():
-    """Three layers' weights, three of each tensor of a kilobyte that comes or goes, and nothing more."""
-    profile = chain_profile({A: [0.01] * 6, B: [0.001] * 6}, weight_bytes=10_000)
-    (cpu, gpu) = solve(chain_problem(profile, memory={B: 37_000})).stages
-    assert {cpu.machine, gpu.machine} == {A, B}
-    held = next(stage for stage in (cpu, gpu) if stage.machine == B)
-    assert len(held.layers) == 3
-
-
 def with_streaming(profile, streaming):
     machines = tuple(dataclasses.replace(each, memory_free_bytes=1e9, streaming=streaming) for each in profile.machines)
     return dataclasses.replace(profile, machines=machines)
@@ -112,11 +89,6 @@ def test_streams_take_from_computing_alone_and_in_company():
         machine = problem.machines[0]
         assert machine.contention == pytest.approx(expected)
         assert (machine.transfer_seconds, machine.transfer_seconds_per_byte) == (0.003, 1e-9)
-        assert (machine.alone_contention, machine.alone_transfer_seconds) == (1.1, 0.001)
-
-
-def test_company_never_makes_faster():
-    assert chain_problem(chain_profile(TWO, contention=0.9)).machines[0].contention == 1.0
 
 
 def test_machines_that_share_cores_wait_for_one_and_the_client_too():

@@ -1,35 +1,66 @@
+"""Stages from a user's words, of a split and of shards: which there are, and what is refused."""
+
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import graph
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import assign_layers, group_stages, stages_by_hand
+from tvm_split.planner.by_hand import assign_layers, group_stages, stages_by_hand, stages_with_shards
 from tvm_split.planner.graph import LayerGraph
+from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.shard import Shard, sharding_words
 
+MACHINES = ("machine-a", "machine-b", "machine-c")
+A, B, C = MACHINES
 CHAIN = graph(
     {"conv1": [], "relu": ["conv1"], "block.0.conv": ["relu"], "block.0.norm": ["block.0.conv"], "fc": ["block.0.norm"]}
 )
-MACHINES = ("machine-a", "machine-b", "machine-c")
+LONGER = graph(
+    {
+        "conv1": [],
+        "relu": ["conv1"],
+        "block.0.conv": ["relu"],
+        "block.0.norm": ["block.0.conv"],
+        "block.1.conv": ["block.0.norm"],
+        "pool": ["block.1.conv"],
+        "fc": ["pool"],
+    }
+)
+MORE_OF_B = {A: 0.4, B: 0.6}
+Held = list[tuple[tuple[str, ...], tuple[str, ...]]]
 
 
-def shape_of(stages) -> list[tuple[str, tuple[str, ...]]]:
-    return [(stage.machine, stage.layers) for stage in stages]
+def shard(first: str, last: str, shares: Any = MORE_OF_B, axis: Axis = "rows") -> Shard:
+    return Shard(first, last, axis, shares)
 
 
-def test_layers_not_named_go_with_those_before() -> None:
-    stages = stages_by_hand(CHAIN, {"machine-b": ["block"], "machine-a": ["conv1"]}, MACHINES, None)
-    assert shape_of(stages) == [
-        ("machine-a", ("conv1", "relu")),
-        ("machine-b", ("block.0.conv", "block.0.norm", "fc")),
-    ]
-    assert [stage.name for stage in stages] == ["stage_0", "stage_1"]
+def held(stages: tuple[Stage, ...]) -> Held:
+    return [(stage.machines, stage.layers) for stage in stages]
 
 
-def test_layers_before_the_first_named_go_with_it() -> None:
-    stages = stages_by_hand(CHAIN, {"machine-a": ["block"], "machine-b": ["fc"]}, MACHINES, None)
-    assert shape_of(stages)[0] == ("machine-a", ("conv1", "relu", "block.0.conv", "block.0.norm"))
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        # Layers that are not named go with those before them, at the beginning with the first that is named.
+        ({B: ["block"], A: ["conv1"]}, [((A,), ("conv1", "relu")), ((B,), ("block.0.conv", "block.0.norm", "fc"))]),
+        ({A: ["block"], B: ["fc"]}, [((A,), ("conv1", "relu", "block.0.conv", "block.0.norm")), ((B,), ("fc",))]),
+        # A machine may hold two stages.
+        (
+            {A: ["conv1", "fc"], B: ["block"]},
+            [((A,), ("conv1", "relu")), ((B,), ("block.0.conv", "block.0.norm")), ((A,), ("fc",))],
+        ),
+    ],
+)
+def test_a_split_of_a_chain(split: dict[str, tuple[str, ...]], expected: Held) -> None:
+    stages = stages_by_hand(CHAIN, split, MACHINES, None)
+    assert held(stages) == expected
+    assert [stage.name for stage in stages] == [f"stage_{number}" for number in range(len(expected))]
 
 
 def test_the_longest_name_counts() -> None:
@@ -46,16 +77,11 @@ def test_a_name_is_no_prefix_of_half_a_word() -> None:
     }
 
 
-def test_a_machine_may_hold_two_stages() -> None:
-    stages = stages_by_hand(CHAIN, {"machine-a": ["conv1", "fc"], "machine-b": ["block"]}, MACHINES, None)
-    assert [stage.machine for stage in stages] == ["machine-a", "machine-b", "machine-a"]
-
-
 def test_a_machine_gets_one_stage_where_that_is_possible() -> None:
     # The second layer of machine-a needs machine-b, but nothing of machine-b needs machine-a.
     branches = graph({"left": [], "right": [], "join": ["left", "right"]})
     stages = stages_by_hand(branches, {"machine-a": ["left", "join"], "machine-b": ["right"]}, MACHINES, None)
-    assert shape_of(stages) == [("machine-b", ("right",)), ("machine-a", ("left", "join"))]
+    assert held(stages) == [((B,), ("right",)), ((A,), ("left", "join"))]
 
 
 def test_tables_go_with_the_layers_around_them() -> None:
@@ -69,24 +95,18 @@ def test_tables_go_with_the_layers_around_them() -> None:
     ("split", "message"),
     [
         ({"machine-x": ["conv1"]}, r"names machine 'machine-x'; the cluster has machine-a, machine-b, machine-c"),
-        (
-            {"machine-a": ["conv2"]},
-            r"'machine-a' the layer 'conv2', which the model does not have; near it are 'conv1'",
-        ),
-        ({"machine-a": ["conv1"], "machine-b": ["conv1"]}, r"'conv1' to both 'machine-a' and 'machine-b'"),
-        ({"machine-a": []}, r"'machine-a' no layers; leave it out"),
-        ({"machine-a": "conv1"}, r"the string 'conv1'; give a list"),
-        ({}, r"split names no layer"),
+        ({A: ["conv2"]}, r"'machine-a' the layer 'conv2', which the model does not have; near it are 'conv1'"),
+        ({A: ["conv1"], B: ["conv1"]}, r"'conv1' to both 'machine-a' and 'machine-b'"),
     ],
 )
-def test_wrong_splits(split, message: str) -> None:
+def test_wrong_splits(split: dict[str, tuple[str, ...]], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         stages_by_hand(CHAIN, split, MACHINES, None)
 
 
 def test_a_stage_that_would_wait_on_itself() -> None:
     split = {"machine-a": ["conv1", "fc"], "machine-b": ["block"]}
-    with pytest.raises(PlanError, match=r"makes 3 stages, stages=2 .* machine-a would wait on itself.*stages=3"):
+    with pytest.raises(PlanError, match=r"makes 3 stages, stages=2 .* stage would wait on itself.*stages=3"):
         stages_by_hand(CHAIN, split, MACHINES, 2)
 
 
@@ -122,3 +142,129 @@ def test_stages_are_complete_convex_and_ordered(placed: tuple[LayerGraph, dict[s
     for layer in layers.layers:
         # No stage needs a later one: so none can wait on itself.
         assert all(stage_of[before] <= stage_of[layer] for before in layers.predecessors[layer])
+
+
+def test_one_shard_needs_no_list() -> None:
+    one = shard("conv1", "relu")
+    for shards in (one, [one], iter([one])):
+        assert PlanRequest(shards=shards).shards == (one,)
+    assert PlanRequest(shards=None).shards == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "conv1..relu:rows",
+        [("conv1", "relu")],
+        {A: 0.5},
+        1,
+        shard("conv1", "fc", [A, B]),
+        shard("conv1", "fc", {A: 1.0, B: 0.0}),
+        shard("conv1", "fc", {A: 0.5, B: math.nan}),
+        shard("conv1", 3),  # type: ignore[arg-type]
+        shard("conv1", "fc", axis="row"),  # type: ignore[arg-type]
+        Shard("conv1", "fc", "rows", MORE_OF_B, "all"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_shard_is_said(given: Any) -> None:
+    with pytest.raises(PlanError, match="shards"):
+        PlanRequest(shards=given)
+
+
+def test_names_stand_for_all_below_them() -> None:
+    (before, shared, behind) = stages_with_shards(LONGER, [shard("block.0", "block")], None, MACHINES)
+    assert shared == Stage(
+        (A, B), ("block.0.conv", "block.0.norm", "block.1.conv"), (0.4, 0.6), sharding=Sharding("rows", "fused")
+    )
+    # Those around it are on the machine with the largest share.
+    assert before == Stage((B,), ("conv1", "relu"))
+    assert behind == Stage((B,), ("pool", "fc"))
+
+
+def test_layers_between_shards_follow_the_one_before() -> None:
+    shards = [shard("fc", "fc", {C: 0.7, B: 0.3}), shard("relu", "block.0")]
+    assert held(stages_with_shards(LONGER, shards, None, MACHINES)) == [
+        ((B,), ("conv1",)),
+        ((A, B), ("relu", "block.0.conv", "block.0.norm")),
+        ((B,), ("block.1.conv", "pool")),
+        ((C, B), ("fc",)),
+    ]
+
+
+def test_a_split_is_for_the_other_layers() -> None:
+    split = {C: ["conv1", "fc"], A: ["block.1"]}
+    assert held(stages_with_shards(LONGER, [shard("block.0", "block.0")], split, MACHINES)) == [
+        ((C,), ("conv1", "relu")),
+        ((A, B), ("block.0.conv", "block.0.norm")),
+        ((A,), ("block.1.conv", "pool")),
+        ((C,), ("fc",)),
+    ]
+
+
+def test_shares_that_nearly_add_up_do_after() -> None:
+    (stage,) = stages_with_shards(LONGER, [shard("conv1", "fc", dict.fromkeys(MACHINES, 0.333))], None, MACHINES)
+    assert stage.shares == pytest.approx((1 / 3,) * 3)
+    assert math.fsum(stage.shares) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_tables_make_no_stage_of_their_own() -> None:
+    layers = graph(
+        {"table": [], "embed": ["table"], "mask": [], "attend": ["embed", "mask"], "scale": []},
+        independent=("table", "mask", "scale"),
+    )
+    for first, last, expected in (
+        ("attend", "attend", [((B,), ("table", "embed", "mask")), ((A, B), ("attend", "scale"))]),
+        ("embed", "embed", [((A, B), ("table", "embed")), ((B,), ("mask", "attend", "scale"))]),
+        ("table", "mask", [((A, B), ("table", "embed", "mask")), ((B,), ("attend", "scale"))]),
+    ):
+        assert held(stages_with_shards(layers, [shard(first, last)], None, MACHINES)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([shard("conv1", "fc", {A: 0.5, "machine-x": 0.5})], "names machine 'machine-x'; the cluster has machine-a, "),
+        ([shard("conv9", "fc")], "'conv9', which the model does not have; near it are 'conv1'"),
+        ([shard("conv1", "fd")], "'fd', which the model does not have"),
+        ([shard("conv1", "fc", {A: 1.0})], "names 1 of the machines; give shares to two at least, or leave it out"),
+        ([shard("conv1", "fc", {A: 0.5, B: 0.4})], "the shares of .* add up to 0.9; .* make them 1"),
+        ([shard("fc", "relu")], "rows from 'fc' to 'relu' ends before it begins: 'relu' is executed before 'fc'"),
+        (
+            [shard("conv1", "block.0"), shard("block", "fc", axis="channels")],
+            "layer 'block.0.conv' is in the shard of rows from 'conv1' to 'block.0' and in the shard of channels from",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(shards: list[Shard], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        stages_with_shards(LONGER, shards, None, MACHINES)
+
+
+@pytest.mark.parametrize("name", ["block.0", "block.0.norm"])
+def test_a_split_cannot_have_what_a_shard_has(name: str) -> None:
+    """A name that has layers around a shard, too, is for these."""
+    only = [shard("block.0", "block.0")]
+    message = f"split gives machine 'machine-c' the layer '{name}', which is in the shard of rows from 'block.0' to"
+    with pytest.raises(PlanError, match=f"{message} 'block.0'; take it out of the split"):
+        stages_with_shards(LONGER, only, {A: ["conv1"], C: [name]}, MACHINES)
+    assert held(stages_with_shards(LONGER, only, {A: ["conv1"], C: ["block"]}, MACHINES)) == [
+        ((A,), ("conv1", "relu")),
+        ((A, B), ("block.0.conv", "block.0.norm")),
+        ((C,), ("block.1.conv", "pool", "fc")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axis", "exchange", "travels"),
+    [
+        ("rows", "fused", "rows beyond a part are computed twice"),
+        ("columns", "each", "columns beyond a part are exchanged at each window"),
+        ("channels", "fused", "sums travel, one for two layers"),
+        ("heads", "each", "outputs are gathered for each product"),
+        ("batch", "each", "nothing travels between them"),
+    ],
+)
+def test_in_words(axis: Axis, exchange: Exchange, travels: str) -> None:
+    stage = Stage(MACHINES, ("conv1",), (0.5, 0.3, 0.2), sharding=Sharding(axis, exchange))
+    assert sharding_words(stage) == f"machine-a 0.5, machine-b 0.3 and machine-c 0.2 of the {axis}; {travels}"
+    assert sharding_words(Stage(MACHINES, ("conv1",), (0.5, 0.3, 0.2))) == ""

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 
 from rpc_runtime.program.routes import CLIENT
-from tests.helpers.planner.profiles import chain_problem, chain_profile
+from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
 from tests.helpers.planner.steps import evaluate_stages
-from tvm_split.planner.fewest_machines import MARGIN, with_fewest_machines
-from tvm_split.planner.problem import Alternative, Edge, Piece, Problem, ProblemLink, ProblemMachine
+from tvm_split.planner.build_problem import stages_of_layers
+from tvm_split.planner.fewest_machines import MARGIN, one_machine_advice, with_fewest_machines
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.predict import predict_solution
 from tvm_split.planner.search import solve
-
-A, B = "machine-a", "machine-b"
 
 
 def test_a_gain_that_no_measurement_shows_is_with_fewest_machines():
@@ -30,12 +30,6 @@ def test_a_gain_that_no_measurement_shows_is_with_fewest_machines():
     assert best.stages in [each.stages for each in found.alternatives]
 
 
-def test_a_gain_is_kept():
-    problem = chain_problem(chain_profile({A: [0.1, 0.01], B: [0.1, 0.01]}))
-    best = solve(problem)
-    assert with_fewest_machines(problem, best) is best
-
-
 def test_a_small_gain_is_not_worth_a_much_larger_latency():
     times = {A: [0.01, 0.001], B: [0.01, 0.001]}
     near, far = (chain_problem(chain_profile(times, latency_seconds=latency)) for latency in (1e-5, 0.02))
@@ -49,40 +43,79 @@ def test_a_small_gain_is_not_worth_a_much_larger_latency():
     assert "latency" in found.why_no_more_machines
 
 
-def test_stages_that_were_asked_for_are_kept():
-    problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}), stages=2)
+@pytest.mark.parametrize(
+    ("seconds", "latency_seconds", "demands"),
+    [
+        ([0.1, 0.01], 1e-4, {}),  # a gain
+        ([0.1, 0.001], 1e-4, {"stages": 2}),  # stages that were asked for
+        ([0.1, 0.001], 1e-4, {"minimum_throughput": 1 / 0.1005}),  # a demand
+        ([0.001, 0.001], 0.05, {}),  # a large gain, whatever the latency
+    ],
+)
+def test_what_keeps_all_machines(seconds, latency_seconds, demands):
+    problem = chain_problem(chain_profile({A: seconds, B: seconds}, latency_seconds=latency_seconds), **demands)
     best = solve(problem)
+    assert len(best.stages) == 2
     assert with_fewest_machines(problem, best) is best
 
 
-def test_demands_are_kept():
-    profile = chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]})
-    free = solve(chain_problem(profile)).evaluation.period_seconds
-    problem = chain_problem(profile, minimum_throughput=1 / free)
-    best = solve(problem)
-    assert with_fewest_machines(problem, best) is best
+EQUAL = {A: [0.002] * 4, B: [0.002] * 4}
 
 
-def test_a_large_gain_is_worth_any_latency():
-    times = {A: [0.001, 0.001], B: [0.001, 0.001]}
-    problem = chain_problem(chain_profile(times, latency_seconds=0.05))
-    best = solve(problem)
-    assert best.evaluation.latency_seconds > 10 * 0.002
-    assert with_fewest_machines(problem, best) is best
+def plan_of(profile, objective="throughput", memory=None, **constraints):
+    problem = chain_problem(profile, objective, memory, **constraints)
+    solution = solve(problem)
+    stages = stages_of_layers(graph_of(profile), profile, solution.stages)
+    return Plan("net", objective, "measured", (), stages, predict_solution(problem, profile, solution))
 
 
-def test_machines_are_spared_where_the_latency_is_none():
-    problem = Problem(
-        "latency",
-        tuple(ProblemMachine(name, transfer_seconds=0.001) for name in (A, B)),
-        tuple(ProblemLink(CLIENT, name, 1e6) for name in (A, B)),
-        tuple(Piece(name, {A: 0.0, B: 0.0}) for name in ("left", "right")),
-        tuple(Edge(CLIENT, name, 0.0) for name in ("left", "right")),
+def test_a_split_that_gains_needs_no_advice():
+    assert one_machine_advice(plan_of(chain_profile(EQUAL)), 2) is None
+
+
+def test_a_slow_link():
+    plan = plan_of(chain_profile(EQUAL, bytes_per_second=5e4))
+    text = one_machine_advice(plan, 2)
+    assert len(plan.stages) == 1
+    assert "no split is faster than one machine alone: machine-a does 50 micro-batches a second" in text
+    assert "the other machines stay idle" in text
+
+
+def test_latency_on_equal_machines():
+    text = one_machine_advice(plan_of(chain_profile(EQUAL), "latency"), 2)
+    assert "machine-a does 8.202 ms, the best split over several machines 8.303 ms" in text
+
+
+def test_a_gain_that_was_given_up():
+    problem = chain_problem(profile := chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
+    solution = with_fewest_machines(problem, solve(problem))
+    stages = stages_of_layers(graph_of(profile), profile, solution.stages)
+    text = one_machine_advice(
+        Plan("net", "throughput", "measured", (), stages, predict_solution(problem, profile, solution)), 2
     )
-    alone, best = (solve(dataclasses.replace(problem, stages=stages)) for stages in (1, 2))
-    other = Alternative("alone", alone.stages, alone.evaluation.period_seconds, alone.evaluation.latency_seconds, "")
-    best = dataclasses.replace(best, alternatives=(other,))
-    assert sum(len(stage.machines) for stage in best.stages) == 2
-    found = with_fewest_machines(problem, best)
-    assert sum(len(stage.machines) for stage in found.stages) == 1
-    assert "2 machines would gain 0.0%" in found.why_no_more_machines
+    assert "more machines gain too little: machine-a alone does 9.9" in text
+    assert "2 machines would gain" in text
+
+
+def test_a_split_that_was_forced():
+    text = one_machine_advice(plan_of(chain_profile({A: [0.001] * 4, B: [0.1] * 4}), stages=2), 2)
+    assert "one machine alone would be faster: machine-a does 250 micro-batches a second" in text
+    assert "this split over 2 machines 10 " in text
+
+
+def test_one_machine_that_was_forced_is_not_called_faster():
+    assert one_machine_advice(plan_of(chain_profile(EQUAL), maximum_machines=1), 2) is None
+
+
+def test_a_machine_without_the_memory_is_no_advice():
+    profile = chain_profile({A: [0.001] * 4, B: [0.1] * 4}, weight_bytes=1_000_000)
+    plan = plan_of(profile, memory={A: 3_500_000, B: 3_500_000})
+    assert len(plan.stages) == 2
+    assert one_machine_advice(plan, 2) is None
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_nothing_to_say(machines):
+    plan = plan_of(chain_profile({A: [0.002]}))
+    assert one_machine_advice(plan, machines) is None
+    assert one_machine_advice(dataclasses.replace(plan, prediction=None), machines) is None

@@ -8,9 +8,8 @@ import pytest
 
 from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.planner.identical import with_host_averaged, with_identical_averaged
-from tvm_split.planner.profile import ClusterProfile, PieceTime
-from tvm_split.planner.search import Budget, solve
+from tvm_split.planner.identical import with_identical_averaged
+from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.instance import instance_of
 
 
@@ -49,21 +48,6 @@ def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
     assert [len(members) for members in classes_of(with_identical_averaged(profile))] == [4, 4, 4, 4]
 
 
-def test_sixteen_alike_workers_are_planned_exactly() -> None:
-    profile = with_identical_averaged(scattered([1.0] * 16))
-    found = solve(chain_problem(profile, stages=12), budget=Budget(work=4e8))
-    assert found.gap == 0.0
-    assert len(found.stages) == 12
-
-
-def test_means_stand_for_what_was_measured() -> None:
-    profile = scattered([1.0] * 9)
-    counted = with_identical_averaged(profile)
-    name = profile.pieces[0].name
-    mean = sum(each.pieces[name].seconds for each in profile.machines) / 9
-    assert all(each.pieces[name].seconds == pytest.approx(mean) for each in counted.machines)
-
-
 @pytest.mark.parametrize(
     "changes", [{"threads": 2}, {"target": {"kind": "llvm", "mcpu": "znver4"}}, {"memory_free_bytes": 8e9}]
 )
@@ -72,32 +56,6 @@ def test_other_machines_are_no_kin(changes: dict[str, object]) -> None:
     first, *others = profile.machines
     other = replace(profile, machines=(replace(first, **changes), *others))  # type: ignore[arg-type]
     assert with_identical_averaged(other).machines[0].pieces == first.pieces
-
-
-def in_company(profile: ClusterProfile, *slower: float) -> ClusterProfile:
-    """The profile with machines that are so many times as slow in company as alone."""
-    machines = tuple(
-        replace(
-            machine,
-            pieces={
-                name: PieceTime(each.seconds, each.seconds * times, each.origin)
-                for name, each in machine.pieces.items()
-            },
-        )
-        for machine, times in zip(profile.machines, slower, strict=True)
-    )
-    return replace(profile, machines=machines)
-
-
-def test_equal_machines_of_a_host_are_alike_though_one_was_disturbed() -> None:
-    a, b, slow = {"a": [1.0, 2.0], "b": [1.02, 2.04], "slow": [2.0, 4.0]}.items()
-    one_host = in_company(chain_profile(dict((a, b, slow)), hostname="host"), 1.0, 1.3, 1.0)
-    first, second, third = with_host_averaged(one_host).machines
-    assert first.pieces == second.pieces
-    assert [each.contended_seconds for each in first.pieces.values()] == pytest.approx([1.163, 2.326])
-    assert third == one_host.machines[2]
-    others = in_company(chain_profile(dict((a, b))), 1.0, 1.3)
-    assert with_host_averaged(others) == others
 
 
 def test_few_machines_are_searched_as_measured() -> None:

@@ -14,8 +14,7 @@ import pytest
 import tvm_split
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.errors import PlanError
-from tvm_split.planner.codec_choice import PlannedCodec
-from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.plan import Plan, PlannedCodec, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import CoresLoad, Sharding, Stage
 
@@ -32,11 +31,6 @@ def planned() -> Plan:
     return Plan("Model", "throughput", "test", MACHINES, (first, REPLICATED))
 
 
-def test_a_stage_knows_its_machines_and_turns() -> None:
-    assert (REPLICATED.machines, REPLICATED.turns) == (("machine-b", "machine-c"), (0, 1, 0))
-    assert (planned().stages[0].machines, planned().stages[0].turns) == (("machine-a",), (0,))
-
-
 def test_turns_of_stages_that_never_meet_are_refused_together() -> None:
     machines = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abcdef")
     stages = tuple(
@@ -48,14 +42,6 @@ def test_turns_of_stages_that_never_meet_are_refused_together() -> None:
     words = "of stage_0 59, stage_1 53, stage_2 47 turns: turns repeat together after more than 16384 micro-batches"
     with pytest.raises(PlanError, match=words):
         Plan("Model", "throughput", "by hand", machines, stages)
-
-
-def test_a_plan_with_replicas_survives_its_file(tmp_path: Path) -> None:
-    planned().save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == planned()
-    stages = json.loads((tmp_path / "plan.json").read_text())["stages"]
-    assert stages[0] == {"name": "stage_0", "machines": ["machine-a"], "layers": ["0", "1"]}
-    assert (stages[1]["machines"], stages[1]["shares"]) == (["machine-b", "machine-c"], [0.67, 0.33])
 
 
 def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
@@ -78,7 +64,7 @@ def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
     del content["codecs"][1]
     assert Plan.from_dict(content).prediction is None  # which was with both
     content["codecs"][0]["codec"] = "fp8"
-    with pytest.raises(tvm_split.PlanError, match=r"codecs\.0.*unknown codec 'fp8'"):
+    with pytest.raises(tvm_split.PlanError, match=r"codecs\.0.*'fp8'"):
         Plan.from_dict(content)
     assert not {"codecs", "remarks"} & planned().to_dict().keys()
 
@@ -101,6 +87,10 @@ def test_a_prediction_is_forgotten_when_someone_edits_a_share() -> None:
         ),
         (lambda p: p["links"][0].update(seconds=-1), r"prediction.links.0.seconds: .*equal to 0 \(it is -1\)"),
         (lambda p: p["links"][0].update(bytes=float("inf")), "prediction.links.0.bytes: .*finite number"),
+        (
+            lambda p: p.update(corrections={"link_speeds": [["a", "b", 1e-308]]}),
+            "prediction.corrections.link_speeds.0.2: ",
+        ),
     ],
 )
 def test_numbers_that_no_prediction_has_are_named(change: Callable[[dict[str, Any]], None], words: str) -> None:
@@ -145,6 +135,7 @@ def test_a_plan_with_shards_survives_its_file(tmp_path: Path) -> None:
     shared().save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == shared()
     content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["stages"][0] == {"name": "stage_0", "machines": ["machine-a"], "layers": ["0", "1"]}
     assert content["stages"][1] == {
         "name": "stage_1",
         "machines": ["machine-b", "machine-c"],
@@ -189,26 +180,3 @@ def test_what_is_no_plan_file_is_refused(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     with pytest.raises(tvm_split.PlanError, match=r"plan\.json"):
         Plan.load(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda content: content["machines"][0].update(threads=10**9), "machines.0.threads: Input should be less than"),
-        (lambda content: content["prediction"].update(period_seconds=1e308), "prediction.period_seconds: Input should"),
-        (lambda content: content["prediction"].update(profiled_at=1e308), "prediction.profiled_at: Input should be"),
-        (
-            lambda content: content["prediction"].update(corrections={"link_speeds": [["a", "b", 1e-308]]}),
-            "prediction.corrections.link_speeds.0.2: Input should be greater",
-        ),
-    ],
-)
-def test_numbers_beyond_all_there_is_are_refused_by_name(
-    tmp_path: Path, change: Callable[[Any], object], message: str
-) -> None:
-    content = dataclasses.replace(planned(), prediction=PREDICTION).to_dict()
-    change(content)
-    (tmp_path / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(tvm_split.PlanError) as caught:
-        Plan.load(tmp_path / "plan.json")
-    assert message in str(caught.value)

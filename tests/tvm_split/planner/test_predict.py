@@ -4,16 +4,12 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import assume, example, given, strategies as st
 
-from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
-from tests.helpers.planner.steps import evaluate_stages
-from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import ONE_MACHINE
 from tvm_split.planner.predict import CodedLink, predict_solution
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfile, ModelPiece, PieceTime, StreamingCost
+from tvm_split.planner.profile import ClusterProfile, Corrections, PieceTime
 from tvm_split.planner.search import solve
 
 FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}
@@ -72,19 +68,6 @@ def test_codecs_make_links_faster_and_their_bytes_fewer():
     one = predict_solution(problem, profile, solve(problem), HALVES, {(A, B): CodedLink(0.4, 0.25)})
     assert one.period_seconds == pytest.approx(0.010)
     assert [link.bytes for link in one.links] == [1000, 250, 1000]
-
-
-def test_what_carried_links_when_they_were_measured_is_told():
-    profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
-    ways = {("client", A): "shm", (A, B): "grpc", (B, "client"): ""}
-    links = tuple(
-        dataclasses.replace(link, transport=ways.get((link.source, link.destination), "mpi")) for link in profile.links
-    )
-    profile, problem = dataclasses.replace(profile, links=links), chain_problem(profile)
-    plain = predict_solution(problem, profile, solve(problem), HALVES)
-    coded = predict_solution(problem, profile, solve(problem), HALVES, {(A, B): CodedLink(0.4, 0.25)})
-    for found in (plain, coded):
-        assert {(each.source, each.destination): each.transport for each in found.links} == ways
 
 
 def test_another_plan_is_held_against_the_best_bound():
@@ -160,13 +143,6 @@ def test_a_baseline_that_breaks_a_demand_may_be_better():
     assert "which keeps to what was demanded" in why
 
 
-def test_stages_that_do_not_fit():
-    profile = chain_profile({A: [0.002] * 3, B: [0.002] * 3})
-    problem = chain_problem(profile)
-    with pytest.raises(PlanError, match="layer_2"):
-        predict_solution(problem, profile, solve(problem), HALVES[:1])
-
-
 def test_the_oldest_measurement():
     profile = chain_profile({A: [0.1], B: [0.1]}, measured_at=50.0)
     assert profile.measured_at == 50.0
@@ -175,59 +151,3 @@ def test_the_oldest_measurement():
     )
     assert given.measured_at == 50.0  # what the user gave has no age
     assert chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0).measured_at == -1.0
-
-
-@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4))
-@example(1079, 1, 1)  # a latency of none, beside a period of what sending takes
-def test_loads_are_those_of_the_search(seed, pieces, machines):
-    problem = random_problem(seed, pieces=pieces, machines=machines, plain=True)
-    profile = _profile_of(problem)
-    best = solve(problem)
-    assume(best.evaluation.period_seconds > 0)  # a model that computes nothing and sends nothing
-    found = predict_solution(problem, profile, best)
-    assert math.isclose(found.period_seconds, evaluate_stages(problem, best.stages).period_seconds)
-    for mine, load in zip(found.machines, best.evaluation.loads, strict=True):
-        assert mine.machine == load.machine
-        assert math.isclose(mine.compute_seconds, load.compute_seconds)
-        assert math.isclose(mine.receive_seconds, load.receive_seconds, abs_tol=1e-15)
-        assert math.isclose(mine.send_seconds, load.send_seconds, abs_tol=1e-15)
-        assert mine.memory_bytes == pytest.approx(load.memory_bytes)
-    assert 0 <= found.bubble <= 1
-    assert found.in_flight >= 1
-
-
-def _profile_of(problem):
-    machines = tuple(
-        MachineProfile(
-            each.name, {}, 1, each.name, math.inf, 1.0, 1.0,
-            StreamingCost(each.transfer_seconds, each.transfer_seconds_per_byte),
-            {piece.name: PieceTime(piece.seconds[each.name], piece.seconds[each.name], "measured")
-             for piece in problem.pieces},
-            1.0,
-        )
-        for each in problem.machines
-    )  # fmt: skip
-    pieces = tuple(ModelPiece(each.name, (each.name,), 0, 0) for each in problem.pieces)
-    return ClusterProfile("net", "", pieces, machines, ())
-
-
-def test_a_stream_that_would_be_slower_than_one_result_after_the_other_is_doubtful():
-    slow = StreamingCost(alone_ratio=4.0)
-    profile = chain_profile({A: [0.0245]})
-    disturbed = dataclasses.replace(
-        profile, machines=(dataclasses.replace(profile.machines[0], streaming=slow),), doubts=("it was disturbed",)
-    )
-    first, second = predict_solution(chain_problem(disturbed), disturbed, solve(chain_problem(disturbed))).doubts
-    assert first == "it was disturbed"
-    assert second.startswith("one result every 98 ms in a stream, and 24.7 ms for one alone")
-    assert predict_solution(chain_problem(profile), profile, solve(chain_problem(profile))).doubts == ()
-
-
-def test_what_streams_take_from_a_machine_alone_is_no_transfer():
-    profile = chain_profile({A: [0.02]})
-    streaming = StreamingCost(alone_ratio=1.5, alone_transfer_seconds=0.001)
-    profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], streaming=streaming),))
-    problem = chain_problem(profile)
-    (machine,) = predict_solution(problem, profile, solve(problem)).machines
-    assert machine.compute_seconds == pytest.approx(0.032)
-    assert machine.transfer_seconds == pytest.approx(0.002)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.problems import GOOD
-from tvm_split import values
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
@@ -94,9 +93,7 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
     [
         ('"throughput"', '"speed"', 1, "'throughput' or 'latency'"),
         ('"replicas"', '"replica"', 1, "replica: there is no such key"),
-        ('"weight_bytes": 4000', '"weight": 4000', 5, "pieces.0.weight: there is no such key"),
         ('"objective": "throughput", ', "", 1, "objective: Field required"),
-        ("4e9", "-4e9", 2, "machines.0.memory_bytes: Input should be greater than"),
         ("4e9", '"4e9"', 2, "valid number"),
         ("4e9", "NaN", 2, "finite number"),
         ('{"name": "machine-1"}', '{"name": "machine-0"}', 3, "two machines are named 'machine-0'"),
@@ -110,7 +107,6 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
         ),
         ('"machine-1": 0.02', '"machine-7": 0.02', 5, "no machine is named 'machine-7'"),
         ("0.015", "-1", 6, "pieces.1.seconds.machine-1: Input should be greater than or equal to 0"),
-        ('"name": "layer-1"', '"name": "layer-0"', 6, "two pieces are named 'layer-0'"),
         ('"to": "layer-1"', '"to": "layer-9"', 7, "edges.0.to: no piece is named 'layer-9'"),
         ('"bytes": 4000}]', '"bytes": 4000}], "pins": [{"piece": "layer-0"}]', 7, 'either "on" or "not_on"'),
         ('"bytes": 4000}]', '"bytes": 4000}], "pins": [{"piece": "x", "on": "machine-0"}]', 7, "no piece is named 'x'"),
@@ -128,40 +124,17 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
         ),
         ('"bytes": 4000}]', '"bytes": 4000}], "stages": 3', 7, "3 stages were asked for, but there are 2 machines"),
         ('"edges":    [', '"edges":    [,', 7, "this is no JSON"),
-        ("4e9", "1e308", 2, "machines.0.memory_bytes: Input should be less than or equal to"),
-        ("1.25e8", "1e308", 4, "bytes_per_second: Input should be less than or equal to"),
-        ("1.25e8", "1e-308", 4, "bytes_per_second: Input should be greater than or equal to"),
-        ("0.001", "1e308", 4, "latency_seconds: Input should be less than or equal to"),
-        (
-            '"machine-1": 0.02',
-            '"machine-1": 1e308',
-            5,
-            "seconds.machine-1: Input should be less than",
-        ),
         (
             '"machine-1": 0.02',
             '"machine-1": 1e-308',
             5,
             "it must be 0, or at least 1e-30",
         ),
-        ('"bytes": 4000}]', '"bytes": 1e308}]', 7, "edges.0.bytes: Input should be less than or equal to"),
-        (
-            '"bytes": 4000}]',
-            f'"bytes": 1}}], "buffers": {10**400}',
-            7,
-            "buffers: Input should be less than or equal to 1000000000000000000",
-        ),
         (
             '{"name": "machine-1"}',
             '{"name": "machine-1", "cores": 9000}',
             3,
             "machines.1.cores: Input should be less than or equal to 8192",
-        ),
-        (
-            '{"name": "machine-1"}',
-            '{"name": "machine-1", "contention": 1e308}',
-            3,
-            "contention: Input should be less than",
         ),
     ],
 )
@@ -175,24 +148,6 @@ def test_what_is_wrong_is_named_with_its_line(
         read_problem_file(path)
     assert f"{path}:{line}: " in str(caught.value)
     assert message in str(caught.value)
-
-
-def test_in_a_huge_file_the_place_is_named_without_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "MOST_WITH_LINES", 100)
-    path = write(tmp_path, GOOD.replace("0.015", "-1"))
-    with pytest.raises(PlanError, match=r"problem\.json: pieces\.1\.seconds\.machine-1: .*it is -1"):
-        read_problem_file(path)
-
-
-def test_of_hundreds_of_faults_a_few_are_told(tmp_path: Path) -> None:
-    content = json.loads(GOOD)
-    content["pieces"] = [{"name": f"p{index}", "seconds": {"machine-0": -1}} for index in range(300)]
-    content["edges"] = []
-    with pytest.raises(PlanError) as caught:
-        read_problem_file(write(tmp_path, json.dumps(content)))
-    lines = str(caught.value).splitlines()
-    assert (len(lines), lines[-1]) == (13, "… and 288 more like these")
-    assert "pieces.11.seconds.machine-0: Input should be" in lines[11]
 
 
 def test_what_is_null_is_not_given(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import math
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from rpc_runtime.program.turns import DIVISIBLE, LONGEST_CYCLE, turns_by_share
-from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
+from rpc_runtime.program.turns import DIVISIBLE, turns_by_share
 from tests.helpers.planner.oracle import best, chain_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
@@ -16,8 +15,6 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.planner.round_robin import fairest_turns, with_turns
 from tvm_split.planner.search import Budget, solve
-from tvm_split.planner.search.candidate import Placement, best_delivered, candidate, delivered
-from tvm_split.planner.search.instance import instance_of
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -35,30 +32,11 @@ def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
     assert with_turns([kept]) == (kept,)
 
 
-@pytest.mark.parametrize("count", [2, 11, 13, 61, 64, 100, 200, 334, 500, 1000, 1024])
-def test_equal_replicas_lose_nothing(count):
-    (kept,) = with_turns([Stage(tuple(f"machine-{i}" for i in range(count)), ("layer_0",), (1 / count,) * count)])
-    assert kept.turns == tuple(range(count))
-
-
 @pytest.mark.parametrize("count", [50, 100, 500, 1024])
 def test_many_unlike_replicas_lose_a_few_percent(count):
     """Of speeds within a factor of ten; what one has too much makes the stream so much slower."""
     seconds = [10 ** (place * 0.618 % 1) for place in range(count)]
     assert period_of(seconds) <= 1.035 / math.fsum(1 / each for each in seconds)
-
-
-def test_of_more_replicas_than_turns_as_many_as_there_are_turns_stay():
-    count = LONGEST_CYCLE + 5
-    ((*turns,),) = fairest_turns([[1 / count] * count])
-    assert sorted(turns) == [0] * 5 + [1] * LONGEST_CYCLE
-
-
-def test_of_unlike_replicas_the_rarest_are_left_out():
-    shares = (*[1 / 64] * 63, 1 / 64 - 1e-4, 1e-4)
-    stage = Stage(tuple(f"machine-{index}" for index in range(65)), ("layer_0",), shares)
-    (kept,) = with_turns([stage])
-    assert stage.machines[64] not in kept.machines
 
 
 @given(st.lists(st.floats(0.3, 6.0), min_size=2, max_size=30), st.lists(st.floats(0.3, 6.0), min_size=1, max_size=8))
@@ -80,15 +58,6 @@ def test_no_turns_of_such_a_length_are_faster(speeds):
             least = min(range(len(speeds)), key=lambda place: (fair[place] + 1) / speeds[place])
             fair[least] += 1
         assert beyond <= most_beyond(fair, speeds) * (1 + 1e-8)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(1, 3), min_size=2, max_size=3))
-def test_turns_of_a_length_leave_nobody_more_beyond_than_any_others_would(speeds):
-    (counts,) = fairest_turns([speeds])
-    length = sum(counts)
-    others = (each for each in itertools.product(range(length + 1), repeat=len(speeds)) if sum(each) == length)
-    assert most_beyond(counts, speeds) == pytest.approx(min(most_beyond(each, speeds) for each in others))
 
 
 def most_beyond(counts, speeds):
@@ -170,31 +139,12 @@ def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(spe
     assert found.gap == 0.0
 
 
-def test_a_plan_without_replicas_may_be_better_as_it_runs():
-    dealt = [Placement((0, 1), (0,))]
-    two = instance_of(one_piece([1.0, 2**0.5, 1.0]))
-    ideal = candidate(two, dealt)
-    running = delivered(two, ideal)
-    between = (ideal.flow.period_seconds + running.flow.period_seconds) / 2
-    three = instance_of(one_piece([1.0, 2**0.5, between / 0.01]))
-    best_of_both = best_delivered(three, [candidate(three, dealt), candidate(three, [Placement((2,), (0,))])])
-    assert best_of_both is not None
-    assert best_of_both.flow.period_seconds == pytest.approx(between)
-
-
 def test_of_a_machine_without_a_turn_it_is_told():
     found = solve(one_piece([1.0, 1.0, 1.0, 50.0]))
     assert found.why_no_more_machines == "machine-3 is idle: the best plan found with it has no turn for it"
     others = [frozenset(name for stage in each.stages for name in stage.machines) for each in found.alternatives]
     assert len({*others}) == len(others) > 1
     assert not any("machine-3" in each for each in others if len(each) > 1)
-
-
-def test_what_turns_deliver_as_promised_by_shares_is_exact():
-    found = solve(one_piece([1.0, 2.0]))
-    assert found.gap == 0.0
-    assert found.method.startswith("exact: ")
-    assert not found.method.endswith("round-robin schedule")
 
 
 @settings(max_examples=60)
@@ -218,26 +168,6 @@ def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none
             dataclasses.replace(problem, replicas=False), chain_plans(dataclasses.replace(problem, replicas=False))
         )
         assert without is None or value <= without[0] * (1 + 1e-9)
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 2**32), st.integers(2, 4), st.integers(1, 2))
-def test_of_a_chain_no_set_of_fewer_machines_delivers_more(seed, machines, fewer):
-    """Exact answers, replicas included."""
-    problem = many_machines_problem(machines + fewer, 6, kinds="unlike", replicas=True, seed=seed)
-    kept = {machine.name for machine in problem.machines[:machines]}
-    small = dataclasses.replace(
-        problem,
-        machines=problem.machines[:machines],
-        links=tuple(each for each in problem.links if {each.source, each.destination} <= {*kept, "client"}),
-        pieces=tuple(
-            dataclasses.replace(each, seconds={name: each.seconds[name] for name in kept}) for each in problem.pieces
-        ),
-    )
-    least, other = (solve(each).evaluation.period_seconds for each in (problem, small))
-    assert least <= other * (1 + 1e-9)
-    ways = [first_fit(problem), best_single(problem), dealt_to_all(problem)]
-    assert least <= min(evaluate_stages(problem, each).period_seconds for each in ways if each) * (1 + 1e-9)
 
 
 def test_a_longest_period_is_kept_by_the_turns():

@@ -1,4 +1,4 @@
-"""The cheapest option through blocks, against every option there is."""
+"""Blocks of small graphs, the cheapest option through blocks against every option there is, and shares in balance."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.planner.problem import ProblemLink, Sharding
-from tvm_split.planner.shard_blocks import Block
+from tests.helpers.planner.layer_graphs import chain_graph
+from tests.helpers.planner.profiles import A as MACHINE, B as OTHER, chain_profile, graph_of
+from tests.helpers.planner.steps import step
+from tvm_split.planner.graph import LayerGraph, Value
+from tvm_split.planner.problem import Evaluation, MachineLoad, ProblemLink, Sharding, Stage
+from tvm_split.planner.profile import ModelPiece
 from tvm_split.planner.shard_search import (
+    MOST_BLOCKS,
     STAGE_SECONDS,
+    Block,
     Layout,
     Segment,
     ShardOption,
+    blocks_of,
     cheapest,
+    in_proportion,
+    lightened,
+    rebalanced,
     relayout_seconds,
+    rounded,
     whole_on,
 )
+from tvm_split.planner.step_graph import StepGraph
 
 A, B, CLIENT = "a", "b", "client"
 FUSED = Sharding("rows", "fused")
@@ -181,3 +193,91 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
             if any(segment.option for segment in chosen):
                 least = min(least, cost(list(chosen), each, network, 100.0, 50.0))
     assert cost(list(found), each, network, 100.0, 50.0) == pytest.approx(least)
+
+
+def graph_with(edges: list[tuple[int, int]], count: int) -> LayerGraph:
+    """Layers ``layer_0``, … of which one needs another's tensor of 10 bytes times its number and one."""
+    names = [f"layer_{number}" for number in range(count)]
+    users = {one: frozenset(names[end] for start, end in edges if start == one) for one in range(count)}
+    values = tuple(Value(10 * (one + 1), names[one], after, f"t{one}") for one, after in users.items())
+    before = {names[end]: frozenset(names[one] for one, other in edges if other == end) for end in range(count)}
+    return LayerGraph(tuple(names), before, frozenset(), values)
+
+
+def test_a_chain_may_be_divided_behind_each_piece() -> None:
+    profile = chain_profile({MACHINE: [1.0, 2.0, 3.0], OTHER: [2.0, 4.0, 6.0]})
+    blocks = blocks_of(graph_of(profile), profile, {"layer_1": frozenset({OTHER})})
+    assert [block.layers for block in blocks] == [("layer_0",), ("layer_1",), ("layer_2",)]
+    assert [dict(block.seconds) for block in blocks] == [
+        {MACHINE: 1.0, OTHER: 2.0},
+        {MACHINE: 2.0},
+        {MACHINE: 3.0, OTHER: 6.0},
+    ]
+    assert [block.bytes_after for block in blocks] == [1000.0, 1000.0, 0.0]
+
+
+def test_a_residual_network_may_be_divided_between_its_blocks() -> None:
+    profile = chain_profile({MACHINE: [1.0] * 7})
+    graph = graph_with([*itertools.pairwise(range(7)), (0, 3), (3, 6)], 7)
+    blocks = blocks_of(graph, profile, {})
+    assert [len(block.layers) for block in blocks] == [1, 3, 3]
+    assert [block.bytes_after for block in blocks] == [10.0, 40.0, 0.0]
+
+
+def test_a_tensor_that_all_need_divides_nothing_more_or_less() -> None:
+    """A mask that every block reads is alive everywhere, so between the blocks there are two tensors."""
+    edges = [*itertools.pairwise(range(8)), (1, 4), (4, 7), *((0, end) for end in (2, 5, 7))]
+    profile = chain_profile({MACHINE: [1.0] * 8})
+    blocks = blocks_of(graph_with(edges, 8), profile, {})
+    assert [len(block.layers) for block in blocks] == [1, 4, 3]
+
+
+def test_pieces_stay_whole() -> None:
+    profile = chain_profile({MACHINE: [1.0, 2.0]})
+    pieces = (ModelPiece("layer_0", ("layer_0", "layer_1"), 0, 0), ModelPiece("layer_1", ("layer_2",), 0, 0))
+    graph = chain_graph(["layer_0", "layer_1", "layer_2"])
+    blocks = blocks_of(graph, replace(profile, pieces=pieces), {})
+    assert [block.layers for block in blocks] == [("layer_0", "layer_1"), ("layer_2",)]
+
+
+def test_so_many_at_most() -> None:
+    profile = chain_profile({MACHINE: [1.0] * 60 + [100.0]})
+    blocks = blocks_of(graph_of(profile), profile, {})
+    assert len(blocks) == MOST_BLOCKS
+    assert blocks[-1].layers == ("layer_60",)
+    assert sum(block.seconds[MACHINE] for block in blocks) == pytest.approx(160.0)
+
+
+def sharded(**shares: float) -> Stage:
+    machines = tuple(f"machine-{letter}" for letter in shares)
+    return Stage(machines, ("conv",), tuple(shares.values()), "stage_0", Sharding("channels"))
+
+
+def load(machine: str, weight_bytes: float) -> MachineLoad:
+    return MachineLoad(machine, 0, 0, 0, weight_bytes, 0, 0, 0, 0, 1)
+
+
+def test_a_machine_of_half_the_time_gets_twice_the_share() -> None:
+    assert in_proportion([1.0, 2.0]) == pytest.approx([2 / 3, 1 / 3])
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=6))
+def test_rounded_shares_are_hundredths_that_make_a_whole(parts: list[float]) -> None:
+    found = rounded([part / sum(parts) for part in parts])
+    assert sum(found) == pytest.approx(1)
+    assert all(share > 0 and share * 100 == pytest.approx(round(share * 100)) for share in found)
+
+
+def test_who_took_longer_gets_less() -> None:
+    own = [replace(step(name, name, 0.0, took), stage="stage_0") for name, took in ((MACHINE, 3.0), (OTHER, 1.0))]
+    graph = StepGraph((*own, step("other", OTHER, 9.0)), ())
+    assert rebalanced(sharded(a=0.5, b=0.5), graph).shares == (0.25, 0.75)
+
+
+def test_whose_memory_is_too_small_gets_what_fits_and_others_the_rest() -> None:
+    evaluation = Evaluation(0, 0, (load(MACHINE, 200), load(OTHER, 100)), "")
+    assert lightened(sharded(a=0.5, b=0.5), evaluation, {MACHINE: 100, OTHER: 1000}).shares == (0.24, 0.76)
+    nothing = Evaluation(0, 0, (load(MACHINE, 200),), "")  # the other one computes nothing, by its share
+    assert lightened(sharded(a=0.5, b=0.5), nothing, {MACHINE: 100, OTHER: 1000}).shares == (0.24, 0.76)
+    crowded = sharded(a=0.5, b=0.5)
+    assert lightened(crowded, evaluation, {MACHINE: 100, OTHER: 50}) == crowded

@@ -1,23 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from tests.helpers.planner.oracle import assert_is_best, best, chain_plans, graph_plans, judge
+from tests.helpers.planner.oracle import assert_is_best, best, chain_plans, graph_plans
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
-from tests.helpers.planner.steps import evaluate_stages, step
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.planner.evaluate import evaluate
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.search import Budget, solve
+from tvm_split.planner.search import solve
 from tvm_split.planner.search.bounds import division_bound
-from tvm_split.planner.search.candidate import one_machine_candidates
-from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.mixed_integer import period_bound
-from tvm_split.planner.step_graph import StepGraph, Transfer
 
 SEEDS = st.integers(0, 2**32)
 
@@ -32,15 +26,6 @@ def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
     assert solution.evaluation.period_seconds == pytest.approx(0.04)
     assert solution.gap <= 1e-5
     assert len(solution.stages) == 2
-
-
-def test_with_a_core_each_nothing_is_shared() -> None:
-    problem = on_one_host(3, 3, 3)
-    found = evaluate_stages(problem, one_each(problem))
-    assert found.period_seconds == pytest.approx(0.01)
-    assert found.limiting == "compute of worker-0"
-    (cores,) = found.shared_cores
-    assert cores.least_period_seconds == pytest.approx(0.01)
 
 
 def test_the_client_takes_its_part_where_it_is_on_the_host() -> None:
@@ -64,22 +49,6 @@ def test_replicas_share_the_cores_too() -> None:
     assert found.period_seconds == pytest.approx(0.005)
 
 
-def test_parts_of_stages_that_machines_share_count_alike() -> None:
-    problem = on_one_host(2, 1, 1)
-    parts = StepGraph(
-        tuple(step(f"half-{name}", name, 0.01) for name in ("worker-0", "worker-1")),
-        (
-            Transfer("x", "client", ("half-worker-0",), 8.0),
-            Transfer("x", "client", ("half-worker-1",), 8.0),
-            Transfer("y-0", "half-worker-0", (), 8.0),
-            Transfer("y-1", "half-worker-1", (), 8.0),
-        ),
-    )
-    found = evaluate(problem, parts)
-    assert found.period_seconds == pytest.approx(0.02)
-    assert found.limiting == "computing on the one core that worker-0, worker-1 and the client share"
-
-
 @settings(max_examples=200)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.booleans())
 @example(71780, 1, 1, False)  # cores that the client has for itself
@@ -96,34 +65,9 @@ def test_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: in
     assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
-@settings(max_examples=40)
-@given(SEEDS, st.integers(2, 6), st.integers(2, 3))
-def test_the_bound_of_divided_pieces_is_below_every_plan(seed: int, pieces: int, machines: int) -> None:
-    problem = random_problem(
-        seed, pieces=pieces, machines=machines, chain=False, plain=True, shared_cores=True, objective="throughput"
-    )
-    expected = best(problem, graph_plans(problem))
-    assert expected is not None
-    alone = [each.flow.period_seconds for each in one_machine_candidates(instance_of(problem))]
-    assert min([period_bound(instance_of(problem), Budget()), *alone]) <= expected[0] * (1 + 1e-9)
-
-
 def test_the_bound_of_a_latency_knows_no_cores_as_no_latency_does() -> None:
     problem = on_one_host(2, 2, 1, objective="latency")
     latency = solve(problem).evaluation.latency_seconds
     assert latency == pytest.approx(0.02)
     assert division_bound(problem) == pytest.approx(latency / 2, rel=1e-5)
     assert division_bound(dataclasses.replace(problem, objective="throughput")) == pytest.approx(0.02, rel=1e-5)
-
-
-@settings(max_examples=15)
-@given(SEEDS, st.integers(12, 30), st.integers(3, 6))
-def test_larger_chains_keep_what_they_promise(seed: int, pieces: int, machines: int) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, plain=True, shared_cores=True)
-    found = solve(problem, budget=Budget(work=2e8))
-    judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in found.stages])
-    assert judged == pytest.approx((found.evaluation.period_seconds, found.evaluation.latency_seconds), rel=1e-9)
-    loose = solve(dataclasses.replace(problem, shared_cores=()))
-    assert found.lower_bound_seconds >= loose.lower_bound_seconds * (1 - 1e-9)
-    value = found.evaluation.period_seconds if problem.objective == "throughput" else found.evaluation.latency_seconds
-    assert found.lower_bound_seconds <= value * (1 + 1e-9) < math.inf

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.scenarios import busiest, chain
-from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes, WhatIf
+from tvm_split.simulation.scenario import LinkTimes, MachineTimes, Scenario, StageTimes, program_of
 from tvm_split.simulation.simulate import simulate
 
 
@@ -30,18 +28,6 @@ def test_a_stream_is_as_fast_as_its_slowest_stage_or_link(
     assert found.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
 
 
-@pytest.mark.parametrize("latency", [0.001, 0.02])
-def test_times_that_scatter_change_little(latency: float) -> None:
-    scenario = even(4, 0.005, 0.5, latency)
-    near = dataclasses.replace(
-        scenario, links={ends: dataclasses.replace(each, latency_seconds=0.0) for ends, each in scenario.links.items()}
-    )
-    chance = WhatIf(compute_scatter=0.2, link_scatter=0.1, seed=7)
-    far_period, near_period = (simulate(each, chance, micro_batches=1500).period_seconds for each in (scenario, near))
-    assert near_period is not None
-    assert far_period == pytest.approx(near_period, rel=0.05)
-
-
 def test_a_pipeline_of_64_stages_over_20_ms_is_full() -> None:
     """Whoever feeds it has some 200 micro-batches under way: no limit of the client's is in the way."""
     scenario = even(64, 0.01, 0.05, 0.02)
@@ -56,26 +42,23 @@ def test_a_pipeline_of_64_stages_over_20_ms_is_full() -> None:
 def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int | None = None) -> Scenario:
     """What the first stage makes goes to the next one, and straight to the last one, too: over a near link, or, if it
     ``returns``, on the machine of both. All other links are ``far``."""
-    builder = ProgramBuilder()
     places = [f"m{index}" for index in range(stages)]
     places[-1] = places[0] if returns else places[-1]
     machines: dict[str, dict[str, StageTimes]] = {}
     for index, place in enumerate(places):
         own = seconds * (3 if index == slow else 1)
-        builder.stage(f"s{index}", (place,), (0,))
         machines.setdefault(place, {})[f"s{index}"] = StageTimes(own, own)
-    builder.tensor("x", 8, None, ["s0"])
-    for index in range(1, stages):
-        builder.tensor(f"t{index}", 8, f"s{index - 1}", [f"s{index}"])
-    builder.tensor("skip", 8, "s0", [f"s{stages - 1}"])
-    builder.tensor("y", 8, f"s{stages - 1}", [None])
+    names: list[str | None] = [None, *(f"s{index}" for index in range(stages)), None]
+    tensors = [(f"t{index}", 8, names[index], [names[index + 1]]) for index in range(stages + 1)]
+    tensors.append(("skip", 8, "s0", [f"s{stages - 1}"]))
+    program = program_of({f"s{index}": ((place,), (0,)) for index, place in enumerate(places)}, tensors)
     links = {
         (places[index - 1], places[index]): LinkTimes(far, {f"t{index}": seconds / 10}) for index in range(1, stages)
     }
-    near = [(CLIENT, places[0], "x"), (places[-1], CLIENT, "y")]
+    near = [(CLIENT, places[0], "t0"), (places[-1], CLIENT, f"t{stages}")]
     near += [] if returns else [(places[0], places[-1], "skip")]
     links |= {(source, end): LinkTimes(0.001, {name: seconds / 10}) for source, end, name in near}
-    return Scenario(builder.program(), {name: MachineTimes(own) for name, own in machines.items()}, links)
+    return Scenario(program, {name: MachineTimes(own) for name, own in machines.items()}, links)
 
 
 @pytest.mark.parametrize("slow", [None, 1])
