@@ -18,7 +18,7 @@ from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_al
 from tvm_split.frontends.stablehlo.modules import Array
 
 _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
-_OF_TWO = {"add": "add", "multiply": "multiply", "maximum": "maximum", "minimum": "minimum"}
+_NEUTRAL = {"add": 0, "or": 0, "multiply": 1, "and": 1}
 
 
 def combined_by(operation: ir.Operation) -> str:
@@ -37,25 +37,18 @@ def combined_by(operation: ir.Operation) -> str:
     )
 
 
-def neutral(kind: str, dtype: str) -> float | int:
+def neutral(kind: str, dtype: str) -> float:
     """The neutral element of a reduction: 0 for a sum, the least number for a maximum."""
-    if kind in ("add", "or"):
-        return 0
-    if kind in ("multiply", "and"):
-        return 1
-    if dtype == "bool":
-        return int(kind == "minimum")
-    sign = -1 if kind == "maximum" else 1
+    if kind in _NEUTRAL:
+        return _NEUTRAL[kind]
     if is_float(dtype):
-        return sign * math.inf
-    limits = np.iinfo(dtype)
-    return int(limits.min if sign < 0 else limits.max)
+        return -math.inf if kind == "maximum" else math.inf
+    low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return low if kind == "maximum" else high
 
 
 def _is_neutral(initial: Array | None, kind: str, dtype: str) -> bool:
-    if initial is None:
-        return False
-    return float(initial) == float(neutral(kind, dtype))
+    return initial is not None and float(initial) == float(neutral(kind, dtype))
 
 
 def _reduce(op: Operators, call: HloCall) -> relax.Expr | list[relax.Expr]:
@@ -75,7 +68,8 @@ def _reduce(op: Operators, call: HloCall) -> relax.Expr | list[relax.Expr]:
     repeats = any(shape_of(value)[axis] != call.shape_of(0)[axis] for axis in axes)
     result = reduced(op, call.whole(0) if repeats else value, axes, kind)
     if not _is_neutral(call.known(1), kind, call.dtype):
-        result = _with(op, kind, result, initial)
+        names = {"and": "logical_and", "or": "logical_or"}
+        result = getattr(op, names.get(kind, kind))(result, initial)
     return result
 
 
@@ -87,12 +81,6 @@ def reduced(op: Operators, value: relax.Expr, axes: Sequence[int], kind: str) ->
     if dtype == "bool" and kind in ("add", "multiply"):
         result = op.not_equal(result, 0)
     return op.cast(result, dtype)
-
-
-def _with(op: Operators, kind: str, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    if kind not in _OF_TWO:
-        return op.logical_and(left, right) if kind == "and" else op.logical_or(left, right)
-    return getattr(op, _OF_TWO[kind])(left, right)
 
 
 def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> list[relax.Expr]:
