@@ -17,11 +17,11 @@ from tvm_split.frontends.convert import RANDOM, Graph, Importer, Kind, Operation
 from tvm_split.frontends.operators import Operators, shape_of
 from tvm_split.frontends.reference import Arranged, InChildProcess
 from tvm_split.frontends.stablehlo.conversions import contractions, elementwise, indexing, reductions, shapes
-from tvm_split.frontends.stablehlo.conversions.call import HloCall, result_kind
+from tvm_split.frontends.stablehlo.conversions.call import HloCall
 from tvm_split.frontends.stablehlo.flattening import Program, Step, flattened
 from tvm_split.frontends.stablehlo.folding import without_repeats
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
-from tvm_split.frontends.stablehlo.modules import Array, bytecode, in_context, shape_and_dtype
+from tvm_split.frontends.stablehlo.modules import Array, bytecode, in_context, result_kind, shape_and_dtype
 from tvm_split.model import Model
 
 
