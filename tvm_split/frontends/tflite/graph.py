@@ -145,8 +145,7 @@ class TfliteFile:
         places = [place for place, each in enumerate(self.operators) if not self._is_known(each, known)]
         operators = [self.operators[place] for place in places]
         written = [model.subgraphs[0].operators[place] for place in places]
-        options = [each.builtinOptions for each in written]
-        spread = dilations(operators, options, sizes, value, [number for number, _ in self.outputs])
+        spread = _dilations(operators, sizes, value, [number for number, _ in self.outputs])
         for place, dilation in spread.items():
             operators[place] = _spread(operators[place], written[place], dilation)
         part_of = {place + beside for place in spread for beside in (-1, 1)}
@@ -295,17 +294,15 @@ class Dilation:
     padding: int
 
 
-def dilations(
-    operators: Sequence[Any],
-    options: Sequence[Any],
+def _dilations(
+    operators: Sequence[Operator],
     shapes: Mapping[int, Sequence[int]],
     constant: Callable[[int], Array | None],
     outputs: Sequence[int],
 ) -> dict[int, Dilation]:
     """Find dilated convolutions, by position; the operators right before and after each are part of it.
 
-    ``operators`` have ``kind``, ``inputs`` and ``outputs``, and ``options`` are theirs. ``constant`` returns the value
-    of a tensor that depends on no input, else None. ``outputs`` are the graph's.
+    ``constant`` returns the value of a tensor that depends on no input, else None. ``outputs`` are the graph's.
     """
     readers = [number for operator in operators for number in operator.inputs] + list(outputs)
     found = {}
@@ -317,23 +314,22 @@ def dilations(
         inner = (before.outputs[0], own.outputs[0])
         if (own.inputs[0], after.inputs[0]) != inner or any(readers.count(number) != 1 for number in inner):
             continue
-        dilation = _dilation(before, own, after, options[place], shapes, constant)
+        dilation = _dilation(before, own, after, shapes, constant)
         if dilation is not None:
             found[place] = dilation
     return found
 
 
 def _dilation(
-    before: Any,
-    own: Any,
-    after: Any,
-    options: Any,
+    before: Operator,
+    own: Operator,
+    after: Operator,
     shapes: Mapping[int, Sequence[int]],
     constant: Callable[[int], Array | None],
 ) -> Dilation | None:
-    is_plain = (options.strideH, options.strideW) == (options.dilationHFactor, options.dilationWFactor) == (1, 1)
+    is_plain = all(own.options[name] == 1 for name in ("strideH", "strideW", "dilationHFactor", "dilationWFactor"))
     known = [constant(number) for number in (*before.inputs[1:], *after.inputs[1:])]
-    if not is_plain or options.padding != schema.Padding.VALID or any(each is None for each in known):
+    if not is_plain or own.options["padding"] != schema.Padding.VALID or any(each is None for each in known):
         return None
     steps, widths, same_steps, cuts = [each.tolist() for each in known if each is not None]
     if len(steps) != 2 or steps != same_steps:
