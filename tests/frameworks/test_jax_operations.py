@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 import tvm_split
+from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.digits import TRAINED, digits
 
 LIMIT = 1e-4
@@ -129,10 +130,7 @@ def assert_split_like(
     function: Any, inputs: tuple[Any, ...], names: tuple[str, str], cluster: tvm_split.Cluster
 ) -> Any:
     wanted = jax.tree.leaves(function(*map(jnp.asarray, inputs)))
-    split = {"machine-a": [names[0]], "machine-b": [names[1]]}
-    with tvm_split.compile_and_deploy(function, inputs, cluster, split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        found = deployment.run(*inputs)
+    found = run_split(function, inputs, names, cluster)
     for mine, right in zip(found, map(np.asarray, wanted), strict=True):
         assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
         assert np.abs(mine.astype("float64") - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,17 @@ def run_as_stage(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]
     cluster = tvm_split.Cluster((machine,), launcher=InProcess())
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False)
     with tvm_split.deploy(bundle, cluster) as deployment:
+        return list(deployment.run(*inputs))
+
+
+def run_split(
+    source: Any, inputs: Sequence[np.ndarray], layers: tuple[str, str], cluster: tvm_split.Cluster
+) -> list[np.ndarray]:
+    """The outputs of a source whose layers from ``layers[0]`` are on machine-a, and from ``layers[1]`` on machine-b."""
+    split = {machine: [layer] for machine, layer in zip(("machine-a", "machine-b"), layers, strict=True)}
+    examples = None if isinstance(source, Model) else tuple(inputs)
+    with tvm_split.compile_and_deploy(source, examples, cluster, split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == set(split)
         return list(deployment.run(*inputs))
 
 
