@@ -48,11 +48,16 @@ def run_split(
 
 def assert_equal_to_source(
     model: Model,
-    inputs: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray] | None = None,
     tolerance: float | None = None,
     computed: Callable[[Model, Sequence[np.ndarray]], list[np.ndarray]] = run,
 ) -> None:
-    """The compiled module has the source's outputs: same number, shapes, dtypes, and values within the tolerance."""
+    """The compiled module has the source's outputs: same number, shapes, dtypes, and values within the tolerance.
+
+    ``inputs`` are the model's example inputs if they are left out.
+    """
+    inputs = model.example_inputs if inputs is None else inputs
+    assert inputs is not None
     assert model.reference is not None
     right = model.reference.outputs(inputs)
     assert len(right) == len(model.outputs)

@@ -120,15 +120,13 @@ def test_inputs_and_outputs_are_flat_in_torch_s_order() -> None:
     assert_keeps_contract(model)
     assert [spec.dtype for spec in model.inputs] == ["float32", "float32", "int64", "int64"]
     assert [spec.dtype for spec in model.outputs] == ["float32", "int64", "float32", "float32"]
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_keyword_inputs_are_given_as_a_dict() -> None:
     model = load_model(Function(lambda x, y: x - 2 * y), {"y": torch.ones(3), "x": torch.zeros(3)})
     assert len(model.inputs) == 2
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 @pytest.mark.parametrize("other", [3, None, True])
@@ -166,8 +164,7 @@ def test_constants_and_buffers() -> None:
 
     model = load_model(Positions().eval(), torch.randn(2, 5, 4))
     assert_keeps_contract(model)
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_imported_weights_are_copies() -> None:
@@ -191,8 +188,7 @@ def test_parameters_shared_by_two_layers() -> None:
             return self.head(self.embedding(tokens))
 
     model = load_model(Tied().eval(), torch.tensor([[1, 5]]))
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_state_between_calls_is_refused() -> None:
@@ -286,8 +282,7 @@ def test_open_sizes_are_bound_by_batch_and_name() -> None:
 def test_open_sizes_follow_the_example_inputs() -> None:
     model = load_model(exported(), torch.randn(2, 6, 2))
     assert model.inputs[0].shape == (2, 6, 2)
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
     assert model.reference is not None
     assert len(list(model.reference.values(model.example_inputs))) == 3
 
@@ -355,8 +350,7 @@ def test_a_program_from_a_file(tmp_path: Path) -> None:
     assert_keeps_contract(model)
     assert model.name == "my_net"
     assert "layer1.0.add_" in model.layer_names
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_a_model_passes_through() -> None:
