@@ -1,19 +1,23 @@
-"""Helpers for this process and its children: closing, clean-up at exit, forks, and commands of modules."""
+"""Helpers for this process and its children: closing, clean-up at exit, forks, commands of modules, its output."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
+import resource
+import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TextIO
 
 from rpc_runtime.errors import WorkerError
 
+_PR_SET_PDEATHSIG = 1
 _LEFT: dict[Hashable, Callable[[], object]] = {}
 os.register_at_fork(after_in_child=_LEFT.clear)  # the parent cleans up
 
@@ -115,3 +119,46 @@ def end_child(child: subprocess.Popen[bytes], timeout_seconds: float) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def take_stdout() -> TextIO:
+    """Return a stream to standard output, and redirect descriptor 1 and ``sys.stdout`` to standard error.
+
+    Libraries write to descriptor 1 from C, and children inherit it. Only the entry point of a process may call this,
+    and only once: in another program's process, standard output belongs to that program.
+    """
+    if sys.stdout is None:  # closed by the parent process
+        return Path(os.devnull).open("w", encoding="utf-8")
+    sys.stdout.flush()
+    results = os.fdopen(
+        os.dup(1),
+        "w",
+        buffering=1 if sys.stdout.line_buffering else -1,
+        encoding=sys.stdout.encoding,
+        errors=sys.stdout.errors,
+    )
+    os.dup2(2 if sys.stderr is not None else os.open(os.devnull, os.O_WRONLY), 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return results
+
+
+def keep_small(parent: int) -> None:
+    """Set up a child: it dies with its parent, writes no core file, and is the first victim of the OOM killer."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+
+
+def kill_group(child: int) -> None:
+    """Kill the child and its process group; the exit status of a child that has crashed before is kept."""
+    with contextlib.suppress(OSError):
+        os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.killpg(child, signal.SIGKILL)

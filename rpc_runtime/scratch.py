@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import tempfile
-import time
 import weakref
 from pathlib import Path
 
@@ -21,9 +19,6 @@ from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared
 
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"
-MADE = re.compile(rf"{PREFIX}[a-z-]+-[a-z0-9_]{{8}}")
-LONGEST_TO_MAKE_SECONDS = 60.0
-"""The most time between making a folder and locking it, also on a busy host."""
 
 
 class ScratchFolder(Closing):
@@ -71,15 +66,10 @@ def _remove(path: Path, lock: int) -> None:
 
 
 def _remove_orphan(path: Path) -> None:
-    """Remove a folder whose lock is free, or an old folder without a lock file, which a worker may have made again.
-
-    A new folder without a lock file is still being made by its owner.
-    """
+    """Remove a folder whose lock is free; one without a lock file is being made."""
     try:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        if MADE.fullmatch(path.name) and time.time() - path.stat().st_mtime > LONGEST_TO_MAKE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

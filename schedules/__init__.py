@@ -5,6 +5,7 @@
     apply(module, target, database)   schedules every PrimFunc, after FuseTIR; takes tuned kernels from the database
     origins_of(function)              for each added variable, the variable of the original module it stands for
     chosen_rules(module)              the rule that scheduled each PrimFunc: "fallback" and "none" are slow
+    templates_of(target)              the rules whose schedules have choices; these take machine_of(target)
 
 This package does not know how a network is split or where it runs.
 """
@@ -12,16 +13,18 @@ This package does not know how a network is split or where it runs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tvm
 from tvm.target import Target
 
 from schedules import cpu, gpu
 from schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
-from schedules.expressions import Legalization
-from schedules.module_mutator import origins_of
-from schedules.template import CHOICES_ATTRIBUTE
-from schedules.traits import is_cpu
+from schedules.gpu.fragments import DTYPES, fragments_of
+from schedules.gpu.tile import Gpu, gpu_of
+from schedules.relax_tools import Legalization, origins_of
+from schedules.template import CHOICES_ATTRIBUTE, Template
+from schedules.traits import Traits, is_cpu, traits_of
 
 __all__ = [
     "CHOICES_ATTRIBUTE",
@@ -32,7 +35,10 @@ __all__ = [
     "chosen_rules",
     "layout_passes",
     "legalizations",
+    "machine_of",
+    "make_instructions_known",
     "origins_of",
+    "templates_of",
 ]
 
 
@@ -44,3 +50,20 @@ def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule
 def legalizations(target: Target) -> dict[str, Legalization]:
     """This package's lowerings by operator name; TVM lowers all other operators."""
     return cpu.legalizations(target) if is_cpu(target) else gpu.legalizations(target)
+
+
+def templates_of(target: Target) -> tuple[Template[Any], ...]:
+    """The templates of a target; targets of kind llvm and cuda have some."""
+    return cpu.TEMPLATES if is_cpu(target) else gpu.TEMPLATES
+
+
+def machine_of(target: Target) -> Traits | Gpu:
+    """Return the description of a target's machine, which its templates take besides a function."""
+    return traits_of(target) if is_cpu(target) else gpu_of(target)
+
+
+def make_instructions_known(target: Target) -> None:
+    """Register a GPU target's instructions with TVM before a record is replayed; a record holds only their names."""
+    if not is_cpu(target):
+        for dtype in DTYPES:
+            fragments_of(dtype)

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from schedules.expressions import accumulator_dtype, array_of, default_legalization, static_shape
+from schedules.relax_tools import accumulator_dtype, array_of, broadcast_index, default_legalization, static_shape
 
 EXTREMES = ("relax.max", "relax.min")
 PLACES = ("relax.argmax", "relax.argmin")
@@ -130,7 +130,7 @@ def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax
 
     def compute(x: te.Tensor, y: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
-            left, right = (each[_spread(each, index)] for each in (x, y))
+            left, right = (each[tuple(broadcast_index(index, list(map(int, each.shape))))] for each in (x, y))
             wins = left > right if name == "maximum" else left < right
             # Only NaN fails ``left <= infinity``. The comparison is false if ``right`` is NaN, so ``right`` (the NaN)
             # is taken. TVM's own test for NaN is not vectorized.
@@ -139,12 +139,6 @@ def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax
         return te.compute(shape, element, name=name)
 
     return builder.call_te(compute, *call.args, primfunc_name_hint=name)
-
-
-def _spread(tensor: te.Tensor, index: Sequence[Any]) -> tuple[Any, ...]:
-    """The operand's indices for an element of the broadcast result."""
-    own = index[len(index) - len(tensor.shape) :]
-    return tuple(0 if int(size) == 1 else place for size, place in zip(tensor.shape, own, strict=True))
 
 
 def _bounded(call: relax.Call, name: str) -> tuple[relax.Expr, Sequence[Any]] | None:

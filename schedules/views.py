@@ -14,7 +14,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from schedules.blocks import INLINE
-from schedules.expressions import broadcast_index, operator_of, ravel, static_shape, unravel
+from schedules.relax_tools import broadcast_index, operator_of, ravel, static_shape, unravel
 
 Indices = list[Any]
 Step = Callable[[Indices], Indices]

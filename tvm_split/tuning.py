@@ -15,9 +15,8 @@ from tvm_ffi.structural import StructuralKey
 from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.tracker import TrackerAddress, listed_servers
-from schedules import tuning
+from schedules import machine_of, templates_of, tuning
 from schedules.blocks import without_symbol
-from schedules.templates import machine_of, templates_of
 from schedules.tuning import KernelResult, TunableKernel, TuningProgress
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.cuda_code import tuning_needs

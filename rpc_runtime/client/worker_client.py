@@ -19,9 +19,8 @@ from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.foreign_text import clean_message
 from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
-from rpc_runtime.wire.loopback_token import find_token
 from rpc_runtime.wire.messages import load_request, message_of, value_of
-from rpc_runtime.wire.security import Token
+from rpc_runtime.wire.security import Token, find_token
 from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 
 CLOCK_ROUNDS = 5

@@ -16,8 +16,7 @@ import ctypes
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -74,19 +73,10 @@ class Handle:
         self.address = address
 
 
-class Mark(Handle):
-    """A CUDA event: a point in the work of a stream. It is recorded again for each use."""
-
-    __slots__ = ()
-
-
-class Stream(Handle):
-    """A CUDA stream: its operations run one after another."""
-
-    __slots__ = ()
-
-
-AnyHandle = TypeVar("AnyHandle", bound=Handle)
+Mark = Handle
+"""A CUDA event: a point in the work of a stream. It is recorded again for each use."""
+Stream = Handle
+"""A CUDA stream: its operations run one after another."""
 
 
 class CudaCalls:
@@ -111,7 +101,7 @@ class CudaCalls:
 
     def mark(self) -> Mark:
         """Return a new event, which counts as reached until it is recorded."""
-        return self._owned(Mark, "cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
+        return self._owned("cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
 
     def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
         """Begin to copy from host address ``source`` to device address ``target``; record ``mark`` behind the copy."""
@@ -135,7 +125,7 @@ class CudaCalls:
 
     def stream(self) -> Stream:
         """Return a new stream, independent of the others; operations in flight end before the stream is destroyed."""
-        return self._owned(Stream, "cudaStreamCreateWithFlags", "cudaStreamDestroy", NON_BLOCKING)
+        return self._owned("cudaStreamCreateWithFlags", "cudaStreamDestroy", NON_BLOCKING)
 
     def record(self, mark: Mark, stream: Stream) -> None:
         """Record ``mark`` behind all operations given to ``stream`` so far."""
@@ -168,27 +158,21 @@ class CudaCalls:
 
     def _made(self, function: str, *arguments: Any) -> int:
         """Call a function that writes the address of a new object to its first argument; return that address."""
-        found = ctypes.c_void_p()
-        self._call(function, ctypes.byref(found), *arguments)
-        return found.value or 0
+        address = ctypes.c_void_p()
+        self._call(function, ctypes.byref(address), *arguments)
+        return address.value or 0
 
-    def _owned(self, kind: type[AnyHandle], made_by: str, dropped_by: str, *arguments: Any) -> AnyHandle:
+    def _owned(self, made_by: str, dropped_by: str, *arguments: Any) -> Handle:
         """Make an object as `_made` does; ``dropped_by`` destroys it with its handle, and its errors are ignored."""
-        handle = kind(self._made(made_by, *arguments))
+        handle = Handle(self._made(made_by, *arguments))
         weakref.finalize(handle, self._functions[dropped_by], handle.address).atexit = False  # as in `memory_at`
         return handle
 
 
-@dataclass(frozen=True)
-class BusSpeed:
-    """``latency_seconds + b / bytes_per_second`` for b bytes, in the slower direction."""
+def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> tuple[float, float]:
+    """Return bandwidth (bytes/s) and latency (s) of copies between page-locked host memory and device memory.
 
-    bytes_per_second: float
-    latency_seconds: float
-
-
-def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> BusSpeed:
-    """Measure copies between page-locked host memory and device memory, one at a time; take the best of `ROUNDS`.
+    Copies are made one at a time; the best of `ROUNDS` counts, in the slower direction.
 
     Args:
         address: allocates device memory of a size in bytes; returns an object that keeps it alive, and its address.
@@ -212,4 +196,4 @@ def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> Bu
     best(SMALL_BYTES)  # warm-up
     latency, whole = best(SMALL_BYTES), best(LARGE_BYTES)
     del kept
-    return BusSpeed((LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency)
+    return (LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency

@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.execution.cuda_code import register_loader
-from rpc_runtime.execution.nvcc import installed_folders
+from rpc_runtime.execution.cuda_code import installed_folders, register_loader
 
 CUDA_LIBRARY = "tvm_runtime_cuda"
 DRIVER = "libcuda.so.1"

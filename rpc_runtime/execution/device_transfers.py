@@ -131,10 +131,10 @@ class DeviceTransfers:
 
     def begin(self, inputs: Sequence[Tensor | Uploaded]) -> list[Tensor]:
         """Return a stage's inputs on the device; kernels launched from now on wait for their uploads."""
-        for each in inputs:
-            if isinstance(each, Uploaded):
-                self.calls.compute_after(each.mark)
-        return [each.tensor if isinstance(each, Uploaded) else each for each in inputs]
+        for value in inputs:
+            if isinstance(value, Uploaded):
+                self.calls.compute_after(value.mark)
+        return [value.tensor if isinstance(value, Uploaded) else value for value in inputs]
 
     def end(self) -> None:
         """Wait until all launched kernels are done. For the computing thread."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class _Values:
 class InProcessRunner(Runner):
     """Runs the stages of a ``Pipeline`` one after another, with the same results. A context manager.
 
-    Several threads may call `run` and `stream` at the same time. Stages run on a `ComputingThread`. ``crossing`` is
+    Stages run on a `ComputingThread`, which computes micro-batches in the order of the calls. ``crossing`` is
     called once per route with a copy of each tensor that a link would carry; it returns the tensor as received.
 
     Raises:
@@ -61,23 +61,20 @@ class InProcessRunner(Runner):
         blob_path: Callable[[str], Path],
         threads: int = 1,
         *,
-        on_calling_thread: bool = True,
         crossing: Crossing | None = None,
     ) -> None:
         self._crossing = crossing
         self.program = program
         # What each machine would hold if it were a separate process.
         self.weight_bytes = {machine: weight_bytes(program.stages_on(machine)) for machine in program.machines}
-        self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
+        self._thread = ComputingThread(threads)
         self._own_process = OwnProcess()
-        self._lock = threading.Lock()
         self._recorders = {
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
             for machine in program.machines
         }
-        cache = WeightCache()
+        cache: WeightCache = {}
         self._stages: list[LoadedStage] = []
-        self._calls = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-calls")
         self._closed = False
         for stage in program.stages:
             library = read_blob(blob_path(stage.library.sha256), stage.library)
@@ -87,18 +84,14 @@ class InProcessRunner(Runner):
 
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """Return the outputs for one micro-batch. Raises InputError, StageError."""
-        arrays = checked_inputs(self.program, inputs)
-        self._own_process.require()
-        with self._lock:
-            if self._closed:
-                raise WorkerError("this pipeline is closed")
-            return self._thread.run(self._compute, arrays)
+        return self.submit(inputs).result()
 
     def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
         """Compute one micro-batch in the background; the inputs must not change meanwhile."""
         arrays = checked_inputs(self.program, inputs)
+        self._own_process.require()
         try:
-            return self._calls.submit(self.run, arrays)
+            return self._thread.submit(partial(self._compute, arrays))
         except RuntimeError as error:
             raise WorkerError("this pipeline is closed") from error
 
@@ -108,12 +101,14 @@ class InProcessRunner(Runner):
             yield self.run(batch)
 
     def _compute(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        if self._closed:
+            raise WorkerError("this pipeline is closed")
         sequence, self._sequence = self._sequence, self._sequence + 1
-        given = {
+        by_name = {
             tensor.name: array
             for tensor, array in zip(self.program.given, given_arrays(self.program, arrays), strict=True)
         }
-        values = _Values({name: tensor_from_array(array) for name, array in given.items()})
+        values = _Values({name: tensor_from_array(array) for name, array in by_name.items()})
         for loaded in self._stages:
             stage = loaded.stage
             if sequence not in stage.own_turns:
@@ -126,8 +121,8 @@ class InProcessRunner(Runner):
             self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
             values.made.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
         return tuple(
-            given[tensor.name].copy()
-            if tensor.name in given
+            by_name[tensor.name].copy()
+            if tensor.name in by_name
             else array_from_tensor(self._value_at(CLIENT, tensor, sequence, values), tensor)
             for tensor in self.program.outputs
         )
@@ -145,12 +140,12 @@ class InProcessRunner(Runner):
         return values.arrived.get(key, values.made[tensor.name])
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        found = {
+        by_stage = {
             (stage.machine, stage.name): stage
             for recorder in self._recorders.values()
             for stage in recorder.statistics()
         }
-        return tuple(found[stage.machine, stage.name] for stage in self.program.stages)
+        return tuple(by_stage[stage.machine, stage.name] for stage in self.program.stages)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         return self.statistics()  # statistics are never lost: a failed stage stops no machine here
@@ -168,7 +163,5 @@ class InProcessRunner(Runner):
         if not self._own_process.is_this:
             return
         self._closed = True
-        self._calls.shutdown(wait=False)
-        with self._lock:
-            self._thread.close()
-            self._stages.clear()
+        self._thread.close()
+        self._stages.clear()

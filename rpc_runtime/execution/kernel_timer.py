@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class KernelTimer:
         WorkerError: this machine does not have the device or the memory, or cannot load the library.
     """
 
-    def __init__(self, kernels: KernelSet, library: Bytes, threads: int, *, on_calling_thread: bool = True) -> None:
+    def __init__(self, kernels: KernelSet, library: Bytes, threads: int) -> None:
         where = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}"
         self._device = find_device(kernels.device, where)
         self._launches = LAUNCHES if kernels.device == "cuda" else 1
@@ -75,7 +75,7 @@ class KernelTimer:
                 f"{where} takes {self.allocated_bytes / 1e9:.1f} GB for their arguments, and the machine has "
                 f"{free / 1e9:.1f} GB free"
             )
-        self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
+        self._thread = ComputingThread(threads)
         self._closed = False
         try:
             self._library: Any = load_library(library, where)
@@ -94,7 +94,7 @@ class KernelTimer:
         """
         if self._closed:
             raise WorkerError("these kernels are unloaded")
-        return self._thread.run(self._measure, effort, is_wanted)
+        return self._thread.submit(partial(self._measure, effort, is_wanted)).result()
 
     def close(self) -> None:
         """Free the library and all memory, after waiting for the running kernel. Idempotent."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
@@ -14,14 +19,16 @@ from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import BlobError, StageError, WorkerError
 from rpc_runtime.execution.cuda_runtime import load_cuda
-from rpc_runtime.execution.library import library_file, load, require_architecture
-from rpc_runtime.execution.safetensors_file import single_tensor
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM has no type annotations."""
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_loads = itertools.count(1)
+ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
+"""The value of ``platform.machine()`` by ``e_machine`` of the ELF header (System V ABI, chapter 4)."""
 
 
 class TensorSlot(Slot):
@@ -66,15 +73,8 @@ def size_of(tensor: Tensor) -> int:
     return int(tensor.numel() * np.dtype(str(tensor.dtype)).itemsize)
 
 
-class WeightCache:
-    """Loads each weight of a deployment once, also if several stages use it under different names."""
-
-    def __init__(self) -> None:
-        self.loaded: dict[tuple[Any, ...], Tensor] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(size_of, self.loaded.values()))
+WeightCache = dict[tuple[Any, ...], Tensor]
+"""The loaded weights of a deployment by content and device; several stages may use one under different names."""
 
 
 class LoadedStage:
@@ -219,6 +219,43 @@ def find_device(kind: str, where: str) -> Any:
     return device
 
 
+def require_architecture(content: Bytes, where: str) -> None:
+    """Raise a `WorkerError` about ``where`` if the library is not for this machine's architecture."""
+    head = content[:20].tobytes()
+    if len(head) < 20 or not head.startswith(b"\x7fELF"):
+        raise WorkerError(f"{where}: the library is not an ELF shared object. Compile again")
+    number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+    architecture, here = ARCHITECTURES.get(number, f"ELF machine {number}"), platform.machine()
+    if architecture != here and not (architecture == "armv7l" and here.startswith("armv")):
+        raise WorkerError(
+            f"{where}: the library was compiled for {architecture}, and this machine is {here}. Give the machine its "
+            "right target in the cluster's description and compile again"
+        )
+
+
+@contextlib.contextmanager
+def library_file(content: Bytes) -> Iterator[int]:
+    """Yield the descriptor of a sealed, unnamed file in memory with ``content``; close it afterwards."""
+    descriptor = os.memfd_create("library.so", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content.data)
+        file.flush()
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        yield descriptor
+
+
+def load(descriptor: int) -> Any:
+    """Load the library in a file as a TVM module. The file may be closed afterwards; the last reference unloads it.
+
+    Each file can be loaded once: TVM keeps one context per file, so two stages must never share one.
+    """
+    # dlopen caches libraries by path, but descriptor numbers are reused. So each path contains the number of the load,
+    # in binary: "/." is 1 and "/" is 0.
+    number = f"{next(_loads):b}".replace("1", "/.").replace("0", "/")
+    # What `tvm_ffi.load_module` calls for a name that ends in .so.
+    return tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(f"/proc/self/fd{number}/{descriptor}", "so")
+
+
 def load_library(content: Bytes, where: str) -> Any:
     """Load a private copy of a library as a TVM module; raise a `WorkerError` about ``where`` if it cannot run here."""
     require_architecture(content, where)
@@ -228,15 +265,16 @@ def load_library(content: Bytes, where: str) -> Any:
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:
     key = (*spec.content, kind)
-    found = cache.loaded.get(key)
-    if found is not None:
-        return found
-    try:
-        data = single_tensor(content, spec.tensor)
-    except BlobError as error:
-        raise BlobError(f"{where}: weight {spec.tensor.name!r} (blob {spec.blob.sha256[:12]}): {error}") from error
-    tensor = tvm.runtime.tensor(data, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
-    cache.loaded[key] = tensor
+    tensor = cache.get(key)
+    if tensor is not None:
+        return tensor
+    if content.size != spec.tensor.size_bytes:
+        raise BlobError(
+            f"{where}: weight {spec.tensor} takes {spec.tensor.size_bytes} bytes, and its blob {spec.blob.sha256[:12]} "
+            f"has {content.size}"
+        )
+    tensor = tvm.runtime.tensor(content, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
+    cache[key] = tensor
     return tensor
 
 

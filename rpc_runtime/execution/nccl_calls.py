@@ -17,9 +17,9 @@ from typing import Any
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.device_transfers import Tensor, Uploaded
 from rpc_runtime.execution.loaded_stage import first_line
-from rpc_runtime.execution.nvcc import installed_folders
 from rpc_runtime.hardware import boot_id
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, version_text
@@ -83,9 +83,9 @@ class NcclLibrary:
             function.argtypes, function.restype = _FUNCTIONS[name], ctypes.c_int
         self._words.argtypes, self._words.restype = (ctypes.c_int,), ctypes.c_char_p
         self._last_words.argtypes, self._last_words.restype = (_pointer,), ctypes.c_char_p
-        found = ctypes.c_int()
-        self.call("ncclGetVersion", ctypes.byref(found))
-        self.version, self.turn = found.value, threading.Lock()
+        version = ctypes.c_int()
+        self.call("ncclGetVersion", ctypes.byref(version))
+        self.version, self.turn = version.value, threading.Lock()
         if self.version < OLDEST:
             raise WorkerError(
                 f"{library._name} is NCCL {version_text(self.version)}, and {version_text(OLDEST)} or newer is needed"
@@ -101,7 +101,7 @@ class NcclLibrary:
 
     def require(self, code: int, function: str) -> None:
         if code not in (SUCCESS, IN_PROGRESS):
-            words = ((each or b"").decode(errors="replace") for each in (self._words(code), self._last_words(None)))
+            words = ((text or b"").decode(errors="replace") for text in (self._words(code), self._last_words(None)))
             raise WorkerError(f"NCCL fails: {function}: {'; '.join(filter(None, words)) or f'error {code}'}")
 
     def unique_id(self) -> bytes:

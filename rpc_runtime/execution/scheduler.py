@@ -157,7 +157,7 @@ class StageState:
     @property
     def full(self) -> list[_Queue]:
         """The queues of this machine that have no room for the next micro-batch."""
-        return [queue for each in self.next_exits() for queue in each.takers if queue.is_full]
+        return [queue for exit_ in self.next_exits() for queue in exit_.takers if queue.is_full]
 
     def advance(self) -> None:
         self.finished += 1
@@ -170,10 +170,10 @@ class StageState:
             if self.sequence not in queue.held:
                 return Readiness.LACKS_INPUTS
         exits = self.next_exits()
-        has_room = all(each.has_room for each in exits)
+        has_room = all(exit_.has_room for exit_ in exits)
         if self.queues:
             return Readiness.READY if has_room else Readiness.LACKS_ROOM
-        is_taken = any(each.links or each.takers for each in exits)  # else the stage would run for ever
+        is_taken = any(exit_.links or exit_.takers for exit_ in exits)  # else the stage would run for ever
         return Readiness.READY if has_room and is_taken else Readiness.AHEAD
 
 
@@ -253,7 +253,7 @@ class Scheduler:
         state = self._stages[position]
         return (
             self._readiness[position] is Readiness.LACKS_ROOM
-            and all(link.has_room_locked(each.tensor) for each in state.next_exits() for link in each.links)
+            and all(link.has_room_locked(exit_.tensor) for exit_ in state.next_exits() for link in exit_.links)
             and all(
                 queue.capacity < queue.largest and self._readiness[queue.position] is Readiness.LACKS_INPUTS
                 for queue in state.full
@@ -281,10 +281,10 @@ class Scheduler:
         state.advance()
         for queue in state.queues:
             queue.take(sequence).done()
-        for each, value in zip(exits, outputs, strict=True):
-            for link in each.links:
-                link.put_locked(each.tensor, sequence, value)
-            self._give(each.takers, sequence, value, None)
+        for exit_, value in zip(exits, outputs, strict=True):
+            for link in exit_.links:
+                link.put_locked(exit_.tensor, sequence, value)
+            self._give(exit_.takers, sequence, value, None)
         self._look_again((*state.makers, state.position))
 
     def room(self) -> None:

@@ -50,7 +50,7 @@ NO_BLOB = BlobSpec("0" * 64, 0)
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """One weight of a stage: a blob in safetensors format that holds exactly one tensor, named ``weight``."""
+    """One weight of a stage: its blob holds the bytes of the tensor in C order."""
 
     tensor: TensorSpec
     blob: BlobSpec

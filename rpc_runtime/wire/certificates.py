@@ -29,11 +29,9 @@ def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
     Raises:
         InputError: a file is missing or no PEM, key and certificate do not belong together, or a date has passed.
     """
-    if tls.certificate is None or tls.key is None:
-        raise InputError("TLS of a worker needs both a certificate and its key")
-    ends = {tls.certificate: _certificate_end(tls.certificate, tls.key)}
+    ends = {tls.certificate: _own_end(tls, as_server=True)}
     if tls.authority is not None:
-        ends[tls.authority] = _authority_end(tls.authority)
+        ends[tls.authority] = _trust(_context(), tls.authority)
     return tuple(
         f"{file} expires on {_date(end)}, in {(end - time.time()) / 86400:.0f} days: get a new one in time"
         for file, end in ends.items()
@@ -48,52 +46,29 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
     """
     host, port = split_address(address)
     host = host.strip("[]")
+    is_joined = False
     try:
-        context = _speaking_only() if tls is None else _calling(tls)
-    except InputError as error:
-        return str(error)
-    met = False
-    try:
+        context = _calling(tls)
         with (
             socket.create_connection((host, port), PROBE_SECONDS) as connection,
             context.wrap_socket(connection, server_hostname=host) as secured,
         ):
             if tls is None:
                 return "it speaks TLS, and this call does not: give its certificate authority (`tls`, or --tls-ca)"
-            met = True
+            is_joined = True
             if secured.recv(1):
                 return None
+    except InputError as error:
+        return str(error)
     except ssl.SSLCertVerificationError as error:
         return _about_its_certificate(error, host, tls)
-    except ssl.SSLError as error:
-        if tls is not None and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+    except OSError as error:
+        if tls and getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
             return "it does not speak TLS, and this call does: start it with --tls-certificate, or leave `tls` out"
-        if not met:
+        if not is_joined or isinstance(error, TimeoutError):
             return None
-    except TimeoutError:
-        return None
-    except OSError:
-        if not met:
-            return None
-    return _about_own_certificate(tls) if tls is not None else None
-
-
-def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: TlsFiles | None) -> str:
-    if error.verify_code == _EXPIRED:
-        return "its certificate has expired: start it with a new one"
-    if error.verify_code == _NOT_YET_VALID:
-        return "its certificate is not valid yet: check the clocks of both machines"
-    if error.verify_code in _UNKNOWN_AUTHORITY and tls is not None:
-        known = "an authority that this system knows" if tls.authority is None else f"the authority in {tls.authority}"
-        return f"its certificate is not signed by {known}: give that which signed it (`tls`, or --tls-ca)"
-    if error.verify_code in _ANOTHER_NAME:
-        return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
-    return f"its certificate is not accepted: {error.verify_message}"
-
-
-def _about_own_certificate(tls: TlsFiles) -> str:
-    """Return the reason why a worker closes the connection after a good handshake; gRPC's servers do not report it."""
-    if tls.certificate is None or tls.key is None:
+    # It closed the connection after a good handshake; gRPC's servers do not report why.
+    if tls is None or tls.certificate is None:
         return "it asks its callers for a certificate: give one and its key (`tls`, or --tls-certificate and --tls-key)"
     return (
         f"it does not accept the certificate {tls.certificate}: the authority that signed it is not the one that the "
@@ -101,70 +76,79 @@ def _about_own_certificate(tls: TlsFiles) -> str:
     )
 
 
-def _calling(tls: TlsFiles) -> ssl.SSLContext:
-    """Return the TLS context of a caller with these files; raise `InputError` if one is invalid."""
-    context = _trusting(tls.authority)
-    if tls.authority is not None:
-        _authority_end(tls.authority)
-    if tls.certificate is not None and tls.key is not None:
-        _certificate_end(tls.certificate, tls.key, as_server=False)
-        _load_pair(context, tls.certificate, tls.key)
-    context.set_alpn_protocols(["h2"])
-    return context
+def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: TlsFiles | None) -> str:
+    if error.verify_code == _EXPIRED:
+        return "its certificate has expired: start it with a new one"
+    if error.verify_code == _NOT_YET_VALID:
+        return "its certificate is not valid yet: check the clocks of both machines"
+    if error.verify_code in _UNKNOWN_AUTHORITY:
+        authority = tls and tls.authority
+        known = f"the authority in {authority}" if authority else "an authority that this system knows"
+        return f"its certificate is not signed by {known}: give that which signed it (`tls`, or --tls-ca)"
+    if error.verify_code in _ANOTHER_NAME:
+        return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
+    return f"its certificate is not accepted: {error.verify_message}"
 
 
-def _speaking_only() -> ssl.SSLContext:
-    """Return a TLS context without verification, to find out whether the other side speaks TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
-
-
-def _trusting(authority: Path | None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def _context(side: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
     context.set_ciphers("DEFAULT:@SECLEVEL=0")  # gRPC judges how strong keys have to be
-    if authority is None:
-        context.load_default_certs()
-        return context
-    _trust(context, authority)
+    context.set_alpn_protocols(["h2"])
     return context
 
 
-def _trust(context: ssl.SSLContext, file: Path) -> None:
+def _calling(tls: TlsFiles | None) -> ssl.SSLContext:
+    """Return the TLS context of a caller with these files; raise `InputError` if one is invalid.
+
+    Without files it verifies nothing, and only finds out whether the other side speaks TLS.
+    """
+    context = _context()
+    if tls is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+    if tls.authority is None:
+        context.load_default_certs()
+    else:
+        _trust(context, tls.authority)
+    _own_end(tls, as_server=False)
+    _load_pair(context, tls)
+    return context
+
+
+def _trust(context: ssl.SSLContext, file: Path) -> float:
+    """Trust a file's authorities; return when the last one expires, in seconds since 1970 (infinite if it has none).
+
+    Raises:
+        InputError: the file has no certificate in PEM, or all its authorities have expired.
+    """
     pem_content(file)
     try:
         context.load_verify_locations(file)
     except ssl.SSLError as error:
         raise InputError(f"{file} holds no certificate in PEM") from error
-
-
-def _authority_end(file: Path) -> float:
-    """Return when the last authority in a trusted file expires, in seconds since 1970; infinite if it has none.
-
-    Raises:
-        InputError: the file has no certificate in PEM, or all its authorities have expired.
-    """
-    ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in _trusting(file).get_ca_certs()]
-    end = max(ends, default=math.inf)
+    dates = (str(authority["notAfter"]) for authority in context.get_ca_certs())
+    end = max(map(ssl.cert_time_to_seconds, dates), default=math.inf)
     if end < time.time():
         raise InputError(f"the authority in {file} expired on {_date(end)}: no certificate of it is accepted")
     return end
 
 
-def _certificate_end(certificate: Path, key: Path, *, as_server: bool = True) -> float:
-    """Return when a certificate expires, in seconds since 1970.
+def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
+    """Return when the own certificate expires, in seconds since 1970; infinite without one.
 
     Raises:
         InputError: the certificate or its key cannot be used by a worker, or by a caller if not ``as_server``.
     """
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    certificate = tls.certificate
+    if certificate is None:
+        return math.inf
+    server, client = _context(ssl.PROTOCOL_TLS_SERVER), _context()
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     for end in (server, client):
-        _load_pair(end, certificate, key)
+        _load_pair(end, tls)
     judging = client if as_server else server
     judging.verify_mode = ssl.CERT_REQUIRED
-    _trust(judging, certificate)
+    judging.load_verify_locations(certificate)
     judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
     try:
         shown = _shake_hands(server, client)
@@ -178,19 +162,20 @@ def _certificate_end(certificate: Path, key: Path, *, as_server: bool = True) ->
     return float(ssl.cert_time_to_seconds(shown["notAfter"]))
 
 
-def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+def _load_pair(context: ssl.SSLContext, tls: TlsFiles) -> None:
     def no_password() -> str:
-        raise InputError(f"the key {key} is encrypted: gRPC cannot read it, give one without a pass phrase")
+        raise InputError(f"the key {tls.key} is encrypted: gRPC cannot read it, give one without a pass phrase")
 
-    pem_content(certificate)
-    pem_content(key, "private key")
-    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    if tls.certificate is None:
+        return
+    pem_content(tls.certificate)
+    pem_content(tls.key, "private key")
     try:
-        context.load_cert_chain(certificate, key, no_password)
+        context.load_cert_chain(tls.certificate, tls.key, no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise InputError(f"the key {key} does not belong to the certificate {certificate}") from error
-        raise InputError(f"{certificate} and {key} cannot be read as PEM: {error.reason or error}") from error
+            raise InputError(f"the key {tls.key} does not belong to the certificate {tls.certificate}") from error
+        raise InputError(f"{tls.certificate} and {tls.key} cannot be read as PEM: {error.reason or error}") from error
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:

@@ -121,8 +121,8 @@ def error_of(status: Any, where: str) -> TvmSplitError:
         return ProtocolError(f"{where} is no worker of this version: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{where} did not answer in time: {details}")
-    for kind, known in _CODES:
-        if code is known:
+    for kind, own_code in _CODES:
+        if code is own_code:
             return kind(f"{where}: {details}")
     return WorkerError(f"{where} failed ({code.name}): {details}")
 

@@ -166,23 +166,23 @@ def decode(message: bytes | memoryview) -> Frame:
         raise ProtocolError(f"a frame begins with {MAGIC!r}, got {magic!r}")
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"this side speaks protocol version {PROTOCOL_VERSION}, the peer {version}: upgrade one")
-    known = _KINDS.get(kind)
-    if known is None:
+    frame_kind = _KINDS.get(kind)
+    if frame_kind is None:
         raise ProtocolError(f"unknown kind of frame: {kind}")
-    if flags > FrameFlag.SHARED or (flags and known is not FrameKind.TENSOR):
-        raise ProtocolError(f"a {known.name} frame has the flags {flags:#x}, which it cannot have")
+    if flags > FrameFlag.SHARED or (flags and frame_kind is not FrameKind.TENSOR):
+        raise ProtocolError(f"a {frame_kind.name} frame has the flags {flags:#x}, which it cannot have")
     payload = memoryview(message)[HEADER.size :]
     if flags == FrameFlag.SHARED:
         if len(payload):
             raise ProtocolError(f"word of a tensor in shared memory comes alone, this has {len(payload)} bytes with it")
-        return Frame(known, FrameFlag.SHARED, tensor, sequence, offset, total, payload)
+        return Frame(frame_kind, FrameFlag.SHARED, tensor, sequence, offset, total, payload)
     if offset + len(payload) > total:
         raise ProtocolError(f"a frame's payload ends at byte {offset + len(payload)} of a tensor of {total} bytes")
-    if known is not FrameKind.TENSOR and (offset != 0 or len(payload) != total):
-        raise ProtocolError(f"a {known.name} frame announces {total} bytes and carries {len(payload)}")
-    if known is FrameKind.TENSOR and (offset % CHUNK_BYTES or len(payload) != min(CHUNK_BYTES, total - offset)):
+    if frame_kind is not FrameKind.TENSOR and (offset != 0 or len(payload) != total):
+        raise ProtocolError(f"a {frame_kind.name} frame announces {total} bytes and carries {len(payload)}")
+    if frame_kind is FrameKind.TENSOR and (offset % CHUNK_BYTES or len(payload) != min(CHUNK_BYTES, total - offset)):
         raise ProtocolError(
             f"a TENSOR frame carries {CHUNK_BYTES} bytes, or what is left of its tensor; got {len(payload)} from byte "
             f"{offset} of {total}"
         )
-    return Frame(known, _FLAGS[flags], tensor, sequence, offset, total, payload)
+    return Frame(frame_kind, _FLAGS[flags], tensor, sequence, offset, total, payload)

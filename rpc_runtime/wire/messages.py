@@ -37,38 +37,38 @@ _DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{1,30}")
 Value = TypeVar("Value")
 
 
-def message_of(kind: type[AnyMessage], value: Any, **others: Any) -> AnyMessage:
-    """Return the message of a dataclass, with fields copied by name (also nested ones), and the fields ``others``."""
+def message_of(kind: type[AnyMessage], value: Any, **more: Any) -> AnyMessage:
+    """Return the message of a dataclass, with fields copied by name (also nested ones), and the fields ``more``."""
     fields = {
         field.name: _written(field, getattr(value, field.name))
         for field in kind.DESCRIPTOR.fields
-        if field.name not in others
+        if field.name not in more
     }
-    return kind(**fields, **others)
+    return kind(**fields, **more)
 
 
 def _written(field: Any, value: Any) -> Any:
     if field.message_type is None:
         return value
     kind = GetMessageClass(field.message_type)
-    return [message_of(kind, each) for each in value] if field.is_repeated else message_of(kind, value)
+    return [message_of(kind, part) for part in value] if field.is_repeated else message_of(kind, value)
 
 
-def value_of(kind: type[Value], message: Message, **others: Any) -> Value:
-    """Return the dataclass of a message, with fields copied by name (also nested ones), and the fields ``others``.
+def value_of(kind: type[Value], message: Message, **more: Any) -> Value:
+    """Return the dataclass of a message, with fields copied by name (also nested ones), and the fields ``more``.
 
     Raises:
         ProtocolError: the dataclass or its check refuses the values.
     """
-    given = dict(others)
+    fields = dict(more)
     for name, many, nested in _fields(kind):  # type: ignore[arg-type]
-        if name not in others:
-            found = getattr(message, name)
+        if name not in more:
+            content = getattr(message, name)
             if nested is not None:
-                found = [_nested(nested, each) for each in found] if many else _nested(nested, found)
-            given[name] = many(found) if many else found
+                content = [_nested(nested, part) for part in content] if many else _nested(nested, content)
+            fields[name] = many(content) if many else content
     try:
-        value = kind(**given)
+        value = kind(**fields)
     except ValueError as error:
         raise ProtocolError(str(error)) from None
     if kind in _CHECKS:
@@ -89,11 +89,11 @@ def _nested(kind: Any, value: Any) -> Any:
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, Any], ...]:
     """Return, for each field: its name, its container type or None, and its dataclass or enumeration or None."""
-    found = []
+    fields = []
     for name, hint in get_type_hints(kind).items():
         one = (*get_args(hint), hint)[0]
-        found.append((name, get_origin(hint), one if is_dataclass(one) or isinstance(one, enum.EnumType) else None))
-    return tuple(found)
+        fields.append((name, get_origin(hint), one if is_dataclass(one) or isinstance(one, enum.EnumType) else None))
+    return tuple(fields)
 
 
 def _check_blob(blob: BlobSpec) -> None:
@@ -149,12 +149,12 @@ def program_of(message: pb.LoadStagesRequest) -> MachineProgram:
     """
     program = value_of(Program, message.program)
     try:
-        found = program.on(message.machine)
+        part = program.on(message.machine)
     except ValueError as error:
         raise ProtocolError(str(error)) from None
-    if not found.stages:
+    if not part.stages:
         raise ProtocolError(f"the program has no stage for machine {message.machine!r}")
-    return found
+    return part
 
 
 def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict[tuple[str, str], bytes]:
@@ -163,13 +163,13 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
     Raises:
         ProtocolError: a secret is missing, or shorter than `LINK_SECRET_BYTES`.
     """
-    found = {(each.source, each.destination): each.secret for each in message.link_secrets}
+    secrets = {(link.source, link.destination): link.secret for link in message.link_secrets}
     for source, destination in program.links:
-        if len(found.get((source, destination), b"")) < LINK_SECRET_BYTES:
+        if len(secrets.get((source, destination), b"")) < LINK_SECRET_BYTES:
             raise ProtocolError(
                 f"the link from {source!r} to {destination!r} has no secret of {LINK_SECRET_BYTES} bytes"
             )
-    return {ends: found[ends] for ends in program.links}
+    return {ends: secrets[ends] for ends in program.links}
 
 
 def _check_time(time: KernelTime) -> None:

@@ -1,4 +1,4 @@
-"""Interceptors of a worker's gRPC server: access control, quotas of calls, and the handling of malformed requests.
+"""A worker's gRPC server: access control, quotas of calls, and the handling of malformed requests.
 
 Every method is served as one with a stream of requests, which are read and parsed here. gRPC's own parsing leaks 16 KiB
 for each malformed request, and cannot detect the end of a call without a request.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
-from rpc_runtime.wire.channels import LINK_PATH, status_of
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, Token
+from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, status_of
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, TlsFiles, Token, split_address
 
 logger = logging.getLogger(__name__)
 
@@ -56,45 +59,70 @@ class CallQuota:
             self._free.release()
 
 
-class AccessInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the token; a data stream may have the secret of its link instead.
+class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without the token; runs the others within the quota of their method's path.
 
-    ``open_to_all`` are the paths of methods that need neither.
+    A data stream may have the secret of its link instead of the token (``knows_link``), and a method with an open quota
+    needs neither. Without a ``token``, all callers are let in. This project's errors become gRPC statuses.
     """
 
-    def __init__(self, token: Token, knows_link: Callable[[Metadata], bool], open_to_all: Collection[str] = ()) -> None:
+    def __init__(
+        self, quotas: Mapping[str, CallQuota], token: Token | None, knows_link: Callable[[Metadata], bool]
+    ) -> None:
+        self._quotas = quotas
         self._token = token
-        self._open_to_all = frozenset(open_to_all)
         self._knows_link = knows_link
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """Return the method's handler, or one that refuses the call."""
+        """Return the method's handler, or one that refuses the call; None for an unknown method."""
         path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if path in self._open_to_all or self._token.shown_in(metadata):
-            return continuation(handler_call_details)
-        if path != LINK_PATH:
-            return _refusal(f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)")
-        if self._knows_link(metadata):
-            return continuation(handler_call_details)
-        return _refusal("no deployment here has a link with the secret that was shown; it may have ended")
-
-
-class QuotaInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Runs calls within the quota of their method's path, and converts this project's errors to gRPC statuses."""
-
-    def __init__(self, quotas: Mapping[str, CallQuota]) -> None:
-        self._quotas = quotas
-
-    @property
-    def threads(self) -> int:
-        """The number of threads that the server needs so that kinds of calls do not compete for threads."""
-        return sum(quota.limit for quota in set(self._quotas.values())) + REFUSING_THREADS
-
-    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """Return the method's handler with its quota; None, for an unknown method, if there is no quota."""
-        quota = self._quotas.get(handler_call_details.method)
+        quota = self._quotas.get(path)
+        is_open = self._token is None or (quota is not None and quota.is_open)
+        if not is_open and not self._token.shown_in(metadata):  # type: ignore[union-attr]
+            if path != LINK_PATH:
+                return _refusal(f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)")
+            if not self._knows_link(metadata):
+                return _refusal("no deployment here has a link with the secret that was shown; it may have ended")
         handler = None if quota is None else continuation(handler_call_details)
         return None if quota is None or handler is None else _guarded(handler, quota)
+
+
+def new_server(
+    quotas: Mapping[str, CallQuota],
+    connections: int,
+    token: Token | None = None,
+    knows_link: Callable[[Metadata], bool] = lambda metadata: False,
+    handlers: Sequence[Any] = (),
+) -> Any:
+    """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
+
+    It has threads for all quotas, so that kinds of calls do not compete for threads.
+    """
+    threads = sum(quota.limit for quota in set(quotas.values())) + REFUSING_THREADS
+    return grpc.server(
+        ThreadPoolExecutor(threads, thread_name_prefix="call"),
+        handlers=handlers,
+        interceptors=(Gate(quotas, token, knows_link),),
+        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
+    )
+
+
+def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
+    """Make a server listen on HOST:PORT; return the address with the port that it got.
+
+    Raises:
+        WorkerError: the address cannot be used.
+    """
+    host, wanted = split_address(listen)
+    try:  # gRPC itself reports only that it failed, and writes the reason to its own log
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host.strip("[]"), wanted), family=family).close()
+        if tls is None:
+            return f"{host}:{server.add_insecure_port(listen)}"
+        return f"{host}:{server.add_secure_port(listen, tls.server_credentials())}"
+    except (OSError, RuntimeError) as error:
+        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
+        raise WorkerError(f"cannot listen on {listen}: {reason}") from error
 
 
 def _refusal(advice: str) -> Any:

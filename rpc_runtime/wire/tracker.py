@@ -128,11 +128,7 @@ class ListedServer:
         """
         match entry:
             case {"key": str(key), "addr": [str(host), int(port)], **rest} if (
-                len(key) <= len("server:") + MAXIMUM_KEY_LETTERS
-                and key.startswith("server:")
-                and _is_text(host, 253)
-                and port is not True
-                and 0 < port < 1 << 16
+                key.startswith("server:") and host and host.isprintable() and 0 < port < 1 << 16
             ):
                 key = cleaned(key.removeprefix("server:"))
             case _:
@@ -146,9 +142,9 @@ class ListedServer:
         return cls(key, host, port, registration, fault)
 
 
-def _registration(said: object) -> Registration | None:
+def _registration(content: object) -> Registration | None:
     """Return the registration in a tracker's entry; None if it is invalid."""
-    match said:
+    match content:
         case {
             "name": str(name),
             "threads": int(threads),
@@ -156,14 +152,9 @@ def _registration(said: object) -> Registration | None:
             "tunes": bool(tunes),
             "state": "ready" | "deployed" | "tuning" as state,
             "since": float(since),
-        } if _is_text(name, MAXIMUM_KEY_LETTERS) and threads is not True and 0 < threads < 1 << 16:
+        } if name and name.isprintable() and 0 < threads < 1 << 16:
             return Registration(name, threads, secure, tunes, state, since)
     return None
-
-
-def _is_text(text: str, letters: int) -> bool:
-    """Return whether a text has 1 to ``letters`` characters, all printable."""
-    return 0 < len(text) <= letters and text.isprintable()
 
 
 def information(key: str, host: str | None, port: int, registration: Registration) -> dict[str, Any]:

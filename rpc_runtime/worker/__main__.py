@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from rpc_runtime.result_stream import take_stdout
+from rpc_runtime.processes import take_stdout
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback

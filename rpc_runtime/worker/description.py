@@ -6,9 +6,11 @@ import logging
 import os
 import platform
 import socket
+from copy import deepcopy
 from functools import cache
 from importlib import metadata
 
+from rpc_runtime.execution.cuda_code import toolkit_text
 from rpc_runtime.execution.cuda_runtime import (
     NO_DEVICE,
     device_arch,
@@ -17,7 +19,6 @@ from rpc_runtime.execution.cuda_runtime import (
     load_cuda,
     runtime_library,
 )
-from rpc_runtime.execution.nvcc import toolkit_text
 from rpc_runtime.hardware import (
     available_memory_bytes,
     boot_id,
@@ -39,7 +40,7 @@ _MAXIMUM_CUDA_DEVICES = 16
 def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
     import tvm
 
-    found: list[pb.CudaDevice] = []
+    devices: list[pb.CudaDevice] = []
     if load_cuda():
         return ()
     for index in range(_MAXIMUM_CUDA_DEVICES):
@@ -51,10 +52,10 @@ def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
             memory = int(device.total_global_memory or 0)
         except Exception:  # the runtime has no CUDA, or the driver does not answer
             break
-        found.append(pb.CudaDevice(index=index, arch=arch, memory_bytes=memory))
-    if found:
-        _add_bus(found[0])
-    return tuple(found)
+        devices.append(pb.CudaDevice(index=index, arch=arch, memory_bytes=memory))
+    if devices:
+        _add_bus(devices[0])
+    return tuple(devices)
 
 
 def _add_bus(device: pb.CudaDevice) -> None:
@@ -73,19 +74,17 @@ def _add_bus(device: pb.CudaDevice) -> None:
             return
         calls = CudaCalls(library)
         device.bus_identity = calls.bus_identity()
-        speed = bus_speed(calls, memory)
+        device.bus_bytes_per_second, device.bus_latency_seconds = bus_speed(calls, memory)
     except Exception as error:  # no free GPU memory, or a failing driver: planning works without the bus speed
         logger.warning("the GPU's bus cannot be measured: %s", error)
-        return
-    device.bus_bytes_per_second, device.bus_latency_seconds = speed.bytes_per_second, speed.latency_seconds
 
 
 def _cuda_devices_now() -> list[pb.CudaDevice]:
     """Return the GPUs, with the free memory of the first one, which stages run on."""
-    found = [pb.CudaDevice.FromString(each.SerializeToString()) for each in _cuda_devices()]
-    if found:
-        found[0].memory_free_bytes = free_device_bytes()
-    return found
+    devices = deepcopy(list(_cuda_devices()))
+    if devices:
+        devices[0].memory_free_bytes = free_device_bytes()
+    return devices
 
 
 @cache

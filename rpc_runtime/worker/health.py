@@ -7,7 +7,6 @@ Therefore it needs no token.
 from __future__ import annotations
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -16,9 +15,9 @@ from grpc_health.v1.health import SERVICE_NAME, HealthServicer
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.wire.channels import SERVER_OPTIONS, open_channel
+from rpc_runtime.wire.channels import open_channel
 from rpc_runtime.wire.security import LOOPBACK_OF, split_address
-from rpc_runtime.wire.server import CallQuota, QuotaInterceptor
+from rpc_runtime.wire.server import CallQuota, bind, new_server
 from rpc_runtime.worker.service import CONTROL_SERVICE
 
 PATHS = (f"/{SERVICE_NAME}/Check", f"/{SERVICE_NAME}/Watch")
@@ -40,26 +39,16 @@ def quotas() -> dict[str, CallQuota]:
     return dict.fromkeys(PATHS, CallQuota("questions about health", MAXIMUM_CALLS, is_open=True))
 
 
-def server(health: Any, listen: str) -> Any:
+def health_server(health: Any, listen: str) -> Any:
     """Return a server, not yet started, for health checks only, without TLS, which Kubernetes' probes do not support.
 
     Raises:
         WorkerError: the server cannot listen on ``listen``.
     """
-    limits = QuotaInterceptor(quotas())
-    made = grpc.server(
-        ThreadPoolExecutor(limits.threads, thread_name_prefix="health"),
-        interceptors=(limits,),
-        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", MAXIMUM_CONNECTIONS)],
-    )
-    add_HealthServicer_to_server(health, made)
-    try:
-        port = made.add_insecure_port(listen)
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise WorkerError(f"cannot listen on {listen}, where health is to be asked for")
-    return made
+    server = new_server(quotas(), MAXIMUM_CONNECTIONS)
+    add_HealthServicer_to_server(health, server)
+    bind(server, listen)
+    return server
 
 
 def require_answer(address: str, *, has_tls: bool) -> None:

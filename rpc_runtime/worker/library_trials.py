@@ -23,7 +23,6 @@ from rpc_runtime.worker.trial_process import PASSED
 DEFAULT_SECONDS = 60.0
 END_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-MOST_REMEMBERED = 10_000
 _HOW = "when it was tried out (loaded, and run once on zeros, in a process of its own)"
 _AGAIN = "Give the machine its right target in the cluster's description, or leave its target out, and compile again"
 
@@ -93,8 +92,6 @@ class LibraryTrials:
                 self._lock.release()
             problem = _problem(code, seconds)
             if code not in (-signal.SIGALRM, -signal.SIGKILL):  # these may not be the library's fault
-                if len(self._problems) >= MOST_REMEMBERED:
-                    self._problems.clear()
                 self._problems[digest] = problem
         if problem:
             raise WorkerError(f"{what}: the library {problem}")

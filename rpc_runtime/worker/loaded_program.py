@@ -6,7 +6,7 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -19,6 +19,7 @@ from rpc_runtime.execution.loaded_stage import (
     LoadedStage,
     Tensor,
     WeightCache,
+    size_of,
     tensor_bytes,
     tensor_slot,
 )
@@ -32,7 +33,7 @@ from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.nccl import MakeNccl
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.slots import MakeSlot
@@ -61,16 +62,15 @@ class LoadedProgram:
         identifier: str,
         store: BlobStore,
         trials: LibraryTrials,
-        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        timeouts: LinkTimeouts,
     ) -> None:
-        self.timeouts = timeouts
+        self._timeouts = timeouts
         self.identifier = identifier
         self._store = store
         self._trials = trials
         self._lock = threading.Lock()
         # A separate lock: waiting for events must not be delayed by a thread that holds the other lock for long.
         self._events = threading.Condition()
-        self._wanted: set[str] = set()
         self._program: MachineProgram | None = None
         self._link_secrets: Mapping[tuple[str, str], bytes] = {}
         self._stages: list[LoadedStage] = []
@@ -88,31 +88,16 @@ class LoadedProgram:
 
     def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until the program ends; return the missing ones."""
-        blobs = tuple(blobs)
-        with self._lock:
-            self._check_open_locked()
-            self._wanted.update(blob.sha256 for blob in blobs)
+        self._check_open()
         missing = self._store.pin(self.identifier, blobs)
         if self._closed:
             self._store.unpin(self.identifier)
         return missing
 
     def take_in(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
-        """Store a blob that `keep` has reported as missing.
-
-        Raises:
-            ProtocolError: the blob was not passed to `keep`.
-            BlobError: the content has another size or digest, or does not fit.
-        """
+        """Store a blob. Raises `BlobError` if the content has another size or digest, or does not fit."""
         self._check_open()
-        if blob.sha256 not in self._wanted:
-            raise ProtocolError(f"blob {blob.sha256[:12]} is none that deployment {self.identifier[:8]} keeps")
-        self._store.write(blob, self._while_open(chunks))
-
-    def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        for chunk in chunks:
-            self._check_open()
-            yield chunk
+        self._store.write(blob, chunks)
 
     def load(
         self,
@@ -139,7 +124,7 @@ class LoadedProgram:
         deadline = time.monotonic() + seconds
         self.keep(blob for stage in program.stages for blob in stage.blobs)
         require_room(program, available_memory_bytes(), _free_on_device(program))
-        cache = WeightCache()
+        cache: WeightCache = {}
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
         for stage in program.stages:
@@ -155,7 +140,7 @@ class LoadedProgram:
             self._recorder = Recorder(program.machine, [stage.name for stage in program.stages])
         names = ", ".join(stage.name for stage in program.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
-        return cache.size_bytes
+        return sum(map(size_of, cache.values()))
 
     def _load_stage(
         self,
@@ -185,8 +170,7 @@ class LoadedProgram:
         self._drop_timer(None)
         library = self._store.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
-        # The thread of a gRPC call would keep TVM's thread pool long after the call.
-        timer = KernelTimer(kernels, library, threads, on_calling_thread=False)
+        timer = KernelTimer(kernels, library, threads)
         self._drop_timer(timer)
         if self._closed:
             timer.close()
@@ -257,9 +241,9 @@ class LoadedProgram:
             station = UploadingStation(executor, self._transfers)
             as_bytes, make_slot = self._transfers.bytes_of, self._transfers.slot
         for machine, routes in program.by_destination.items():
-            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self.timeouts)
+            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
         for machine, routes in program.by_source.items():
-            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self.timeouts, reuse=True)
+            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program

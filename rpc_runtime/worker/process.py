@@ -17,18 +17,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING
 
-from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.loopback_token import new_token, published
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, split_address
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, new_token, published, split_address
+from rpc_runtime.wire.server import bind, new_server
 from rpc_runtime.wire.tracker import Registration
+from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
 from rpc_runtime.worker.memory import keep_heap
 from rpc_runtime.worker.runtime_alone import load_runtime
@@ -36,7 +38,7 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.worker.service import Programs
+    from rpc_runtime.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     os.set_blocking(signal_end, False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(signal_end, b"."))
-    _serve_until(config, results, lambda: _wait_for_end(signalled, config.exit_with_parent))
+    _serve_until(config, results, signalled)
 
 
 def _knows_callers(config: WorkerConfig) -> bool:
@@ -87,7 +89,7 @@ def _check_callers(config: WorkerConfig) -> None:
     Raises:
         InputError: the configuration is unsafe; the message says which options to give.
     """
-    loopback, known = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
+    loopback, knows_callers = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
     if not config.insecure and not loopback:
         reached = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
         if config.tls is None:
@@ -95,12 +97,12 @@ def _check_callers(config: WorkerConfig) -> None:
                 f"{reached}: give --tls-certificate and --tls-key, and --tls-ca or a token, or --insecure on a network "
                 "that you trust"
             )
-        if not known:
+        if not knows_callers:
             raise InputError(
                 f"{reached}. --tls-certificate proves this worker to its callers, not them to it: give --tls-ca or "
                 "--token-file, or --insecure on a network that you trust"
             )
-    if config.insecure and not known:
+    if config.insecure and not knows_callers:
         who = "every user of this host" if loopback else "anybody who reaches this port"
         lacking = "TLS" if config.tls is None and not loopback else "--tls-ca or a token"
         logger.warning("listening on %s without %s: %s controls this machine", config.listen, lacking, who)
@@ -131,13 +133,13 @@ def _maximum_connections() -> int:
     return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
 
 
-def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[[], None]) -> None:
+def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None:
     load_runtime()
 
     from rpc_runtime.execution.blob_store import BlobStore
     from rpc_runtime.transports.transport import transport_named
     from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import Programs
+    from rpc_runtime.worker.service import WorkerService
 
     keep_heap()
     name = config.name or socket.gethostname()
@@ -145,14 +147,17 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
     transports = [transport_named(name) for name in config.transport]
     for transport in transports:
         transport.start()
-    programs = Programs(blobs, config.timeouts)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     servicer = health.servicer()
-    server = _server(config, name, programs, servicer, token)
-    probed = health.server(servicer, config.health_listen) if config.health_listen else None
+    service = WorkerService(name, bool(config.name), config.threads, blobs, config.timeouts, config.tls)
+    quotas = {**WorkerService.quotas(), **health.quotas()}
+    server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
+    add_ControlServicer_to_server(service, server)
+    add_HealthServicer_to_server(servicer, server)
+    probed = health.health_server(servicer, config.health_listen) if config.health_listen else None
     try:
-        address = f"{split_address(config.listen)[0]}:{_bind(server, config)}"
+        address = bind(server, config.listen, config.tls)
         with contextlib.ExitStack() as until_end:
             if token is not None and makes_token:
                 token = Token(token.text, until_end.enter_context(published(token, address)))
@@ -160,83 +165,39 @@ def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[
             if probed is not None:
                 probed.start()
             health.require_answer(address, has_tls=config.tls is not None)
-            registration = until_end.enter_context(_registered(config, name, address, programs))
-            programs.prepare()
+            registration = until_end.enter_context(_registered(config, name, address, service))
+            service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            wait_for_end()
+            _wait_for_end(signalled, config.exit_with_parent)
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
         servicer.enter_graceful_shutdown()
         if probed is not None:
             probed.stop(None)
         stopped = server.stop(STOP_SECONDS)
-        programs.close()
+        service.close()
         stopped.wait(STOP_SECONDS + 1)
         for transport in transports:
             transport.stop()
         blobs.close()
 
 
-def _server(config: WorkerConfig, name: str, programs: Programs, servicer: Any, token: Token | None) -> Any:
-    """Return gRPC's server with all services, not yet started."""
-    import grpc
-    from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-
-    from rpc_runtime.wire.channels import SERVER_OPTIONS
-    from rpc_runtime.wire.server import AccessInterceptor, QuotaInterceptor
-    from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
-    from rpc_runtime.worker import health
-    from rpc_runtime.worker.service import WorkerService
-
-    service = WorkerService(name, bool(config.name), config.threads, programs, config.tls)
-    quotas = QuotaInterceptor({**WorkerService.quotas(), **health.quotas()})
-    access = [] if token is None else [AccessInterceptor(token, service.knows_link, health.PATHS)]
-    server = grpc.server(
-        ThreadPoolExecutor(quotas.threads, thread_name_prefix="call"),
-        handlers=(service.link_handlers(),),
-        interceptors=(*access, quotas),
-        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
-    )
-    add_ControlServicer_to_server(service, server)
-    add_HealthServicer_to_server(servicer, server)
-    return server
-
-
 @contextlib.contextmanager
 def _registered(
-    config: WorkerConfig, name: str, address: str, programs: Programs
+    config: WorkerConfig, name: str, address: str, service: WorkerService
 ) -> Iterator[TrackerRegistration | None]:
     """Register the worker with its tracker, if it has one, while the body runs."""
     if config.entry is None:
         yield None
         return
     host, port = split_address(address)
-    said = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
+    own = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
     tuning = (host, config.tuning_port or 0) if config.is_tuned else None
-    with TrackerRegistration(config.entry, port, said, lambda: bool(programs.names()), tuning) as registration:
-        programs.on_change = registration.look_again
+    with TrackerRegistration(config.entry, port, own, lambda: bool(service.deployments()), tuning) as registration:
+        service.on_change = registration.look_again
         if tuning is not None and not config.insecure:
             logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)
         yield registration
-
-
-def _bind(server: Any, config: WorkerConfig) -> int:
-    host, wanted = split_address(config.listen)
-    try:  # gRPC itself reports only that it failed, and writes the reason to its own log
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host.strip("[]"), wanted), family=family).close()
-    except OSError as error:
-        raise WorkerError(f"cannot listen on {config.listen}: {os.strerror(error.errno or 0)}") from error
-    try:
-        if config.tls is None:
-            port = server.add_insecure_port(config.listen)
-        else:
-            port = server.add_secure_port(config.listen, config.tls.server_credentials())
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise WorkerError(f"cannot listen on {config.listen}")
-    return int(port)
 
 
 def _announcement(
@@ -290,10 +251,7 @@ def main(results: IO[str], arguments: Sequence[str] | None = None) -> int:
         with contextlib.redirect_stdout(results):  # for --help
             config = config_from_arguments(arguments)
         serve(config, results)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except TvmSplitError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, InputError) else 1
     return 0

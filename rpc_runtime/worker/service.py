@@ -16,7 +16,7 @@ from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from rpc_runtime.program.program import BlobSpec
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH, WorkerEndpoint
@@ -41,107 +41,101 @@ MAXIMUM_STREAMS = 128
 """Limit of data streams; a deployment needs one or two per neighbour."""
 
 
-class Programs:
-    """The programs of a worker, by the random name of their deployment. Thread-safe.
+class WorkerService(ControlServicer):  # type: ignore[misc]
+    """The methods of ``worker.proto`` and data streams, for the programs of a worker. Thread-safe.
 
-    ``on_change`` is called when a program was added or removed.
+    They raise the project's errors, which `wire.server` converts to statuses. A worker with a given name (``named``)
+    accepts only its machine's stages; one named after its host accepts any. ``on_change`` is called when a program was
+    added or removed.
     """
 
-    def __init__(self, blobs: BlobStore, timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
-        self._timeouts = timeouts
+    def __init__(
+        self,
+        machine: str,
+        named: bool,
+        threads: int,
+        blobs: BlobStore,
+        timeouts: LinkTimeouts,
+        tls: TlsFiles | None,
+    ) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self._machine = machine
+        self._named = named
+        self._threads = threads
         self._blobs = blobs
+        self._timeouts = timeouts
+        self._tls = tls
         self._trials = LibraryTrials(blobs)
+        self._timing = threading.Lock()
         self._lock = threading.Lock()
-        self._held: dict[str, LoadedProgram] = {}
+        self._programs: dict[str, LoadedProgram] = {}
+        """By the random name of their deployment."""
 
     def prepare(self) -> None:
         """Prepare for the first program before a client waits for it."""
         self._trials.prepare()
 
-    def begin(self, identifier: str) -> LoadedProgram:
-        if not 16 <= len(identifier) <= 64 or not identifier.isalnum():
-            raise ProtocolError("a deployment's name is 16 to 64 letters and digits")
+    def deployments(self) -> list[str]:
         with self._lock:
-            if identifier in self._held:
-                raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            program = self._held[identifier] = LoadedProgram(identifier, self._blobs, self._trials, self._timeouts)
-        self.on_change()
-        return program
-
-    def get(self, identifier: str) -> LoadedProgram:
-        with self._lock:
-            found = self._held.get(identifier)
-        if found is None:
-            raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
-        return found
-
-    def drop(self, identifier: str) -> None:
-        with self._lock:
-            found = self._held.pop(identifier, None)
-        if found is not None:
-            found.close()
-            self.on_change()
-
-    def names(self) -> list[str]:
-        with self._lock:
-            return sorted(identifier[:8] for identifier in self._held)
+            return sorted(identifier[:8] for identifier in self._programs)
 
     def close(self) -> None:
-        with self._lock:
-            held, self._held = list(self._held.values()), {}
-        for program in held:
-            program.close()
+        """End all programs."""
+        for identifier in list(self._programs):
+            self._drop(identifier)
         self._trials.close()
 
+    def _program(self, identifier: str) -> LoadedProgram:
+        program = self._programs.get(identifier)
+        if program is None:
+            raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
+        return program
 
-class WorkerService(ControlServicer):  # type: ignore[misc]
-    """The methods of ``worker.proto``; they raise the project's errors, which `wire.server` converts to statuses.
-
-    A worker with a given name (``named``) accepts only its machine's stages; one named after its host accepts any.
-    """
-
-    def __init__(self, machine: str, named: bool, threads: int, programs: Programs, tls: TlsFiles | None) -> None:
-        self._machine = machine
-        self._named = named
-        self._threads = threads
-        self._programs = programs
-        self._tls = tls
-        self._timing = threading.Lock()
+    def _drop(self, identifier: str) -> None:
+        with self._lock:
+            program = self._programs.pop(identifier, None)
+        if program is not None:
+            program.close()
+            self.on_change()
 
     @staticmethod
     def quotas() -> dict[str, CallQuota]:
         """Return the quota of each method, by its path."""
         asking = CallQuota("questions", 64)
         working = CallQuota("requests to prepare or to time something", 32)
-        others = {"PutBlob": CallQuota("uploads", 32), "Watch": CallQuota("deployments", MAXIMUM_DEPLOYMENTS)}
-        others |= dict.fromkeys(("MissingBlobs", "LoadStages", "Connect", "LoadKernels", "TimeKernels"), working)
+        special = {"PutBlob": CallQuota("uploads", 32), "Watch": CallQuota("deployments", MAXIMUM_DEPLOYMENTS)}
+        special |= dict.fromkeys(("MissingBlobs", "LoadStages", "Connect", "LoadKernels", "TimeKernels"), working)
         methods = pb.DESCRIPTOR.services_by_name["Control"].methods_by_name
-        quotas = {f"/{CONTROL_SERVICE}/{name}": others.get(name, asking) for name in methods}
+        quotas = {f"/{CONTROL_SERVICE}/{name}": special.get(name, asking) for name in methods}
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return describe(self._machine, self._threads, self._tls is not None, self._programs.names())
+        return describe(self._machine, self._threads, self._tls is not None, self.deployments())
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
-        program = self._programs.begin(request.deployment)
+        name = request.deployment
+        with self._lock:
+            if name in self._programs:
+                raise ProtocolError(f"deployment {name[:8]} is watched already")
+            program = self._programs[name] = LoadedProgram(name, self._blobs, self._trials, self._timeouts)
+        self.on_change()
         try:
             if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
             has_reported = False
             while context.is_active():
-                event = program.wait_event(program.timeouts.beat_seconds, has_reported=has_reported)
+                event = program.wait_event(self._timeouts.beat_seconds, has_reported=has_reported)
                 if event is None:
                     return
                 yield event
                 has_reported = has_reported or event.HasField("failure")
         finally:
-            self._programs.drop(request.deployment)
+            self._drop(request.deployment)
 
     def MissingBlobs(self, request: pb.MissingBlobsRequest, context: Any) -> pb.MissingBlobsReply:
         blobs = [value_of(BlobSpec, blob) for blob in request.blobs]
-        missing = self._programs.get(request.deployment).keep(blobs)
+        missing = self._program(request.deployment).keep(blobs)
         return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
 
     def PutBlob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
@@ -150,12 +144,12 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             first = next(messages)
             if not first.HasField("blob"):
                 raise ProtocolError("the first message of PutBlob names the blob")
-            program = program or self._programs.get(first.deployment)
-            program.take_in(value_of(BlobSpec, first.blob), (each.chunk for each in chain([first], messages)))
+            program = program or self._program(first.deployment)
+            program.take_in(value_of(BlobSpec, first.blob), (message.chunk for message in chain([first], messages)))
         return pb.PutBlobReply()
 
     def LoadStages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
-        program = self._programs.get(request.deployment)
+        program = self._program(request.deployment)
         part = program_of(request)
         self._require_own("stages", part.machine)
         secrets = link_secrets(request, part)
@@ -171,32 +165,32 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             )
             for peer in request.peers
         }
-        links = self._programs.get(request.deployment).connect(peers, request.timeout_seconds)
+        links = self._program(request.deployment).connect(peers, request.timeout_seconds)
         return pb.ConnectReply(links=[message_of(pb.LinkStatistics, link) for link in links])
 
     def Unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadReply:
-        self._programs.drop(request.deployment)
+        self._drop(request.deployment)
         return pb.UnloadReply()
 
     def Statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
-        recorder = self._programs.get(request.deployment).recorder
+        recorder = self._program(request.deployment).recorder
         return pb.StatisticsReply(
             stages=[message_of(pb.StageStatistics, stage) for stage in recorder.statistics()],
             processor_seconds=time.process_time(),
         )
 
     def Trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
-        recorder = self._programs.get(request.deployment).recorder
+        recorder = self._program(request.deployment).recorder
         return pb.TraceReply(events=[message_of(pb.TraceEvent, event) for event in recorder.trace()])
 
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
-        program, kernels = self._programs.get(request.deployment), value_of(KernelSet, request)
+        program, kernels = self._program(request.deployment), value_of(KernelSet, request)
         self._require_own("kernels", kernels.machine)
         timer = program.load_kernels(kernels, self._threads, _patience(context), context.is_active)
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
 
     def TimeKernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
-        timer, effort = self._programs.get(request.deployment).timer, value_of(TimingEffort, request)
+        timer, effort = self._program(request.deployment).timer, value_of(TimingEffort, request)
         # Two measurements at a time would slow each other unnoticed.
         if not self._timing.acquire(blocking=False):
             raise WorkerError(f"machine {self._machine!r} is timing other kernels at the moment: try again later")
@@ -217,7 +211,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         """Return whether a call's metadata has the secret of the link that it opens."""
         try:
             hello = _hello(metadata)
-            return self._programs.get(hello.deployment).knows_link(hello)
+            return self._program(hello.deployment).knows_link(hello)
         except ProtocolError:
             return False
 
@@ -233,7 +227,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
                 f"this worker speaks protocol version {PROTOCOL_VERSION}, the caller {hello.protocol_version}: "
                 "upgrade one"
             )
-        program = self._programs.get(hello.deployment)
+        program = self._program(hello.deployment)
         peer, link = program.attach(hello.source, hello.destination)
         yield from LinkAnswer(link, hello, peer, partial(program.link_ended, peer)).frames(requests)
 

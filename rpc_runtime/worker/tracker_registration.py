@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import IO
 
 from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.processes import Closing, end_child, start_child
@@ -33,13 +36,13 @@ END_SECONDS = 5.0
 
 
 class TuningServer(Closing):
-    """Runs the process that serves TVM's RPC next to a worker; restarts it after a crash. Thread-safe.
+    """The process that serves TVM's RPC next to a worker.
 
     Raises:
         WorkerError: the process cannot listen on ``host`` and ``port`` (0: any).
     """
 
-    def __init__(self, entry: TrackerEntry, host: str, port: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, entry: TrackerEntry, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listening = socket.create_server((host.strip("[]"), port), family=family)
@@ -47,68 +50,43 @@ class TuningServer(Closing):
             raise WorkerError(f"cannot listen on {host}:{port} for tuning: {error.strerror}") from error
         self.port = int(self._listening.getsockname()[1])
         self._entry = entry
-        self._on_change = on_change
-        self._lock = threading.Lock()
-        self._offered = False
-        self._closed = threading.Event()
-        self._busy = False
+        self._offered: bool | None = None
+        self._is_busy = False
         self._last = float("-inf")
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._run, name="tuning", daemon=True)
-        self._thread.start()
 
-    @property
-    def is_tuning(self) -> bool:
-        """Whether a session runs, or the last one ended less than `PAUSE_SECONDS` ago."""
-        return self._busy or time.monotonic() - self._last < PAUSE_SECONDS
+    def update(self, wanted: bool) -> bool:
+        """Offer the machine for tuning, or withdraw the offer; a running session continues. Restart an ended process.
 
-    def offer(self, wanted: bool) -> None:
-        """Offer the machine for tuning, or withdraw the offer; a running session continues."""
-        with self._lock:
-            if wanted != self._offered:
-                self._offered = wanted
-                self._say()
+        Returns whether a session runs, or the last one ended less than `PAUSE_SECONDS` ago.
+        """
+        if self._process is None or self._process.poll() is not None:
+            if self._process is not None:
+                code = self._process.returncode
+                logger.warning("the process that serves TVM's RPC ended (%d); it is started again", code)
+            self._process, self._offered, self._is_busy = self._started(), None, False
+        requests: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+        words: IO[bytes] = self._process.stdout  # type: ignore[assignment]
+        if wanted != self._offered:
+            self._offered = wanted
+            with contextlib.suppress(OSError):  # it has ended; its restart sends this again
+                requests.write(b"offer\n" if wanted else b"withdraw\n")
+                requests.flush()
+        while select.select([words], [], [], 0)[0] and (lines := os.read(words.fileno(), 4096).split()):
+            self._is_busy, self._last = lines[-1] == b"session", time.monotonic()
+        return self._is_busy or time.monotonic() - self._last < PAUSE_SECONDS
 
     def close(self) -> None:
         """End the process and its session. Idempotent."""
-        self._closed.set()
-        with self._lock:
-            process = self._process
-        if process is not None:
-            end_child(process, END_SECONDS)
-        self._thread.join(END_SECONDS)
+        if self._process is not None:
+            end_child(self._process, END_SECONDS)
         self._listening.close()
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            process = self._start()
-            if process is None or process.stdout is None:
-                return
-            for line in process.stdout:
-                self._busy = line.strip() == b"session"
-                self._last = time.monotonic()
-                self._on_change()
-            end_child(process, END_SECONDS)
-            self._busy = False
-            if not self._closed.wait(RETRY_SECONDS):
-                logger.warning("the process that serves TVM's RPC ended (%d); it is started again", process.returncode)
-
-    def _start(self) -> subprocess.Popen[bytes] | None:
+    def _started(self) -> subprocess.Popen[bytes]:
         entry, descriptor = self._entry, self._listening.fileno()
         arguments = [f"--listening={descriptor}", f"--tracker={entry.tracker}", f"--key={entry.key}"]
         arguments += [f"--host={entry.host}"] if entry.host else []
-        with self._lock:
-            if self._closed.is_set():
-                return None
-            self._process = start_child("worker.tuning_process", *arguments, pass_fds=(descriptor,))
-            self._say()
-            return self._process
-
-    def _say(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # the process has ended; its restart sends this again
-                self._process.stdin.write(b"offer\n" if self._offered else b"withdraw\n")
-                self._process.stdin.flush()
+        return start_child("worker.tuning_process", *arguments, pass_fds=(descriptor,))
 
 
 class TrackerRegistration(Closing):
@@ -119,7 +97,7 @@ class TrackerRegistration(Closing):
     Args:
         entry: the tracker, key and host.
         port: the worker's port for deployments.
-        said: the worker's registration; ``state`` is filled in.
+        own: the worker's registration; ``state`` is filled in.
         holds: returns whether the worker has deployments.
         tuning: host and port for TVM's RPC; None: no tuning.
 
@@ -131,7 +109,7 @@ class TrackerRegistration(Closing):
         self,
         entry: TrackerEntry,
         port: int,
-        said: Registration,
+        own: Registration,
         holds: Callable[[], bool],
         tuning: tuple[str, int] | None,
     ) -> None:
@@ -141,8 +119,8 @@ class TrackerRegistration(Closing):
         self._wake = threading.Event()
         self._closed = False
         self._trouble = ""
-        self._tuning = None if tuning is None else TuningServer(entry, *tuning, self.look_again)
-        self._said = replace(said, tunes=self._tuning is not None)
+        self._tuning = None if tuning is None else TuningServer(entry, *tuning)
+        self._own = replace(own, tunes=self._tuning is not None)
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         self._thread.start()
 
@@ -158,9 +136,9 @@ class TrackerRegistration(Closing):
         """Remove the worker from the tracker's list. Idempotent."""
         self._closed = True
         self._wake.set()
+        self._thread.join(END_SECONDS)
         if self._tuning is not None:
             self._tuning.close()
-        self._thread.join(END_SECONDS)
 
     def _run(self) -> None:
         while not self._closed:
@@ -178,8 +156,8 @@ class TrackerRegistration(Closing):
             while not self._closed:
                 state = self._state()
                 if state != listed:
-                    said = information(self._entry.key, self._entry.host, self._port, replace(self._said, state=state))
-                    tracker.tell(Code.UPDATE_INFO, said)
+                    entry = information(self._entry.key, self._entry.host, self._port, replace(self._own, state=state))
+                    tracker.tell(Code.UPDATE_INFO, entry)
                     if self._trouble:
                         logger.warning("registered with the tracker %s again", self._entry.tracker)
                     listed, self._trouble = state, ""
@@ -189,10 +167,8 @@ class TrackerRegistration(Closing):
 
     def _state(self) -> State:
         holds = self._holds()
-        if self._tuning is not None:
-            self._tuning.offer(not holds)
-            if self._tuning.is_tuning:
-                return "tuning"
+        if self._tuning is not None and self._tuning.update(not holds):
+            return "tuning"
         return "deployed" if holds else "ready"
 
     def _wait(self, seconds: float) -> None:

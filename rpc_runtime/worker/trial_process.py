@@ -18,9 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rpc_runtime.processes import keep_small, kill_group, take_stdout
 from rpc_runtime.program.program import BlobSpec
-from rpc_runtime.result_stream import take_stdout
-from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
 
 IDLE_SECONDS = 60.0
@@ -39,7 +38,7 @@ def main() -> None:
 def _trial(request: dict[str, Any]) -> int:
     """Try out a library; return the exit code of the child (negative: a signal, SIGALRM after the timeout)."""
     from rpc_runtime.execution.blob_store import read_blob
-    from rpc_runtime.execution.library import library_file
+    from rpc_runtime.execution.loaded_stage import library_file
 
     content = read_blob(Path(request["path"]), BlobSpec(request["sha256"], request["size_bytes"]))
     with library_file(content) as library:
@@ -56,7 +55,7 @@ def _in_child(request: dict[str, Any], library: int, fill: int) -> int:
     ended = os.pidfd_open(child)
     ready, _, _ = select.select([0, ended], [], [])
     os.close(ended)
-    end(child)
+    kill_group(child)
     _, status = os.waitpid(child, 0)
     if 0 in ready:  # the worker has ended, or waits no longer
         sys.exit()
@@ -82,7 +81,7 @@ def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:
     import tvm
     from tvm.runtime.vm import VirtualMachine
 
-    from rpc_runtime.execution.library import load
+    from rpc_runtime.execution.loaded_stage import load
 
     module = load(library)
     functions = VirtualMachine(module, tvm.cpu()) if request["is_stage"] else module

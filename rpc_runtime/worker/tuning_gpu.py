@@ -7,8 +7,8 @@ import socket
 from functools import cache
 from typing import Any
 
+from rpc_runtime.execution.cuda_code import toolkit_text
 from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
-from rpc_runtime.execution.nvcc import toolkit_text
 
 UNKNOWN_CACHE_BYTES = 128 << 20
 """Assumed L2 cache size if a GPU does not report it: more than any GPU had when this was written."""
@@ -36,14 +36,14 @@ def describe_gpu() -> str:
             arch = device_arch(tvm.cuda(0))
         except Exception as error:  # the driver does not answer
             problem = str(error)
-    said = {
+    facts = {
         "hostname": socket.gethostname(),
         "arch": arch,
         "problem": "" if arch else problem or NO_DEVICE,
         "driver": driver_version(),
         "compiler": toolkit_text() if arch else "",
     }
-    return json.dumps(said)
+    return json.dumps(facts)
 
 
 def evict(*arguments: Any) -> None:

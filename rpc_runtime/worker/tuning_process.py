@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import selectors
+import select
+import signal
 import socket
 import struct
 import tempfile
@@ -21,6 +22,7 @@ from secrets import token_hex
 from typing import Any, NoReturn
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.processes import keep_small, kill_group
 from rpc_runtime.wire.tracker import (
     MAXIMUM_KEY_LETTERS,
     RPC_MAGIC,
@@ -31,7 +33,6 @@ from rpc_runtime.wire.tracker import (
     TrackerEntry,
     receive_exactly,
 )
-from rpc_runtime.worker.forked_child import end, keep_small
 from rpc_runtime.worker.runtime_alone import load_runtime
 from rpc_runtime.worker.tuning_gpu import register_tuning_functions
 
@@ -82,23 +83,18 @@ class Session:
     def __init__(self, connection: socket.socket, seconds: float | None) -> None:
         self._connection = connection
         self._seconds = seconds
-        self.deadline = None if seconds is None else time.monotonic() + seconds
         self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-", ignore_cleanup_errors=True)
         parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:
-            _serve(connection, Path(self._folder.name), parent)
+            _serve(connection, Path(self._folder.name), parent, seconds or 0.0)
         self.ended = os.pidfd_open(self._child)
 
-    @property
-    def is_late(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
-
     def close(self) -> None:
-        end(self._child)
-        os.waitpid(self._child, 0)
+        kill_group(self._child)
+        _, status = os.waitpid(self._child, 0)
         os.close(self.ended)
-        if self.is_late:
+        if os.waitstatus_to_exitcode(status) == -signal.SIGALRM:
             import tvm_ffi
 
             with contextlib.suppress(Exception):  # the client has disconnected
@@ -118,19 +114,20 @@ class Server:
         self._wanted = False
         self._offer: Offer | None = None
         self._session: Session | None = None
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(0, selectors.EVENT_READ)
-        self._selector.register(listening, selectors.EVENT_READ)
 
     def run(self) -> None:
         looked = 0.0
         while True:
-            ready = {key.fd for key, _ in self._selector.select(self._patience())}
+            session = self._session
+            wait_for: list[Any] = [0, self._listening, *([] if session is None else [session.ended])]
+            ready, _, _ = select.select(wait_for, [], [], LOOK_SECONDS)
             if 0 in ready and not self._listen_to_worker():
                 return
-            if self._session is not None and (self._session.ended in ready or self._session.is_late):
-                self._end_session()
-            if self._listening.fileno() in ready:
+            if session is not None and session.ended in ready:
+                self._session = None
+                session.close()
+                _say("idle")
+            if self._listening in ready:
                 self._take_in()
             if time.monotonic() - looked >= LOOK_SECONDS or self._wanted == (self._offer is None):
                 looked = time.monotonic()
@@ -140,10 +137,6 @@ class Server:
         self._withdraw()
         if self._session is not None:
             self._session.close()
-
-    def _patience(self) -> float:
-        deadline = None if self._session is None else self._session.deadline
-        return LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
 
     def _listen_to_worker(self) -> bool:
         """Apply the worker's last command; return False if the worker has ended."""
@@ -184,15 +177,7 @@ class Server:
             return
         self._withdraw()
         self._session = Session(connection, _seconds_in(options))
-        self._selector.register(self._session.ended, selectors.EVENT_READ)
         _say("session")
-
-    def _end_session(self) -> None:
-        if self._session is not None:
-            self._selector.unregister(self._session.ended)
-            self._session.close()
-            self._session = None
-            _say("idle")
 
 
 def _greet(connection: socket.socket, expected: str | None, own_key: str) -> list[str] | None:
@@ -205,8 +190,8 @@ def _greet(connection: socket.socket, expected: str | None, own_key: str) -> lis
     magic, size = struct.unpack("<ii", receive_exactly(connection, 8, deadline))
     if magic != RPC_MAGIC or not 0 < size <= MAXIMUM_GREETING_BYTES:
         raise ValueError("it speaks something else")
-    said, *options = receive_exactly(connection, size, deadline).decode().split() or [""]
-    if expected is None or said != expected:
+    greeting, *options = receive_exactly(connection, size, deadline).decode().split() or [""]
+    if expected is None or greeting != expected:
         connection.sendall(_LENGTH.pack(RPC_MISMATCH))
         return None
     key = own_key.encode()
@@ -229,10 +214,11 @@ def _seconds_in(options: list[str]) -> float | None:
     return None
 
 
-def _serve(connection: socket.socket, folder: Path, parent: int) -> NoReturn:
-    """Serve a session in the child process, then exit."""
+def _serve(connection: socket.socket, folder: Path, parent: int, seconds: float) -> NoReturn:
+    """Serve a session in the child process, then exit; SIGALRM ends it after ``seconds`` (0: never)."""
     try:
         keep_small(parent)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         os.chdir(folder)
         _provide_files(folder)
         import tvm_ffi

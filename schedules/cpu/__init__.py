@@ -12,8 +12,7 @@ from tvm.target import Target
 from schedules.cpu.blocked_channels import carry_blocked_channels
 from schedules.cpu.convolution import CONV2D, DEPTHWISE_CONV2D, legalize_conv2d
 from schedules.cpu.elementary import ELEMENTARY, legalize_elementary
-from schedules.cpu.elementwise import schedule_elementwise
-from schedules.cpu.fallback import schedule_fallback
+from schedules.cpu.elementwise import schedule_elementwise, schedule_fallback
 from schedules.cpu.matmul import MATMUL, PackMatmul, legalize_matmul
 from schedules.cpu.narrow_groups import WidenGroups
 from schedules.cpu.normalization import legalize_groups, legalize_rows
@@ -22,8 +21,8 @@ from schedules.cpu.reduction import schedule_pooling, schedule_reduction
 from schedules.cpu.softmax import legalize_softmax, schedule_columns
 from schedules.cpu.winograd.layout import UseWinograd
 from schedules.cpu.winograd.schedule import schedule_winograd
-from schedules.expressions import Legalization
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
+from schedules.relax_tools import Legalization
 from schedules.template import Template
 from schedules.traits import Traits, threads_of, traits_of
 

@@ -20,17 +20,18 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
-from schedules.expressions import (
+from schedules.relax_tools import (
     CONV2D,
+    ORIGINS_ATTRIBUTE,
     array_of,
     constant,
     is_plain,
     operator_of,
+    origins_of,
     pool_of,
     static_shape,
     window_of,
 )
-from schedules.module_mutator import ORIGINS_ATTRIBUTE, origins_of
 from schedules.traits import Traits, channel_block
 
 UNARY = frozenset(

@@ -25,7 +25,7 @@ from schedules.cpu.contraction import (
     contraction_template,
 )
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
-from schedules.expressions import FUSABLE, accumulator_dtype, default_legalization, window_of
+from schedules.relax_tools import FUSABLE, accumulator_dtype, default_legalization, window_of
 from schedules.traits import Traits
 
 DENSE, DEPTHWISE = "conv2d_blocked", "depthwise_conv2d_blocked"

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from schedules.expressions import default_legalization
+from schedules.relax_tools import default_legalization
 
 # Outside these limits, the result's exponent is outside float32's range.
 EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283

@@ -15,8 +15,9 @@ from tvm.relax.expr_functor import mutator
 from schedules.blocks import ANCHOR
 from schedules.cpu.contraction import ALL_AT_ONCE, BLOCKS_OUTSIDE, LoopRoles, Tiling, contraction_template
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
-from schedules.expressions import (
+from schedules.relax_tools import (
     FUSABLE,
+    ModuleMutator,
     accumulator_dtype,
     array_of,
     broadcast_index,
@@ -25,7 +26,6 @@ from schedules.expressions import (
     operator_of,
     static_shape,
 )
-from schedules.module_mutator import ModuleMutator
 from schedules.traits import Traits
 from schedules.views import view_of
 

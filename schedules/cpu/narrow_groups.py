@@ -21,8 +21,16 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from schedules.cpu.elementwise import vector_width
-from schedules.expressions import CONV2D, array_of, constant, is_plain, operator_of, static_shape, window_of
-from schedules.module_mutator import ModuleMutator
+from schedules.relax_tools import (
+    CONV2D,
+    ModuleMutator,
+    array_of,
+    constant,
+    is_plain,
+    operator_of,
+    static_shape,
+    window_of,
+)
 from schedules.traits import Traits, channel_block
 
 # The time of plain loops relative to a blocked template, for equal work. Measured on one core with AVX-512: 15 GFLOP/s

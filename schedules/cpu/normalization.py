@@ -17,7 +17,7 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from schedules.expressions import accumulator_dtype, default_legalization, static_shape
+from schedules.relax_tools import accumulator_dtype, default_legalization, static_shape
 from schedules.traits import Traits
 
 Reducer = Callable[..., Any]

@@ -14,8 +14,9 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from schedules.cpu.blocked_channels import BINARY, UNARY
-from schedules.expressions import (
+from schedules.relax_tools import (
     CONV1D,
+    ModuleMutator,
     array_of,
     constant,
     is_plain,
@@ -24,7 +25,6 @@ from schedules.expressions import (
     static_shape,
     window_of,
 )
-from schedules.module_mutator import ModuleMutator
 
 POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
 

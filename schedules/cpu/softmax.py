@@ -19,7 +19,7 @@ from schedules.cpu.elementary import exp
 from schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
 from schedules.cpu.normalization import fits, reduce_rows, reshaped
 from schedules.cpu.register_tile import divisors
-from schedules.expressions import default_legalization, static_shape
+from schedules.relax_tools import default_legalization, static_shape
 from schedules.traits import Traits
 
 COLUMNS = "columns"

@@ -15,7 +15,6 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from schedules.blocks import reduced_types
-from schedules.expressions import Legalization
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
 from schedules.gpu.attention import FuseAttention
 from schedules.gpu.contraction import schedule_few_rows
@@ -28,6 +27,7 @@ from schedules.gpu.tile import Gpu, gpu_of
 from schedules.gpu.tiling_space import TEMPLATES
 from schedules.gpu.whole_reduction import LONG, schedule_whole_reduction
 from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
+from schedules.relax_tools import Legalization
 from schedules.template import Template
 
 __all__ = ["TEMPLATES", "layout_passes", "legalizations", "rules"]

@@ -25,12 +25,11 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
-from schedules.expressions import broadcast_index, constant, operator_of, static_shape, widened_array_of
 from schedules.gpu.attention_fragments import FragmentKernel
 from schedules.gpu.attention_kernel import Kernel, Operands, Read, attention
 from schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
 from schedules.gpu.tile import Gpu
-from schedules.module_mutator import ModuleMutator
+from schedules.relax_tools import ModuleMutator, broadcast_index, constant, operator_of, static_shape, widened_array_of
 from schedules.views import Step, element_of, view_of
 
 OPAQUE = {"op_pattern": 8, SCHEDULE_ATTRIBUTE: "attention", IS_SCHEDULED: True}

@@ -26,9 +26,9 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder, tirx as T
 from tvm.sym.analyzer import Analyzer
 
-from schedules.expressions import ravel, unravel
 from schedules.gpu.attention_tile import ROW_THREADS, SHIFT, AnyAttentionTile, Attention, AttentionTile
 from schedules.gpu.tile import VECTORS, WARP
+from schedules.relax_tools import ravel, unravel
 
 LOWEST = -3.4028234663852886e38
 """The lowest float32, which is the maximum before the first score; with -inf the difference would be NaN."""

@@ -22,9 +22,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule
 from tvm.target import Target
 
+from schedules import make_instructions_known
 from schedules.blocks import last_line, new_schedule
 from schedules.template import scheduled_function
-from schedules.templates import make_instructions_known
 from schedules.tuning.errors import DatabaseError
 from schedules.tuning.record_file import (
     RECORDS,

@@ -14,6 +14,7 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from schedules import machine_of
 from schedules.blocks import last_line
 from schedules.template import (
     Choices,
@@ -25,7 +26,6 @@ from schedules.template import (
     scheduled_function,
     text_of,
 )
-from schedules.templates import machine_of
 from schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
 from schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
 from schedules.tuning.measuring import MAIN, Built, Measurer, Timing

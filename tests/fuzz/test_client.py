@@ -28,9 +28,9 @@ from rpc_runtime.wire.framing import (
 )
 from tests.helpers.mutations import mutated, random_message
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
-from tests.helpers.rpc_runtime.methods import METHODS, Method
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
+from tests.helpers.rpc_runtime.raw_calls import METHODS, Method
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS
 from tests.helpers.trials import Trials
 

@@ -22,10 +22,9 @@ from rpc_runtime.wire.messages import (
     message_of,
 )
 from tests.helpers.mutations import mutated, random_message
-from tests.helpers.rpc_runtime.methods import METHODS, Method
 from tests.helpers.rpc_runtime.pipelines import send_blobs
 from tests.helpers.rpc_runtime.programs import A, B
-from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello
+from tests.helpers.rpc_runtime.raw_calls import METHODS, Method, RawCaller, hello
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS
 from tests.helpers.trials import Memory, Standing, Trials
 from tests.helpers.waiting import PATIENCE_SECONDS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.execution.nvcc import find_nvcc, installed_folders
+from rpc_runtime.execution.cuda_code import find_nvcc, installed_folders
 
 NO_DEVICE = 100
 OTHERS = (

@@ -9,7 +9,15 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.ir import constant, emit_operations, main_function, operations_of, returned_fields, substitute
+from relay_passes.ir import (
+    constant,
+    emit_operations,
+    main_function,
+    new_function,
+    operations_of,
+    returned_fields,
+    substitute,
+)
 from tests.helpers.placements import QUICKLY
 from tvm_split.compiler.stage import code_of
 
@@ -19,14 +27,15 @@ Emit = Callable[..., relax.Var]
 
 def graph(inputs: Mapping[str, Sequence[int]], write: Callable[..., Sequence[relax.Var]]) -> tvm.IRModule:
     """A graph in the frontends' form; ``write`` gets ``emit(expression, name)`` and the inputs, gives the outputs."""
-    builder = relax.BlockBuilder()
     parameters = [relax.Var(name, relax.TensorType(list(shape), "float32")) for name, shape in inputs.items()]
-    with builder.function("main", parameters):
-        with builder.dataflow():
-            fields = write(lambda expression, name: builder.emit(expression, name_hint=name), *parameters)
-            outputs = builder.emit_output(relax.Tuple(list(fields)), name_hint="outputs")
-        builder.emit_func_output(outputs)
-    return builder.get()
+    return module_of(parameters, lambda builder: write(builder.emit, *parameters))
+
+
+def module_of(
+    parameters: Sequence[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
+) -> tvm.IRModule:
+    """A module whose ``main`` binds what ``emit`` emits, and returns its results."""
+    return tvm.IRModule({"main": new_function("main", parameters, emit)})
 
 
 def weights(*shape: int, seed: int = 0) -> relax.Expr:
@@ -56,13 +65,12 @@ def with_cuts_made(module: tvm.IRModule, cuts: Iterable[relax.VarBinding], origi
     """The module as a function of the original's parameters, of which it makes the cuts itself."""
     function, parameters = main_function(module), list(main_function(original).params)
     values: dict[str, relax.Expr] = {each.name: each for each in parameters}
-    builder = relax.BlockBuilder()
-    with builder.function("main", parameters):
-        with builder.dataflow():
-            emit_operations(builder, [*cuts, *operations_of(function)], values)
-            outputs = builder.emit_output(relax.Tuple([substitute(each, values) for each in returned_fields(function)]))
-        builder.emit_func_output(outputs)
-    return builder.get()
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        emit_operations(builder, [*cuts, *operations_of(function)], values)
+        return [substitute(field, values) for field in returned_fields(function)]
+
+    return module_of(parameters, emit)
 
 
 def assert_same_values(modules: Mapping[str, tvm.IRModule], *inputs: Array, tolerance: float = 1e-5) -> None:

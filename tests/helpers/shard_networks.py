@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from relay_passes.ir import is_tensor_constant, main_function, operations_of, operator_name, shape_of
-from relay_passes.shards.region import Sharded
+from relay_passes.sharding.region import Sharded
 from tests.helpers.relax_values import values_of
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
+import pytest
 import tvm
 
 from relay_passes.ir import main_function, operations_of
-from relay_passes.shards.region import Region, Sharded
-from relay_passes.shards.rows import split_rows
-from tests.helpers.relax_graphs import assert_same_values, random_inputs
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.region import Exchange, Region, ShardAxis, Sharded, ShardError
+from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs
 
 MACHINES = tuple(f"machine-{letter}" for letter in "abcdef")
-BOTH = ("fused", "each")
+BOTH: tuple[Exchange, ...] = ("fused", "each")
 
 
 def region_of(
@@ -36,9 +38,9 @@ def assert_all_placed(module: tvm.IRModule, sharded: Sharded) -> None:
 
 def assert_splits_like_whole(
     module: tvm.IRModule,
-    axis: int,
+    axis: ShardAxis,
     shares: Sequence[float],
-    exchanges: Collection[str | tuple[str, ...]] = BOTH,
+    exchanges: Collection[Exchange] = BOTH,
     first: str | None = None,
     last: str | None = None,
 ) -> None:
@@ -46,7 +48,15 @@ def assert_splits_like_whole(
     region = region_of(module, shares, first, last)
     modules = {"whole": module}
     for exchange in exchanges:
-        sharded = split_rows(module, region, axis=axis, exchange=exchange)
+        sharded = shard(module, region, axis=axis, exchange=exchange)
         assert_all_placed(module, sharded)
         modules[f"split_{len(modules)}"] = sharded.module
     assert_same_values(modules, *random_inputs(module))
+
+
+def refusal(expression: Callable[[Any], Any], axis: ShardAxis = "rows", shape: Sequence[int] = (2, 2, 8, 8)) -> str:
+    """The message with which one operation on an image is refused."""
+    module = graph({"x": shape}, lambda emit, x: [emit(expression(x), "layer")])
+    with pytest.raises(ShardError) as caught:
+        shard(module, region_of(module, (0.5, 0.5)), axis=axis, exchange="fused")
+    return str(caught.value)

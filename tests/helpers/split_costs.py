@@ -17,7 +17,7 @@ from relay_passes.ir import (
     returned_fields,
     used_variables,
 )
-from relay_passes.shards.region import Region, Sharded, part_name
+from relay_passes.sharding.region import Region, Sharded, part_name
 
 
 def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:

@@ -13,8 +13,8 @@ import torch
 
 import tvm_split
 from rpc_runtime.execution.cuda_code import PACKED, SOURCE
+from schedules import machine_of
 from schedules.template import choices_from, scheduled_function, text_of
-from schedules.templates import machine_of
 from schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
 from schedules.tuning.record_file import RECORDS
 from tests.helpers.gpu_driver import driver_for, require_toolkit

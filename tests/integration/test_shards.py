@@ -102,7 +102,7 @@ def test_machines_may_have_any_names() -> None:
             "'features.0' .*has 8 output channels, too few for 2 machines .*take fewer, or",
         ),
         ("rows", "classifier.0", {A: 0.5, B: 0.5}, "'flatten' .*cannot be split along rows: .*; "),
-        ("heads", "features.5", {A: 0.5, B: 0.5}, "no attention's heads to deal out: use axis 'channels'"),
+        ("heads", "features.5", {A: 0.5, B: 0.5}, "no attention's heads to shard: use axis 'channels'"),
     ],
 )
 def test_more_parts_than_there_are_is_said_with_what_to_do(

@@ -10,7 +10,10 @@ from tvm.script import ir as I, relax as R
 
 from relay_passes.bound_indices import BoundIndices
 from tests.helpers.placements import QUICKLY
+from tests.helpers.relax_graphs import module_of
 from tvm_split.compiler.stage import code_of
+
+Main = Callable[..., tuple[tvm.runtime.Tensor]]
 
 
 def test_rows_that_are_not_there_are_not_numbers() -> None:
@@ -69,6 +72,12 @@ def test_coordinates_are_limited_each_by_its_axis() -> None:
     tvm.ir.assert_structural_equal(BoundIndices()(Before), Expected)
 
 
+def mains(module: tvm.IRModule) -> list[Main]:
+    """The compiled functions ``main`` of a module, before and after the pass."""
+    both = (module, BoundIndices()(module))
+    return [relax.VirtualMachine(code_of(each, QUICKLY), tvm.cpu())["main"] for each in both]
+
+
 def gather_elements(data: relax.Expr, index: relax.Expr, updates: relax.Expr) -> relax.Expr:
     return relax.op.gather_elements(data, index, 1)
 
@@ -85,53 +94,38 @@ def scatter_nd(data: relax.Expr, index: relax.Expr, updates: relax.Expr) -> rela
 def test_indices_inside_mean_what_they_did_and_no_others_leave_the_tensor(
     operation: Callable[[relax.Expr, relax.Expr, relax.Expr], relax.Expr],
 ) -> None:
-    builder = relax.BlockBuilder()
     data = relax.Var("d", relax.TensorType((4, 5), "float32"))
     updates = relax.Var("u", relax.TensorType((4, 2), "float32"))
     index = relax.Var("i", relax.TensorType((4, 2), "int64"))
-    with builder.function("main", [data, index, updates]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.Tuple([builder.emit(operation(data, index, updates))]))
-        builder.emit_func_output(result)
-    module = builder.get()
-    runs = [code_of(each, QUICKLY) for each in (module, BoundIndices()(module))]
+    module = module_of([data, index, updates], lambda builder: [builder.emit(operation(data, index, updates))])
     generator = np.random.default_rng(0)
     values = generator.standard_normal((4, 5), np.float32), generator.standard_normal((4, 2), np.float32)
+    before, after = mains(module)
 
-    def outcome(compiled: object, indices: np.ndarray) -> np.ndarray:
-        machine = relax.VirtualMachine(compiled, tvm.cpu())
-        arguments = [tvm.runtime.tensor(each) for each in (values[0], indices, values[1])]
-        return machine["main"](*arguments)[0].numpy()
+    def outcome(main: Main, indices: np.ndarray) -> np.ndarray:
+        return main(*map(tvm.runtime.tensor, (values[0], indices, values[1])))[0].numpy()
 
     inside = generator.integers(0, 4, (4, 2))
-    np.testing.assert_array_equal(*(outcome(each, inside) for each in runs))
+    np.testing.assert_array_equal(outcome(before, inside), outcome(after, inside))
     outside = np.array([[10**9, -(10**9)]] * 4)
     largest = np.array([[3 if operation is scatter_nd else 4, 0]] * 4)
     if operation is scatter_nd:
         largest[:, 1] = 0
-    np.testing.assert_allclose(outcome(runs[1], outside), outcome(runs[0], largest), rtol=1e-6)
+    np.testing.assert_allclose(outcome(after, outside), outcome(before, largest), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["roi_align", "roi_pool"])
 def test_regions_are_of_images_that_there_are(kind: str) -> None:
-    builder = relax.BlockBuilder()
     data = relax.Var("d", relax.TensorType((2, 1, 8, 8), "float32"))
     regions = relax.Var("r", relax.TensorType((2, 5), "float32"))
-    with builder.function("main", [data, regions]):
-        with builder.dataflow():
-            sampling = {"sample_ratio": 2} if kind == "roi_align" else {}
-            call = getattr(relax.op.vision, kind)(data, regions, (2, 2), 1.0, **sampling)
-            result = builder.emit_output(relax.Tuple([builder.emit(call)]))
-        builder.emit_func_output(result)
-    module = builder.get()
+    sampling = {"sample_ratio": 2} if kind == "roi_align" else {}
+    call = getattr(relax.op.vision, kind)(data, regions, (2, 2), 1.0, **sampling)
+    plain, bounded = mains(module_of([data, regions], lambda builder: [builder.emit(call)]))
     values = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
     boxes = np.array([[1, 0, 0, 4, 4], [1, 1, 2, 6, 7]], np.float32)
-    plain, bounded = (
-        relax.VirtualMachine(code_of(each, QUICKLY), tvm.cpu())["main"] for each in (module, BoundIndices()(module))
-    )
 
-    def outcome(main: Callable[..., tuple[tvm.runtime.Tensor]], given: np.ndarray) -> np.ndarray:
-        return main(*map(tvm.runtime.tensor, (values, given)))[0].numpy()
+    def outcome(main: Main, regions: np.ndarray) -> np.ndarray:
+        return main(*map(tvm.runtime.tensor, (values, regions)))[0].numpy()
 
     right = outcome(plain, boxes)
     np.testing.assert_array_equal(outcome(bounded, boxes), right)

@@ -7,6 +7,7 @@ from tvm import relax
 
 from relay_passes.fold_affine import FoldAffine
 from tests.helpers.placements import run
+from tests.helpers.relax_graphs import module_of
 
 GENERATOR = np.random.default_rng(0)
 
@@ -16,13 +17,8 @@ def _constant(*shape: int) -> relax.Expr:
 
 
 def _module(build, *shape: int) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.Tuple(build(builder, x)))
-        builder.emit_func_output(result)
-    return builder.get()
+    return module_of([x], lambda builder: build(builder, x))
 
 
 def _operators(module: tvm.IRModule) -> list[str]:

@@ -7,21 +7,21 @@ from tvm import relax
 
 from relay_passes.fold_constants import FoldConstants
 from tests.helpers.placements import run
+from tests.helpers.relax_graphs import module_of
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype("float32")
 B = np.random.default_rng(1).uniform(0.5, 2.0, (3,)).astype("float32")
 
 
-def module_of(build) -> tvm.IRModule:
+def added(build) -> tvm.IRModule:
     """A function that adds what ``build`` makes of two constants to its input."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1,), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            folded = builder.emit(build(relax.const(A), relax.const(B)))
-            result = builder.emit_output(relax.Tuple([builder.emit(relax.op.add(x, folded))]))
-        builder.emit_func_output(result)
-    return builder.get()
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        folded = builder.emit(build(relax.const(A), relax.const(B)))
+        return [builder.emit(relax.op.add(x, folded))]
+
+    return module_of([x], emit)
 
 
 CASES = {
@@ -41,7 +41,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_constants_become_what_the_compiler_computes(name: str) -> None:
-    before = relax.transform.Normalize()(module_of(CASES[name]))
+    before = relax.transform.Normalize()(added(CASES[name]))
     after = FoldConstants()(before)
     assert after.script().count("R.call") == 0
     operators = [binding.value.op.name for binding in after["main"].body.blocks[0].bindings[:-1]]
@@ -51,13 +51,8 @@ def test_constants_become_what_the_compiler_computes(name: str) -> None:
 
 
 def test_a_constant_result_stays_a_variable() -> None:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((3,), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            table = builder.emit(relax.op.sqrt(relax.const(B)), name_hint="table")
-            result = builder.emit_output(relax.Tuple([table, x]))
-        builder.emit_func_output(result)
-    after = FoldConstants()(builder.get())
+    table = relax.op.sqrt(relax.const(B))
+    after = FoldConstants()(module_of([x], lambda builder: [builder.emit(table, "table"), x]))
     assert all(isinstance(field, relax.Var) for field in after["main"].body.blocks[0].bindings[-1].value.fields)
     np.testing.assert_allclose(run(after, np.zeros(3, "float32"))[0], np.sqrt(B), rtol=1e-6)

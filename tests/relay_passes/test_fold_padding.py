@@ -8,6 +8,7 @@ from tvm import relax
 from relay_passes.fold_padding import FoldPadding
 from relay_passes.ir import operator_name
 from tests.helpers.placements import run
+from tests.helpers.relax_graphs import module_of
 
 SPACE = [0, 0, 0, 0, 0, 1, 2, 1]
 """Nothing above, one row below, two columns before and one behind."""
@@ -15,24 +16,17 @@ SPACE = [0, 0, 0, 0, 0, 1, 2, 1]
 
 def _module(widths: list[int], layout: str = "NCHW", twice: bool = False, **options: object) -> tvm.IRModule:
     generator = np.random.default_rng(0)
-    builder = relax.BlockBuilder()
     shape, kernel = ((2, 3, 7, 6), (4, 3, 3, 3)) if layout == "NCHW" else ((2, 7, 6, 3), (3, 3, 3, 4))
     x = relax.Var("x", relax.TensorType(shape, "float32"))
     weight = relax.const(generator.standard_normal(kernel).astype("float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            padded = builder.emit(relax.op.nn.pad(x, widths, **options))
-            kernel_layout = "OIHW" if layout == "NCHW" else "HWIO"
-            results = [
-                relax.op.nn.conv2d(
-                    padded, weight, strides=2, padding=[1, 0, 0, 1], data_layout=layout, kernel_layout=kernel_layout
-                )
-            ]
-            results = [builder.emit(relax.op.nn.relu(builder.emit(result))) for result in results]
-            results += [padded] if twice else []
-            result = builder.emit_output(relax.Tuple(results))
-        builder.emit_func_output(result)
-    return builder.get()
+    layouts = {"data_layout": layout, "kernel_layout": "OIHW" if layout == "NCHW" else "HWIO"}
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        padded = builder.emit(relax.op.nn.pad(x, widths, **options))
+        result = builder.emit(relax.op.nn.conv2d(padded, weight, strides=2, padding=[1, 0, 0, 1], **layouts))
+        return [builder.emit(relax.op.nn.relu(result)), *[padded] * twice]
+
+    return module_of([x], emit)
 
 
 def _operators(module: tvm.IRModule) -> list[str]:

@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from relay_passes.half_operands import HalfOperands
 from relay_passes.ir import bindings_of, main_function, operator_name
-from tests.helpers.relax_graphs import graph, random_inputs, run_together, weights
+from tests.helpers.relax_graphs import graph, module_of, random_inputs, run_together, weights
 
 HALVES = ("float16", "bfloat16")
 
@@ -119,10 +119,7 @@ def test_convolutions_of_all_kinds_keep_their_attributes(name: str, dtype: str) 
 
 
 def test_what_adds_in_the_type_of_its_operands_stays() -> None:
-    def write(emit, x):
-        return [emit(op.einsum((x, weights(4, 3)), "ij,jk->ik"), "sums")]
-
-    module = graph({"x": (2, 4)}, write)
+    module = graph({"x": (2, 4)}, lambda emit, x: [emit(op.einsum((x, weights(4, 3)), "ij,jk->ik"), "sums")])
     tvm.ir.assert_structural_equal(HalfOperands("float16")(module), module)
 
 
@@ -132,12 +129,6 @@ def test_a_second_time_changes_nothing() -> None:
 
 
 def test_integers_and_other_precisions_stay() -> None:
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((2, 2), "float64"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            product = builder.emit(op.matmul(x, x), name_hint="product")
-            outputs = builder.emit_output(relax.Tuple([product]))
-        builder.emit_func_output(outputs)
-    module = builder.get()
+    module = module_of([x], lambda builder: [builder.emit(op.matmul(x, x), "product")])
     tvm.ir.assert_structural_equal(HalfOperands("float16")(module), module)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.files import CACHE_VARIABLE, cache_folder, is_kept, keep, locked, replacing, state_folder
-from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
 from tvm_split.profiling.store import default_folder as measurements_folder
 
@@ -26,24 +23,6 @@ def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert {folder().parent for folder in folders.values()} == {tmp_path / "cache" / "tvm-split"}
     assert state_folder("tokens") == tmp_path / "state" / "tvm-split" / "tokens"
-
-
-@pytest.mark.parametrize("variable", [CACHE_VARIABLE, "XDG_CACHE_HOME"])
-def test_a_worker_keeps_blobs_there(tmp_path: Path, variable: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rpc_runtime.worker", "--json", "--exit-with-parent"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**environment, variable: str(tmp_path)},
-    )
-    with process:
-        announced(process)
-        folder = tmp_path / "blobs" if variable == CACHE_VARIABLE else tmp_path / "tvm-split" / "blobs"
-        assert (folder / "pins").is_dir()
-        process.communicate()
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,14 +80,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert most == 1
-
-
-def test_a_lock_is_waited_for_no_longer_than_wanted(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with locked(path), pytest.raises(TimeoutError, match=str(path)), locked(path, 0.1):
+    with locked(tmp_path / "lock"), pytest.raises(TimeoutError, match="lock"), locked(tmp_path / "lock", 0.1):
         pass
-    with locked(path, 0.1):
-        assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_lock_that_others_could_take_is_made_this_users_alone(tmp_path: Path) -> None:

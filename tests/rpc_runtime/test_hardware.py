@@ -1,16 +1,30 @@
-"""The features that /proc/cpuinfo lists, and who can share memory."""
+"""The features in /proc/cpuinfo, who can share memory, and the limits of control groups (made-up and real ones)."""
 
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from rpc_runtime.hardware import DISABLED_FEATURES_VARIABLE, cpu_features, features_in, memory_domain
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
+from rpc_runtime.hardware import (
+    DISABLED_FEATURES_VARIABLE,
+    HostCores,
+    MemoryLimit,
+    core_quota,
+    cpu_features,
+    features_in,
+    memory_domain,
+    memory_limits,
+    usable_together,
+)
 from tests.helpers.recorded_processors import recorded
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 def test_features_are_those_that_all_processors_have() -> None:
@@ -26,12 +40,10 @@ def test_an_emulator_that_shows_its_hosts_processor(name: str, architecture: str
     assert features_in(text, architecture) == frozenset()
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 def test_this_machine_has_features() -> None:
     assert cpu_features()
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> None:
     code = "from rpc_runtime.hardware import memory_domain; print(memory_domain())"
     told = {
@@ -45,7 +57,6 @@ def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> No
         assert told[name].stdout.strip() not in ("", memory_domain())
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 @pytest.mark.parametrize(("option", "is_same"), [("--map-user=1000", True), ("--map-current-user", True), ("", False)])
 def test_a_user_is_who_it_is_outside_of_its_namespace(option: str, is_same: bool) -> None:
     """One that its namespace does not map looks to it like all strangers do, so that it shares with nobody."""
@@ -63,3 +74,134 @@ def test_disabled_instruction_sets_that_there_are_not_are_refused(names: str) ->
     environment = {**os.environ, DISABLED_FEATURES_VARIABLE: names}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert f"{DISABLED_FEATURES_VARIABLE} names {names}, which is no instruction set here" in ended.stderr
+
+
+ROOT = "sys/fs/cgroup"
+VERSION_2 = f"30 23 0:26 / /{ROOT} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+VERSION_1 = (
+    f"31 25 0:27 / /{ROOT}/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    f"32 25 0:28 / /{ROOT}/memory rw - cgroup cgroup rw,memory"
+)
+NO_LIMIT_1 = "9223372036854771712"
+Files = dict[str, str]
+
+
+def root_with(folder: Path, groups: str, mounts: str, files: Files) -> Path:
+    for name, text in {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts, **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return folder
+
+
+def version_1(group: str, quota: str) -> Files:
+    folder = f"{ROOT}/cpu,cpuacct{group}"
+    return {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
+
+
+NESTED = {
+    f"{ROOT}/cpu.max": "max 100000",
+    f"{ROOT}/user.slice/cpu.max": "150000 100000",
+    f"{ROOT}/user.slice/job/cpu.max": "400000 100000",
+    f"{ROOT}/user.slice/other/cpu.max": "10000 100000",
+}
+IN_CONTAINER = VERSION_1.replace("0:27 / ", "0:27 /docker/abc ")
+ELSEWHERE = VERSION_2.replace(f"/{ROOT}", "/mnt/control\\040groups")
+BOTH = f"{VERSION_1}\n33 25 0:29 / /{ROOT}/unified rw - cgroup2 cgroup2 rw"
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "expected"),
+    [
+        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "200000 100000"}, 2.0, id="a container"),
+        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "max 100000"}, None, id="no limit"),
+        pytest.param("0::/user.slice/job", VERSION_2, NESTED, 1.5, id="parent and sibling have smaller quotas"),
+        pytest.param(
+            "4:cpu,cpuacct:/docker/abc\n5:memory:/docker/abc",
+            VERSION_1,
+            version_1("/docker/abc", "300000") | version_1("", "-1"),
+            3.0,
+            id="version 1",
+        ),
+        pytest.param("4:cpu,cpuacct:/docker/abc", IN_CONTAINER, version_1("", "250000"), 2.5, id="its host's path"),
+        pytest.param("4:cpu:/\n0::/", BOTH, version_1("", "-1"), None, id="both versions"),
+        pytest.param("0::/", ELSEWHERE, {"mnt/control groups/cpu.max": "100000 50000"}, 2.0, id="mounted elsewhere"),
+        pytest.param("", "", {}, None, id="no control groups"),
+        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "nonsense"}, None, id="nonsense"),
+    ],
+)
+def test_core_quotas(tmp_path: Path, groups: str, mounts: str, files: Files, expected: float | None) -> None:
+    quota = core_quota(root_with(tmp_path, groups, mounts, files))
+    assert (quota and quota.cores) == expected
+
+
+def test_memory_limits(tmp_path: Path) -> None:
+    files = {
+        f"{ROOT}/a/b/memory.max": "max",
+        f"{ROOT}/a/memory.max": "4000",
+        f"{ROOT}/a/memory.current": "3000",
+        f"{ROOT}/a/memory.stat": "anon 1000\ninactive_file 1500\nactive_file 500",
+    }
+    assert memory_limits(root_with(tmp_path / "2", "0::/a/b", VERSION_2, files)) == [MemoryLimit(4000, 1500)]
+    files = {
+        f"{ROOT}/memory/docker/abc/memory.limit_in_bytes": "8000",
+        f"{ROOT}/memory/docker/abc/memory.usage_in_bytes": "5000",
+        f"{ROOT}/memory/docker/abc/memory.stat": "inactive_file 1\ntotal_inactive_file 2000",
+        f"{ROOT}/memory/memory.limit_in_bytes": NO_LIMIT_1,
+        f"{ROOT}/memory/memory.usage_in_bytes": "100",
+    }
+    limits = memory_limits(root_with(tmp_path / "1", "5:memory:/docker/abc", VERSION_1, files))
+    assert limits == [MemoryLimit(8000, 3000), MemoryLimit(int(NO_LIMIT_1), 100)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        ([HostCores("h", (0, 1, 2))], 3),
+        ([HostCores("h", tuple(range(64)), 2.0, "g")], 2),
+        ([HostCores("h", (0, 1), 64.0, "g")], 2),
+        ([HostCores("h", (0, 1), 0.5, "g")], 1),
+        ([HostCores("h", (0, 1, 2, 3), 2.7, "g")], 2),
+        ([HostCores("h", (0,), 2.0, "g"), HostCores("h", (1,), 2.0, "g"), HostCores("h", (2,), 2.0, "g")], 2),
+        ([HostCores("h", tuple(range(64)), 2.0, "g"), HostCores("h", tuple(range(64)), 3.0, "other")], 5),
+        ([HostCores("h", (0, 1, 2, 3), 2.0, "g"), HostCores("h", (0, 1, 2, 3))], 4),
+        ([], 0),
+    ],
+)
+def test_cores_that_processes_can_keep_busy(cores: list[HostCores], expected: int) -> None:
+    assert usable_together(cores) == expected
+
+
+HALF = {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}
+
+
+@pytest.fixture
+def half_a_core() -> Iterator[Path]:
+    """The ``cgroup.procs`` of a control group with half a core."""
+    if os.geteuid():
+        pytest.skip("only root makes control groups")
+    for parent in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"):
+        group = Path(parent) / f"tvm-split-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            limits = [group / name for name in HALF if (group / name).exists()]
+            if limits:
+                limits[0].write_text(HALF[limits[0].name])
+                yield group / "cgroup.procs"
+                return
+        finally:
+            group.rmdir()
+    pytest.skip("no control group for processor time can be made here")
+
+
+def test_a_worker_in_a_group_says_its_quota(half_a_core: Path) -> None:
+    with LocalWorkers(("box",)) as workers:
+        free = describe(workers.endpoints["box"], PATIENCE_SECONDS)
+        assert free.core_quota == 0
+        half_a_core.write_text(str(workers.process_ids["box"]))
+        limited = describe(workers.endpoints["box"], PATIENCE_SECONDS)
+        assert (limited.cores, limited.core_quota) == (1, 0.5)
+        assert limited.quota_group != free.quota_group

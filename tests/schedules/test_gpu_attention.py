@@ -100,32 +100,23 @@ def test_attention_on_tensor_cores(on_tensor_cores, outer, rows, keys, width, va
     assert chosen == {"attention"}
 
 
-@pytest.mark.slow
-@needs_headers
-@pytest.mark.parametrize("tile", [tile for tile in attention_tile.TILES if tile.keys != 16], ids=str)
-def test_every_tile(tile, monkeypatch):
-    monkeypatch.setattr(attention_tile, "TILES", (tile,))
-    inputs = [normal(0, 2, 50, 24), normal(1, 2, 70, 24), normal(2, 2, 70, 40)]
-    actual, chosen = evaluate(attention_of(), inputs)
-    assert_close(actual, exact_attention(*inputs), 1e-5)
-    assert chosen == {"attention"}
-
-
 SMALL = Attention((2,), 50, 70, 24, 40)
+TILES = [tile for tile in attention_tile.TILES if tile.keys != 16]
+FRAGMENT_TILES = [
+    tile for tile in attention_tile.FRAGMENT_TILES if tile.shared_bytes(SMALL) <= MOST_STATIC_SHARED_BYTES
+]
 
 
 @pytest.mark.slow
 @needs_headers
-@pytest.mark.parametrize(
-    "tile",
-    [tile for tile in attention_tile.FRAGMENT_TILES if tile.shared_bytes(SMALL) <= MOST_STATIC_SHARED_BYTES],
-    ids=str,
-)
-def test_every_tile_of_fragments(tile, on_tensor_cores, monkeypatch):
-    monkeypatch.setattr(attention_tile, "FRAGMENT_TILES", (tile,))
+@pytest.mark.parametrize("tile", [*TILES, *FRAGMENT_TILES], ids=str)
+def test_every_tile(tile, monkeypatch):
+    half = "float16" if tile in FRAGMENT_TILES else None
+    monkeypatch.setattr(attention_tile, "TILES", () if half else (tile,))
+    monkeypatch.setattr(attention_tile, "FRAGMENT_TILES", (tile,) if half else ())
     inputs = [normal(0, 2, 50, 24), normal(1, 2, 70, 24), normal(2, 2, 70, 40)]
-    actual, chosen = evaluate(attention_of(half="float16"), inputs)
-    assert_close(actual, exact_attention(*inputs), HALVES["float16"])
+    actual, chosen = evaluate(attention_of(half=half), inputs)
+    assert_close(actual, exact_attention(*inputs), HALVES[half] if half else 1e-5)
     assert chosen == {"attention"}
 
 
@@ -350,17 +341,16 @@ def test_what_is_needed_elsewhere_is_computed_as_it_is_written():
     assert not fused(attention_of(weights_too=True), inputs)
 
 
-def test_few_queries_are_products_of_few_rows():
-    assert not fused(attention_of(), [normal(0, 2, 3, 16), normal(1, 2, 20, 16), normal(2, 2, 20, 16)])
-
-
-def test_batches_that_differ_are_two_products():
-    assert not fused(attention_of(), [normal(0, 2, 20, 16), normal(1, 1, 20, 16), normal(2, 1, 20, 16)])
-
-
-def test_values_that_fill_the_registers_are_two_products():
-    inputs = [normal(0, 20, 16), normal(1, 20, 16), normal(2, 20, 300)]
-    assert not fused(attention_of(), inputs)
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 3, 16), (2, 20, 16), (2, 20, 16)],  # few queries are products of few rows
+        [(2, 20, 16), (1, 20, 16), (1, 20, 16)],  # batches that differ
+        [(20, 16), (20, 16), (20, 300)],  # values that fill the registers
+    ],
+)
+def test_two_products_where_one_kernel_does_not_fit(shapes):
+    assert not fused(attention_of(), [normal(number, *shape) for number, shape in enumerate(shapes)])
 
 
 def test_one_kernel_where_it_is_estimated_to_take_less(monkeypatch):

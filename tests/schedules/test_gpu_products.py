@@ -9,20 +9,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 from tvm import relax
 
-from tests.helpers.schedules.convolutions import convolution, expected
+from tests.helpers.schedules.convolutions import convolution, expected, product
 from tests.helpers.schedules.emulated_gpu import evaluate
 from tests.helpers.schedules.gpu_kernels import HALVES, halves, needs_headers, slow
 from tests.helpers.schedules.schedule_harness import assert_close, normal
 
 pytestmark = needs_headers
-
-
-def product(dtype):
-    def graph(builder, left, right):
-        operands = [builder.emit(relax.op.astype(each, dtype)) for each in (left, right)]
-        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(*operands, out_dtype="float32"))))
-
-    return graph
 
 
 def exact_product(left, right):
@@ -77,12 +69,7 @@ def test_convolutions_on_tensor_cores(inputs, outputs, size, kernel, stride, pad
 def test_convolutions(shape, weights):
     x, weight, bias = normal(0, *shape), normal(1, *weights), normal(2, weights[0])
     attributes = {"padding": (1, 1), "strides": (2, 2), "groups": shape[1] // weights[1]}
-
-    def graph(builder, data):
-        y = builder.emit(relax.op.nn.conv2d(data, relax.const(weight), **attributes))
-        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1))))))
-
-    actual, chosen = evaluate(graph, [x])
+    actual, chosen = evaluate(convolution(weight, bias, **attributes), [x])
     assert_close(actual, expected(x, weight, bias, **attributes))
     assert chosen == {"conv2d" if attributes["groups"] == 1 else "depthwise_conv2d"}
 

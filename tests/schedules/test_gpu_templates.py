@@ -5,12 +5,11 @@ import random
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
 
+from schedules import machine_of, templates_of
 from schedules.template import scheduled_function, text_of
-from schedules.templates import machine_of, templates_of
 from schedules.tuning import DatabaseWriter, TuningDatabase
-from tests.helpers.schedules.convolutions import convolution, expected
+from tests.helpers.schedules.convolutions import convolution, expected, product
 from tests.helpers.schedules.emulated_gpu import emulated, run_emulated
 from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
@@ -27,14 +26,6 @@ SM_90 = cuda("sm_90")
 GPU = machine_of(SM_90)
 IMAGE, WEIGHT, BIAS = normal(0, 1, 32, 9, 9), normal(1, 40, 32, 3, 3), normal(2, 40)
 LEFT, RIGHT = normal(0, 50, 300), normal(1, 300, 72)
-
-
-def product(dtype):
-    def graph(builder, left, right):
-        operands = [builder.emit(relax.op.astype(each, dtype)) for each in (left, right)]
-        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(*operands, out_dtype="float32"))))
-
-    return graph
 
 
 EXACT_PRODUCT = np.maximum(LEFT.astype("float64") @ RIGHT.astype("float64"), 0)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch import nn
 
 import tvm_split
@@ -87,13 +86,11 @@ def test_a_bundle_is_not_written_over_other_files(bundle: tvm_split.Bundle, tmp_
         bundle.save(tmp_path)
 
 
-def test_weights_are_safetensors_apart_from_code(bundle: tvm_split.Bundle) -> None:
+def test_weights_are_apart_from_code(bundle: tvm_split.Bundle) -> None:
     for stage in bundle.program.stages:
         assert stage.weights
         for weight in stage.weights:
-            (tensor,) = load_file(bundle.blob_path(weight.blob.sha256)).values()
-            assert tensor.shape == weight.tensor.shape
-            assert str(tensor.dtype) == weight.tensor.dtype
+            assert bundle.blob_path(weight.blob.sha256).stat().st_size == weight.tensor.size_bytes
 
 
 def test_every_phase_can_be_dumped(model: tvm_split.Model, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.processes import take_stdout
 from rpc_runtime.registry import PluginWarning, Registry
-from rpc_runtime.result_stream import take_stdout
 from tvm_split.cli.interrupts import ended_by_signals
 from tvm_split.cli.options import has_hidden, with_groups
 from tvm_split.display.console import STDOUT, print_error, print_note

@@ -7,14 +7,10 @@ import shutil
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
-import numpy as np
 import tvm
-from safetensors import TensorSpec as SafeTensor, serialize
 
 from rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
-
-WEIGHT_NAME = "weight"
 
 
 class BlobFolder:
@@ -44,12 +40,9 @@ class BlobFolder:
         return self.add(source.read_bytes())
 
     def add_weight(self, name: str, weight: tvm.runtime.Tensor) -> WeightSpec:
-        """Store a tensor as safetensors under the fixed name `WEIGHT_NAME`, so equal weights share one blob."""
-        values = np.asarray(weight.numpy(), order="C")
-        spec = TensorSpec(name, tuple(values.shape), str(weight.dtype))
-        # safetensors' functions for numpy do not support bfloat16, so the data is passed by address.
-        entry = SafeTensor(dtype=spec.dtype, shape=spec.shape, data_ptr=values.ctypes.data, data_len=values.nbytes)
-        return WeightSpec(spec, self.add(serialize({WEIGHT_NAME: entry})))
+        """Store the bytes of a tensor, so equal weights share one blob."""
+        values = weight.numpy()
+        return WeightSpec(TensorSpec(name, tuple(values.shape), str(weight.dtype)), self.add(values.tobytes()))
 
     def copy_to(self, folder: Path, blob: BlobSpec) -> None:
         target = folder / blob.sha256

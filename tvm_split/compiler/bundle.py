@@ -2,7 +2,7 @@
 
 manifest.json       the content and structure of the bundle; lists every other file with its SHA-256
 manifest.sha256     the digest of manifest.json, which detects changes in it
-blobs/<sha256>      libraries, and weights in safetensors format
+blobs/<sha256>      libraries, and the bytes of weights
 ir/<name>.py        the readable IR: the whole annotated module, and one file per machine
 
 A bundle contains regular files and folders only.

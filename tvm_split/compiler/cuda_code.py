@@ -12,9 +12,17 @@ from typing import Any
 import tvm_ffi
 
 from rpc_runtime.client.worker_client import WorkerDescription
-from rpc_runtime.execution.cuda_code import marked, packed, register_loader
+from rpc_runtime.execution.cuda_code import (
+    NvccError,
+    fatbin,
+    find_nvcc,
+    marked,
+    packed,
+    register_loader,
+    toolkit_version,
+    unspilled,
+)
 from rpc_runtime.execution.cuda_runtime import version_text
-from rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc, toolkit_version, unspilled
 from schedules.tuning import GpuNeeds
 from tvm_split.errors import CompileError, TuningError
 
@@ -97,8 +105,7 @@ def _code_for(arch: str, is_source: bool) -> Callable[[str], str]:
     """Return a function that compiles a candidate's source; it is nested, so builder processes get it by value."""
 
     def code(source: str) -> str:
-        from rpc_runtime.execution.cuda_code import marked, packed
-        from rpc_runtime.execution.nvcc import unspilled
+        from rpc_runtime.execution.cuda_code import marked, packed, unspilled
 
         return marked(source, arch) if is_source else packed(unspilled(source, arch), arch)
 

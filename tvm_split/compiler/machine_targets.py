@@ -9,7 +9,7 @@ from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import WorkerUnavailableError
-from rpc_runtime.execution.nvcc import toolkit_version
+from rpc_runtime.execution.cuda_code import toolkit_version
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.discovery import ASKED_AT_ONCE

@@ -11,9 +11,9 @@ from tvm import relax
 
 from relay_passes import communication
 from relay_passes.boundary_layouts import in_common_layouts
-from relay_passes.input_cuts import range_of
 from relay_passes.ir import main_function
 from relay_passes.partition import Computation, output_names, partition, verify_partition
+from relay_passes.sharding.direct_joins import range_of
 from rpc_runtime.program.program import InputCut
 from tvm_split.compiler.describe import tensor_spec
 from tvm_split.compiler.stage import StageCompiler
@@ -74,7 +74,7 @@ class Partition:
         """The slices of inputs that the client computes."""
         ranges = [(cut, range_of(cut)) for cut in self.cuts]
         return tuple(
-            InputCut(tensor_spec(cut.var.name, cut.var.ty), taken.parameter, taken.axis, taken.begin)
+            InputCut(tensor_spec(cut.var.name, cut.var.ty), taken.source, taken.axis, taken.begin)
             for cut, taken in ranges
             if taken is not None
         )

@@ -1,53 +1,35 @@
 """Replace each sharded stage of a plan by stages that run on one machine each.
 
-`relay_passes.shards` rewrites a sharded stage into ordinary operations of the graph, each placed on one machine. The
+`relay_passes.sharding` rewrites a sharded stage into ordinary operations of the graph, each placed on one machine. The
 operations of a machine form one stage per level. The level rises by one where a value comes from another machine: a
 stage receives all its inputs before it starts, and sends its outputs when it ends. All machines have the same levels.
 
-The rewrite also adds *cuts* (slices of a value) and *joins* (concatenations or sums of shards), placed here.
+The rewrite also adds slices of values, and *joins* (gathers and sums) of shards, which get their places here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from operator import itemgetter
 from typing import NamedTuple
 
 from tvm import relax
 
-from relay_passes.input_cuts import cut_inputs, range_of
 from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
-from relay_passes.shards.channels import require_channels, split_channels
-from relay_passes.shards.direct_joins import Place, with_direct_joins
-from relay_passes.shards.region import Region, Sharded, ShardError, part_name
-from relay_passes.shards.rows import computed_rows, split_rows
+from relay_passes.sharding.direct_joins import Place, range_of, with_direct_joins
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.ranges import computed_shares as shares_of
+from relay_passes.sharding.region import Region, Sharded, ShardError, part_name
 from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.partition import Partition, stages_of
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Axis, Stage
-
-Rewrite = Callable[..., Sharded]
-REWRITES: Mapping[Axis, Rewrite] = {
-    "batch": partial(split_rows, axis=0),
-    "rows": partial(split_rows, axis=2),
-    "columns": partial(split_rows, axis=3),
-    "channels": partial(split_channels, unit_by="channels"),
-    "heads": partial(split_channels, unit_by="heads"),
-}
-LOOKS: Mapping[Axis, Callable[..., Mapping[tuple[str, str], float] | None]] = {
-    "batch": partial(computed_rows, axis=0),
-    "rows": partial(computed_rows, axis=2),
-    "columns": partial(computed_rows, axis=3),
-    "channels": partial(require_channels, unit_by="channels"),
-    "heads": partial(require_channels, unit_by="heads"),
-}
+from tvm_split.planner.problem import Stage
 
 
 def partition(model: Model, plan: Plan) -> Partition:
@@ -60,50 +42,34 @@ def partition(model: Model, plan: Plan) -> Partition:
     inputs = tuple(main_function(model.module).params)
     if not any(stage.sharding for stage in plan.stages):
         return Partition(model, plan, stage_of, inputs, tuple(range(len(plan.stages))))
-    homes: dict[str, _Home] = {}
+    places: dict[str, Place] = {}
     source_of: dict[str, str] = {}
     layers = dict(model.layers)
     for index, stage in enumerate(plan.stages):
         if stage.sharding is None:
-            homes.update({name: _Home(index) for name, of in stage_of.items() if of == index})
+            places.update({name: Place(index, stage.machines) for name, of in stage_of.items() if of == index})
             continue
         sharded = _shared(model, stage, [name for name, of in stage_of.items() if of == index])
         # A slice of the model's input belongs to the layer that takes it.
         layers.update({name: layers.get(source, stage.layers[0]) for name, source in sharded.source_of.items()})
-        homes.update({name: _Home(index, machine) for name, machine in sharded.machine_of.items()})
+        machines = {name: () if machine is None else (machine,) for name, machine in sharded.machine_of.items()}
+        places.update({name: Place(index, of) for name, of in machines.items()})
         source_of.update(sharded.source_of)
-        model = replace(model, module=sharded.module)
-        model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
-    model, homes = _placed_cuts_and_joins(model, plan, {name: homes[name] for name in model.layers}, source_of)
-    module, cuts = cut_inputs(model.module, _cuts_of_inputs(model, plan, homes, source_of))
-    for each in cuts:
-        del homes[each.var.name]
-    model = replace(model, module=module, layers={name: model.layers[name] for name in homes})
-    return replace(_placed_by(model, plan, _leveled(model, plan, homes, source_of), inputs), cuts=cuts)
-
-
-@dataclass(frozen=True)
-class _Home:
-    """The placement of an operation: a stage of the plan, and in a sharded stage also the machine and the level.
-
-    Cuts and joins have no machine at first.
-    """
-
-    stage: int
-    machine: str | None = None
-    level: int = 0
-
-
-def _operations(model: Model) -> list[relax.VarBinding]:
-    return operations_of(main_function(model.module))
+        names = [binding.var.name for binding in operations_of(main_function(sharded.module))]
+        model = replace(model, module=sharded.module, layers={name: layers[name] for name in names})
+    places = {name: places[name] for name in model.layers}
+    of_inputs = _cuts_of_inputs(model, places, source_of)
+    cuts = tuple(binding for binding in operations_of(main_function(model.module)) if binding.var.name in of_inputs)
+    model, with_joins = _placed_joins(model, plan, places, source_of, of_inputs)
+    return replace(_placed_by(model, plan, _leveled(model, plan, with_joins, source_of), inputs), cuts=cuts)
 
 
 def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
     """Split one stage's operations over its machines and return the rewritten module."""
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     region = _region(model, stage, names)
-    with _said_of(model, stage):
-        return REWRITES[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange)
+    with _naming_layers(model, stage):
+        return shard(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
 
 
 def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], float]:
@@ -115,27 +81,27 @@ def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], floa
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     layers = set(stage.layers)
     region = _region(model, stage, [name for name, layer in model.layers.items() if layer in layers])
-    with _said_of(model, stage):
-        return LOOKS[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange) or {}
+    with _naming_layers(model, stage):
+        return shares_of(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
 
 
 @contextmanager
-def _said_of(model: Model, stage: Stage) -> Iterator[None]:
+def _naming_layers(model: Model, stage: Stage) -> Iterator[None]:
     """Turn a `ShardError` inside the block into a `PlanError` that names layers instead of variables."""
     try:
         yield
     except ShardError as error:
-        said = re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
-        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {said}") from error
+        message = re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
+        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {message}") from error
 
 
 def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
-    same = {part_name("", machine): machine for machine in stage.machines}
-    alike = next((machine for machine in stage.machines if machine not in same.values()), None)
-    if alike is not None:
+    by_ending = {part_name("", machine): machine for machine in stage.machines}
+    clash = next((machine for machine in stage.machines if machine not in by_ending.values()), None)
+    if clash is not None:
         raise PlanError(
-            f"{stage.name} is shared by {alike!r} and {same[part_name('', alike)]!r}, whose parts would have the same "
-            "names, in which - is _; rename one of the machines"
+            f"{stage.name} is shared by {clash!r} and {by_ending[part_name('', clash)]!r}, whose parts would have the "
+            "same names, in which - is _; rename one of the machines"
         )
     order = list(model.layers)
     begin, end = order.index(names[0]), order.index(names[-1])
@@ -150,58 +116,37 @@ def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
     return Region(tuple(names), stage.machines, stage.shares)
 
 
-def _placed_cuts_and_joins(
-    model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: dict[str, str]
-) -> tuple[Model, dict[str, _Home]]:
-    """Give every cut and join a machine; add the original variable of each new one to ``source_of``.
+def _placed_joins(
+    model: Model, plan: Plan, places: Mapping[str, Place], source_of: dict[str, str], of_inputs: Sequence[str]
+) -> tuple[Model, Mapping[str, Place]]:
+    """Give every slice and join a place; add the original variable of each new one to ``source_of``.
 
-    A cut is computed where its operand is. A join is computed on every machine that uses it, in the first stage there
-    that does. A returned join is computed on the machine with the largest share.
+    A returned join is computed on the machine with the largest share, the first of equal ones.
     """
-    used = {each.var.name: {of.name for of in used_variables(each.value)} for each in _operations(model)}
-    is_open = [name for name, home in homes.items() if _is_shared(home, plan) and home.machine is None]
-    cuts = {name for name in is_open if source_of[name] in used[name]}
-    holders = {name: _holder(plan.stages[homes[name].stage]) for name in is_open}
-    places = {
-        name: Place((home.machine,) if home.machine is not None else plan.stages[home.stage].machines, home.stage)
-        for name, home in homes.items()
-        if name not in holders
-    }
-    spread = with_direct_joins(model.module, places, cuts, {name: (holders[name],) for name in holders})
+    placed = {name: place for name, place in places.items() if place.machines and name not in of_inputs}
+    keepers = {}
+    for name, place in places.items():
+        if not place.machines:
+            stage = plan.stages[place.stage]
+            _, holder = max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))
+            keepers[name] = replace(place, machines=(holder,))
+    spread = with_direct_joins(model.module, placed, keepers, of_inputs)
     source_of.update({name: source_of.get(source, source) for name, source in spread.source_of.items()})
     layers = {**model.layers, **{name: model.layers[source] for name, source in spread.source_of.items()}}
-    model = replace(model, module=spread.module)
-    model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
-    found: dict[str, _Home] = {}
-    for binding in _operations(model):
-        name = binding.var.name
-        if name in spread.beside:
-            found[name] = homes[spread.beside[name]]
-        elif name in cuts:
-            (operand,) = (each.name for each in used_variables(binding.value))
-            found[name] = found[operand]
-        elif name in holders:
-            found[name] = replace(homes[name], machine=holders[name])
-        else:
-            found[name] = homes[name]
-    return model, found
+    names = [binding.var.name for binding in operations_of(main_function(spread.module))]
+    model = replace(model, module=spread.module, layers={name: layers[name] for name in names})
+    return model, {name: spread.places[name] for name in names}
 
 
-def _holder(stage: Stage) -> str:
-    """The machine with the largest share; the first of equal ones."""
-    return max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1]
-
-
-def _cuts_of_inputs(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> list[str]:
-    """Names of cuts of model inputs whose machine uses only slices of that input, together smaller than the input."""
+def _cuts_of_inputs(model: Model, places: Mapping[str, Place], source_of: Mapping[str, str]) -> list[str]:
+    """Return the slices of model inputs whose machine uses only slices of that input, together smaller than it."""
     function = main_function(model.module)
-    sizes = {each.name: size_bytes(each.ty) for each in function.params}
-    returned = {each.name for each in returned_fields(function)}
+    sizes = {parameter.name: size_bytes(parameter.ty) for parameter in function.params}
+    returned = {field.name for field in returned_fields(function)}
     parts: dict[tuple[str, str], list[relax.VarBinding]] = {}
     whole: set[tuple[str, str]] = set()
     for binding in operations_of(function):
-        name, home = binding.var.name, homes[binding.var.name]
-        machines = (home.machine,) if home.machine is not None else plan.stages[home.stage].machines
+        name, machines = binding.var.name, places[binding.var.name].machines
         for used in used_variables(binding.value):
             if used.name in sizes and source_of.get(name) == used.name and range_of(binding) and name not in returned:
                 parts.setdefault((used.name, machines[0]), []).append(binding)
@@ -210,7 +155,7 @@ def _cuts_of_inputs(model: Model, plan: Plan, homes: Mapping[str, _Home], source
     return [
         binding.var.name
         for (name, machine), cuts in parts.items()
-        if (name, machine) not in whole and sum(size_bytes(each.var.ty) for each in cuts) < sizes[name]
+        if (name, machine) not in whole and sum(size_bytes(cut.var.ty) for cut in cuts) < sizes[name]
         for binding in cuts
     ]
 
@@ -225,7 +170,9 @@ class _Peers(NamedTuple):
     crossings: int
 
 
-def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> Mapping[str, _Home]:
+def _leveled(
+    model: Model, plan: Plan, places: Mapping[str, Place], source_of: Mapping[str, str]
+) -> Mapping[str, Place]:
     """Return the placements with levels: above the level of values from other machines, and equal for a value's peers.
 
     Peers share a level even if a machine's shard needs fewer values from others. Otherwise one machine would make in
@@ -235,51 +182,47 @@ def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Ma
     dependent = dependent_names(main_function(model.module))
     peers: dict[str, _Peers] = {}
     rises: dict[_Peers, dict[_Peers, int]] = {}
-    for binding in _operations(model):
-        name, home = binding.var.name, homes[binding.var.name]
-        if not _is_shared(home, plan):
+    for binding in operations_of(main_function(model.module)):
+        name, place = binding.var.name, places[binding.var.name]
+        if plan.stages[place.stage].sharding is None:
             continue
         inside = [
-            (peers[each.name], int(homes[each.name].machine != home.machine))
-            for each in used_variables(binding.value)
-            if each.name in peers and homes[each.name].stage == home.stage
+            (peers[used.name], int(places[used.name].machines != place.machines))
+            for used in used_variables(binding.value)
+            if used.name in peers and places[used.name].stage == place.stage
         ]
         source = source_of[name]
         crossings = (rise + (of.crossings if of.source == source else 0) for of, rise in inside)
-        peers[name] = own = _Peers(home.stage, source, max(crossings, default=0))
+        peers[name] = own = _Peers(place.stage, source, max(crossings, default=0))
         before = rises.setdefault(own, {})
         for other, rise in inside:
             if other != own:
                 before[other] = max(before.get(other, 0), rise)
     levels: dict[_Peers, int] = {}
-    for each in TopologicalSorter(rises).static_order():
-        levels[each] = max((levels[other] + rise for other, rise in rises[each].items()), default=0)
+    for group in TopologicalSorter(rises).static_order():
+        levels[group] = max((levels[other] + rise for other, rise in rises[group].items()), default=0)
     level_of = {name: levels[own] for name, own in peers.items() if name in dependent}
-    first: dict[_Home, int] = {}
+    first: dict[Place, int] = {}
     for name, level in level_of.items():
-        first[homes[name]] = min(level, first.get(homes[name], level))
-    return {name: replace(home, level=level_of.get(name, first.get(home, 0))) for name, home in homes.items()}
+        first[places[name]] = min(level, first.get(places[name], level))
+    return {name: replace(place, level=level_of.get(name, first.get(place, 0))) for name, place in places.items()}
 
 
-def _is_shared(home: _Home, plan: Plan) -> bool:
-    return plan.stages[home.stage].sharding is not None
-
-
-def _placed_by(model: Model, plan: Plan, homes: Mapping[str, _Home], inputs: tuple[relax.Var, ...]) -> Partition:
-    order = {home: place for place, home in enumerate(dict.fromkeys(homes.values()))}
-    keys = sorted(order, key=lambda home: (home.stage, home.level, order[home]))
-    contents: dict[_Home, list[str]] = {home: [] for home in keys}
-    for name, home in homes.items():
-        contents[home].append(name)
+def _placed_by(model: Model, plan: Plan, places: Mapping[str, Place], inputs: tuple[relax.Var, ...]) -> Partition:
+    order = {place: index for index, place in enumerate(dict.fromkeys(places.values()))}
+    keys = sorted(order, key=lambda place: (place.stage, place.level, order[place]))
+    contents: dict[Place, list[str]] = {place: [] for place in keys}
+    for name, place in places.items():
+        contents[place].append(name)
     stages = []
-    for home, names in contents.items():
-        stage = plan.stages[home.stage]
+    for place, names in contents.items():
+        stage = plan.stages[place.stage]
         layers = tuple(dict.fromkeys(model.layers[name] for name in names))
-        if home.machine is None:
+        if stage.sharding is None:
             stages.append(replace(stage, layers=layers))
         else:
-            name = f"{part_name(stage.name, home.machine)}_{home.level}"
-            stages.append(Stage((home.machine,), layers, name=name))
+            name = f"{part_name(stage.name, place.machines[0])}_{place.level}"
+            stages.append(Stage(place.machines, layers, name=name))
     stage_of = {name: index for index, names in enumerate(contents.values()) for name in names}
-    origins = tuple(home.stage for home in contents)
+    origins = tuple(place.stage for place in contents)
     return Partition(model, replace(plan, stages=tuple(stages), prediction=None), stage_of, inputs, origins)

@@ -105,7 +105,7 @@ def verify_bundle(
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
             runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
-            with InProcessRunner(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
+            with InProcessRunner(runnable.program, runnable.blob_path) as pipeline:
                 actual = pipeline.run(inputs)
         for tensor, mine, right, tolerance in zip(model.outputs, actual, expected, allowed, strict=True):
             found = difference(mine, right, tolerance, plan.precision)

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import bindings_of
-from relay_passes.shards.along.elementwise import ELEMENTWISE, REDUCTIONS
+from relay_passes.sharding.compute_rules import ELEMENTWISE, REDUCTIONS
 from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.operators import Operators, numbers_of, shape_of
 

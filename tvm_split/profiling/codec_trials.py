@@ -57,7 +57,7 @@ class CodecTrials:
         self._codecs: Mapping[str, str] = {}
         self.crossing: dict[str, np.ndarray] = {}
         """Transferred tensors without codecs, by name."""
-        self._pipeline = InProcessRunner(program, blob_path, on_calling_thread=False, crossing=self._cross)
+        self._pipeline = InProcessRunner(program, blob_path, crossing=self._cross)
         self._outputs = self._pipeline.run(inputs)
 
     def _cross(self, route: Route, array: np.ndarray) -> np.ndarray:

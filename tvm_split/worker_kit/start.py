@@ -35,7 +35,7 @@ def main() -> int:
     # Hide the packages installed for this Python: other versions could be imported instead of the kit's.
     others = [each for each in sys.path[1:] if not each.endswith(("site-packages", "dist-packages"))]
     sys.path[:] = [str(here / "packages"), *others]
-    from rpc_runtime.result_stream import take_stdout
+    from rpc_runtime.processes import take_stdout
 
     results = take_stdout()  # before all imports that may print
     from rpc_runtime.worker.process import main as serve

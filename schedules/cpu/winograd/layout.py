@@ -19,8 +19,7 @@ from tvm.relax.expr_functor import mutator
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
 from schedules.cpu.winograd.lowering import Winograd, winograd_conv2d
 from schedules.cpu.winograd.transform import POINT_PAIRS, TAPS, tile_size, transformed_kernel
-from schedules.expressions import CONV2D, FUSABLE, array_of, constant, operator_of, static_shape
-from schedules.module_mutator import ModuleMutator
+from schedules.relax_tools import CONV2D, FUSABLE, ModuleMutator, array_of, constant, operator_of, static_shape
 from schedules.traits import Traits
 
 # Nanoseconds of one vector multiply-add: direct convolution reaches 170 GFLOP/s, and so do the products while their

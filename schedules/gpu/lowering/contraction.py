@@ -18,7 +18,6 @@ from typing import Any
 from tvm import te, tirx
 
 from schedules.blocks import ANCHOR
-from schedules.expressions import accumulator_dtype
 from schedules.gpu.tile import (
     DEPTH_FIRST,
     FETCH,
@@ -33,6 +32,7 @@ from schedules.gpu.tile import (
     Gpu,
     choose_slices,
 )
+from schedules.relax_tools import accumulator_dtype
 
 Element = Callable[[Any, Any, Any, Any], Any]
 """Reads an operand's value at (batch, position, channel, row or column)."""

@@ -17,7 +17,9 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
 from schedules.blocks import ANCHOR
-from schedules.expressions import (
+from schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
+from schedules.gpu.tile import DEPTHWISE, Extents, Gpu
+from schedules.relax_tools import (
     FUSABLE,
     PLAIN_LAYOUTS,
     accumulator_dtype,
@@ -29,8 +31,6 @@ from schedules.expressions import (
     unravel,
     window_of,
 )
-from schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
-from schedules.gpu.tile import DEPTHWISE, Extents, Gpu
 
 CONVOLUTIONS = tuple(PLAIN_LAYOUTS)
 

@@ -10,9 +10,9 @@ import numpy as np
 from tvm import relax, te
 from tvm.relax import BlockBuilder
 
-from schedules.expressions import FUSABLE, broadcast_index, default_legalization, ravel, static_shape, unravel
 from schedules.gpu.lowering.contraction import Contraction, Operand, contract
 from schedules.gpu.tile import Gpu
+from schedules.relax_tools import FUSABLE, broadcast_index, default_legalization, ravel, static_shape, unravel
 
 
 def legalize_matmul(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.relax import BlockBuilder
 from tvm.script import tirx as T
 
-from schedules.expressions import accumulator_dtype, default_legalization, static_shape, unravel
+from schedules.relax_tools import accumulator_dtype, default_legalization, static_shape, unravel
 
 SCANS = ("relax.cumsum", "relax.cumprod")
 MOST_THREADS = 256

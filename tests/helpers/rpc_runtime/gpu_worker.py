@@ -31,7 +31,7 @@ def main(library: str, *arguments: str) -> int:
     load_runtime()
     from rpc_runtime.execution.cuda_calls import CudaCalls
     from rpc_runtime.execution.device_transfers import DeviceTransfers
-    from rpc_runtime.result_stream import take_stdout
+    from rpc_runtime.processes import take_stdout
     from rpc_runtime.worker import loaded_program, process
     from tests.helpers.rpc_runtime.cuda_stand_in import Launched, on_device
 
@@ -63,14 +63,6 @@ class GpuWorkers:
         except OSError:
             return 0
         return maps.count("memfd:stand-in")
-
-    def files(self, name: str) -> int:
-        """Open ones of a worker, without what gRPC waits with."""
-        count = 0
-        for path in Path(f"/proc/{self.processes[name].pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                count += not str(path.readlink()).startswith("anon_inode:[event")
-        return count
 
 
 @contextlib.contextmanager

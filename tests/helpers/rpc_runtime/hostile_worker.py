@@ -13,7 +13,7 @@ from rpc_runtime.processes import Closing
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame
-from tests.helpers.rpc_runtime.methods import CONTROL_SERVICE, METHODS
+from tests.helpers.rpc_runtime.raw_calls import CONTROL_SERVICE, METHODS
 
 Answer = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 """What comes back: the requests, then the call's context."""

@@ -3,8 +3,7 @@
 // other's, when both have begun it. As NCCL, it connects by the first transfer, tells of a peer's death only in
 // ncclCommGetAsyncError, and its kernels then stay until the communicator is aborted. What NCCL leaves undefined, and two
 // transfers at once on one GPU, ends the process with a word. Where NCCL's own header is at hand (WITH_HEADER), the compiler
-// checks that the functions are as there. $STAND_IN_NCCL is what it says of its version,
-// $STAND_IN_MUTE=1 has it not tell of a peer's death.
+// checks that the functions are as there. $STAND_IN_NCCL is what it says of its version.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
@@ -67,7 +66,7 @@ static int pass(ncclComm_t comm, void *bytes, size_t size, int sends) {
         ssize_t now = sends ? send(comm->file, (char *)bytes + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT)
                             : recv(comm->file, (char *)bytes + done, size - done, MSG_DONTWAIT);
         if (now <= 0) {
-            if (!getenv("STAND_IN_MUTE")) comm->state = REMOTE;
+            comm->state = REMOTE;
             while (!comm->aborted) usleep(200);
             return 0;
         }

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from safetensors.numpy import save
 from tvm import relax
 
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
@@ -89,7 +88,7 @@ class ProgramMaker:
         return BlobSpec(digest, len(content))
 
     def weight_blob(self, array: np.ndarray) -> BlobSpec:
-        return self.blob(save({"weight": np.ascontiguousarray(array)}))
+        return self.blob(array.tobytes())
 
     def _compile(self, tensors: Sequence[TensorSpec], body: Body) -> tuple[BlobSpec, list[tuple[tuple[int, ...], str]]]:
         builder = relax.BlockBuilder()

@@ -6,9 +6,12 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.program import BlobSpec
@@ -20,6 +23,34 @@ from rpc_runtime.wire.security import Metadata, Token
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 UNDER_WAY = 12
+_CONTROL = pb.DESCRIPTOR.services_by_name["Control"]
+CONTROL_SERVICE: str = _CONTROL.full_name
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: its path, and the classes of its messages."""
+
+    declared: MethodDescriptor
+
+    @property
+    def name(self) -> str:
+        return str(self.declared.name)
+
+    @property
+    def path(self) -> str:
+        return f"/{CONTROL_SERVICE}/{self.name}"
+
+    @property
+    def request(self) -> Any:
+        return GetMessageClass(self.declared.input_type)
+
+    @property
+    def reply(self) -> Any:
+        return GetMessageClass(self.declared.output_type)
+
+
+METHODS = {method.name: Method(method) for method in _CONTROL.methods}
 
 
 class RawCaller(Closing):

@@ -1,4 +1,4 @@
-"""A convolution with bias, residual and ReLU as a graph, and what torch says of it in float64."""
+"""Graphs of a convolution with bias, residual and ReLU, with torch's result in float64, and of a product in halves."""
 
 import numpy as np
 import torch
@@ -12,6 +12,16 @@ def convolution(weight, bias, **attributes):
         if residual:
             y = builder.emit(relax.op.add(y, residual[0]))
         return builder.emit(relax.op.nn.relu(y))
+
+    return graph
+
+
+def product(dtype):
+    """The ReLU of a product of matrices that are converted to ``dtype``, added up in float32."""
+
+    def graph(builder, left, right):
+        operands = [builder.emit(relax.op.astype(each, dtype)) for each in (left, right)]
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(*operands, out_dtype="float32"))))
 
     return graph
 

@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 import tvm_split
-from rpc_runtime.execution.nvcc import find_nvcc
+from rpc_runtime.execution.cuda_code import find_nvcc
 from tvm_split.planner.problem import Precision
 
 MOST_THREADS = 1024

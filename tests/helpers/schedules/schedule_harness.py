@@ -21,12 +21,14 @@ QUICK_HOST = Target({**_HOST, "opt-level": 0})
 Graph = Callable[..., relax.Expr]
 
 
-def graph_of(graph: Graph, inputs: Sequence[np.ndarray]) -> tvm.IRModule:
-    """A module whose ``main`` is ``graph(builder, *variables)``."""
+def graph_of(graph: Graph, inputs: Sequence[np.ndarray | relax.Var]) -> tvm.IRModule:
+    """A module whose ``main`` is ``graph(builder, *variables)``, with variables like the inputs."""
     builder = relax.BlockBuilder()
     variables = [
-        relax.Var(f"input_{number}", relax.TensorType(array.shape, str(array.dtype)))
-        for number, array in enumerate(inputs)
+        value
+        if isinstance(value, relax.Var)
+        else relax.Var(f"input_{number}", relax.TensorType(value.shape, str(value.dtype)))
+        for number, value in enumerate(inputs)
     ]
     with builder.function("main", variables):
         with builder.dataflow():

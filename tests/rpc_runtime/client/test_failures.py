@@ -32,10 +32,10 @@ from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
 from tests.helpers.rpc_runtime.program_maker import Body, ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
+from tests.helpers.rpc_runtime.raw_calls import METHODS
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
 
 
@@ -245,11 +245,11 @@ def test_a_changed_blob_is_refused(workers: LocalWorkers, maker: ProgramMaker) -
         open_on(workers, program, maker)
 
 
-def test_a_weight_of_another_shape_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_a_weight_of_another_size_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     stage = program.stages[0]
-    weight = replace(stage.weights[0], blob=maker.weight_blob(np.ones((8, 2), np.float32)))
-    with pytest.raises(BlobError, match=r"weight 'one.w'.*holds float32\[8, 2\]"):
+    weight = replace(stage.weights[0], blob=maker.weight_blob(np.ones((8, 3), np.float32)))
+    with pytest.raises(BlobError, match=r"weight one.w: float32\[2, 8\] takes 64 bytes, and its blob .* has 96"):
         open_on(workers, replace(program, stages=(replace(stage, weights=(weight,)), *program.stages[1:])), maker)
 
 

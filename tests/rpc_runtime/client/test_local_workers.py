@@ -69,12 +69,6 @@ def test_a_worker_that_is_not_ready_in_time() -> None:
         LocalWorkers(["a"], start_timeout_seconds=0.01)
 
 
-def test_workers_that_start_one_after_another() -> None:
-    names = ["first", "second", "third"]
-    with LocalWorkers(names, at_once=lambda: 1) as workers:
-        assert list(workers.endpoints) == names
-
-
 @pytest.mark.parametrize("names", [[], ["a", "a"], ["client"], [""]])
 def test_names_are_checked(names: list[str]) -> None:
     with pytest.raises(InputError, match="names"):

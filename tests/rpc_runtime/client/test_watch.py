@@ -16,10 +16,10 @@ from rpc_runtime.client.watch import Report, ReportKind, root_cause
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.wire import worker_pb2 as pb
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.methods import METHODS
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
+from tests.helpers.rpc_runtime.raw_calls import METHODS
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 LINK = Report(ReportKind.LINK, "a", "broken", "b")

@@ -9,9 +9,8 @@ import psutil
 import pytest
 from hypothesis import given, strategies
 
-from rpc_runtime.execution import cuda_code, nvcc
-from rpc_runtime.execution.cuda_code import binary_of, marked, packed
-from rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
+from rpc_runtime.execution import cuda_code
+from rpc_runtime.execution.cuda_code import NvccError, binary_of, fatbin, find_nvcc, marked, packed
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.waiting import eventually
 
@@ -60,13 +59,13 @@ def test_nvcc_is_found_where_cuda_home_says(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     find_nvcc.cache_clear()
-    nvcc.toolkit_version.cache_clear()
+    cuda_code.toolkit_version.cache_clear()
     try:
         assert find_nvcc() == tmp_path / "bin/nvcc"
-        assert nvcc.toolkit_version() == (12, 9)
+        assert cuda_code.toolkit_version() == (12, 9)
     finally:
         find_nvcc.cache_clear()
-        nvcc.toolkit_version.cache_clear()
+        cuda_code.toolkit_version.cache_clear()
 
 
 def test_a_compiler_that_takes_too_long_ends_with_all_it_started(
@@ -76,8 +75,8 @@ def test_a_compiler_that_takes_too_long_ends_with_all_it_started(
     slow = tmp_path / "nvcc"
     slow.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {started}\nwait\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(nvcc, "find_nvcc", lambda: slow)
-    monkeypatch.setattr(nvcc, "COMPILE_SECONDS", 5.0)
+    monkeypatch.setattr(cuda_code, "find_nvcc", lambda: slow)
+    monkeypatch.setattr(cuda_code, "COMPILE_SECONDS", 5.0)
     with pytest.raises(NvccError, match="took longer than 5 s"):
         fatbin(KERNEL, "sm_90")
     eventually(lambda: not runs(int(started.read_text())), "what the compiler started has ended")

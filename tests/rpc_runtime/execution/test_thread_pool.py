@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -23,10 +22,10 @@ def test_the_environment_is_set_for_one_function_at_a_time(before: str | None, m
     def fail() -> None:
         raise ValueError("no such thing")
 
-    with ThreadPoolExecutor(2) as callers, closing(ComputingThread(1)) as one, closing(ComputingThread(2)) as two:
+    with closing(ComputingThread(1)) as one, closing(ComputingThread(2)) as two:
         for _ in range(20):
-            seen = [callers.submit(thread.run, compute) for thread in (one, two)]
+            seen = [thread.submit(compute) for thread in (one, two)]
             assert [future.result() for future in seen] == [{"1"}, {"2"}]
         with pytest.raises(ValueError, match="no such thing"):
-            two.run(fail)
+            two.submit(fail).result()
     assert os.environ.get(VARIABLE) == before

@@ -17,9 +17,9 @@ import pytest
 
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.cuda_calls import CudaCalls
+from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
-from rpc_runtime.execution.nvcc import installed_folders
 from rpc_runtime.transports.grpc import Stream
 from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, Nccl, NcclEnd, NcclTimeouts
 from rpc_runtime.transports.opening import LinkCall

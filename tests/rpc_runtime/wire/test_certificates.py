@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import InputError, WorkerUnavailableError
 from rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles
 from tests.helpers.rpc_runtime.certificates import Authority, make_authority, worker_arguments
-from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, C, chain
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -44,6 +41,7 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
     own = lab.files("me")
     assert describe(WorkerEndpoint("box", address, None, own), PATIENCE_SECONDS).secure
     assert tls_refusal(address, own) is None
+    refuses("127.0.0.1:9", own, "Is its worker running?")
     for files, words in (
         (TlsFiles(lab.certificate), "it asks its callers for a certificate"),
         (
@@ -105,35 +103,8 @@ def test_a_certificate_that_expires_while_the_worker_runs(start: Start, lab: Aut
         server.communicate()
 
 
-def test_nobody_there_is_not_about_certificates(lab: Authority) -> None:
-    assert tls_refusal("127.0.0.1:9", lab.files("me")) is None
-    assert tls_refusal("127.0.0.1:9", None) is None
-    refuses("127.0.0.1:9", lab.files("me"), "Is its worker running?")
-
-
-def test_a_worker_is_told_what_is_wrong_with_its_neighbour(
-    start: Start, lab: Authority, foreign: Authority, maker: ProgramMaker
-) -> None:
-    """Machine B knows the client's authority, and not A's."""
-    both = lab.folder / "both.pem"
-    both.write_text(lab.certificate.read_text() + foreign.certificate.read_text())
-    client, endpoints = replace(lab.files("client"), authority=both), {}
-    for name, files in (
-        (A, replace(foreign.files(A), authority=both)),
-        (B, lab.files(B)),
-        (C, lab.files(C)),
-    ):
-        endpoints[name] = WorkerEndpoint(
-            name, ready(start(*worker_arguments(files, mutual=True), "--name", name)), None, client
-        )
-    with pytest.raises(
-        WorkerError, match=f"'{A}' cannot send to its neighbour: .*{B}.*does not accept the certificate"
-    ):
-        Session(chain(maker), endpoints, maker.blob_path)
-
-
-def test_a_worker_does_not_start_with_what_nobody_would_accept(
-    start: Start, lab: Authority, foreign: Authority, tmp_path: Path
+def test_a_worker_does_not_start_with_files_that_nobody_would_accept(
+    start: Start, lab: Authority, tmp_path: Path
 ) -> None:
     good, other = lab.files("good"), lab.files("another")
     encrypted, text = tmp_path / "encrypted.key", tmp_path / "text.pem"
@@ -146,24 +117,21 @@ def test_a_worker_does_not_start_with_what_nobody_would_accept(
     damaged = tmp_path / "damaged.pem"
     assert good.certificate is not None
     damaged.write_text(good.certificate.read_text().replace("M", "N"))
-    ended = make_authority(tmp_path, "ended", days=-1)
     for files, words in (
         (lab.files("old", days=-1), "old.pem has expired"),
         (replace(good, key=other.key), "another.key does not belong to the certificate"),
-        (replace(good, certificate=text), "text.pem holds no certificate in PEM"),
         (replace(good, key=text), "text.pem holds no private key in PEM"),
         (replace(good, key=encrypted), "encrypted.key is encrypted"),
         (replace(good, certificate=damaged), "cannot be read as PEM"),
-        (replace(good, authority=text), "text.pem holds no certificate in PEM"),
-        (replace(good, authority=ended.certificate), "ended.pem expired on 20"),
+        (replace(good, authority=make_authority(tmp_path, "ended", days=-1).certificate), "ended.pem expired on 20"),
         (lab.files("caller", usage="clientAuth"), "cannot be used by a worker: unsuitable certificate purpose"),
     ):
-        process = start(*worker_arguments(files, mutual=True))
-        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 2, words
-        assert words in errors
-        assert errors.startswith("error: ")
-        assert errors.count("\n") == 1
+        with pytest.raises(InputError, match=words):
+            check_worker_files(files)
+    process = start(*worker_arguments(replace(good, certificate=text), mutual=True))
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 2
+    assert errors == f"error: {text} holds no certificate in PEM\n"
 
 
 def test_a_worker_warns_of_what_expires_soon(start: Start, lab: Authority) -> None:
@@ -176,5 +144,3 @@ def test_a_worker_warns_of_what_expires_soon(start: Start, lab: Authority) -> No
     assert "soon.pem expires on 20" in errors
     assert "in 3 days" in errors
     assert check_worker_files(lab.files("later", days=WARNING_DAYS + 2)) == ()
-    with pytest.raises(InputError, match="both a certificate and its key"):
-        check_worker_files(TlsFiles(lab.certificate))

@@ -17,8 +17,7 @@ from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.loopback_token import find_token
-from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.security import TlsFiles, find_token
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
@@ -37,20 +36,9 @@ def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) 
     program = skips(maker)
     with Session(program, endpoints, maker.blob_path) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
-
-
-def test_tls(start: Start, tmp_path: Path) -> None:
-    lab = make_authority(tmp_path)
-    files = lab.files("box")
-    address = ready(start(*worker_arguments(files, mutual=False), TVM_SPLIT_TOKEN="abc"))
-    trusted = TlsFiles(authority=lab.certificate)
-    assert describe(WorkerEndpoint("x", address, "abc", trusted), PATIENCE_SECONDS).secure
-    with pytest.raises(WorkerUnavailableError):
-        describe(WorkerEndpoint("x", address, "abc"), PATIENCE_SECONDS)
-    mutual = ready(start(*worker_arguments(files, mutual=True)))
-    with pytest.raises(WorkerUnavailableError):
-        describe(WorkerEndpoint("x", mutual, None, trusted), PATIENCE_SECONDS)
-    assert describe(WorkerEndpoint("x", mutual, None, lab.files("me")), PATIENCE_SECONDS).secure
+    for tls in (None, TlsFiles(authority=lab.certificate)):
+        with pytest.raises(WorkerUnavailableError):
+            describe(WorkerEndpoint(A, endpoints[A].address, f"token-{A}", tls), PATIENCE_SECONDS)
 
 
 def ended_with(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
@@ -13,67 +9,16 @@ import numpy as np
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.session import Session
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports import links
-from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
-from tests.helpers.rpc_runtime.raw_calls import hello, speak
-from tests.helpers.rpc_runtime.worker_process import Start, ready
-from tests.helpers.waiting import PATIENCE_SECONDS
+from tests.helpers.rpc_runtime.raw_calls import hello, silence, speak
 
 REFUSED, LET_IN = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT
-
-
-class Listener:
-    """Stands before a worker and keeps all that is said to it."""
-
-    def __init__(self, worker: str) -> None:
-        self.heard = bytearray()
-        self._worker = worker
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                caller, _ = self._server.accept()
-                host, _, port = self._worker.rpartition(":")
-                worker = socket.create_connection((host, int(port)))
-                threading.Thread(target=self._pass_on, args=(caller, worker, self.heard), daemon=True).start()
-                threading.Thread(target=self._pass_on, args=(worker, caller, None), daemon=True).start()
-
-    @staticmethod
-    def _pass_on(source: socket.socket, destination: socket.socket, heard: bytearray | None) -> None:
-        with contextlib.suppress(OSError), destination:
-            while part := source.recv(1 << 16):
-                if heard is not None:
-                    heard += part
-                destination.sendall(part)
-
-
-def test_no_worker_is_told_the_token_of_another(start: Start, maker: ProgramMaker) -> None:
-    machines, listeners = (A, B, C), {}
-    for name in machines:
-        worker = start("--json", "--name", name, TVM_SPLIT_TOKEN=f"token-of-{name}")
-        listeners[name] = Listener(ready(worker))
-    endpoints = {name: WorkerEndpoint(name, listeners[name].address, f"token-of-{name}") for name in machines}
-    program = chain(maker)
-    with Session(program, endpoints, maker.blob_path) as pipeline:
-        assert len(list(pipeline.stream(batches_for(program, 3)))) == 3
-    for stage, (name, listener) in zip(program.stages, listeners.items(), strict=True):
-        listener.close()
-        assert stage.library.sha256.encode() in listener.heard  # whose plain words are found, then
-        for other in machines:
-            assert name == other or f"token-of-{other}".encode() not in listener.heard
 
 
 def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -84,6 +29,7 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
         expected = pipe.run(batch)
         deployment, secrets = pipe.deployment, pipe.link_secrets
         assert set(secrets) == {(A, B), (B, C)}
+        assert len({*secrets.values(), *other.link_secrets.values()}) == 4
         own = secrets[A, B]
         for greeting in (
             hello(deployment, A, B),
@@ -98,32 +44,10 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
             hello(deployment, C, B, secret=own),
             b"",
         ):
-            assert speak(without_token, greeting) is REFUSED
+            assert speak(without_token, greeting, silence()) is REFUSED  # before the caller has said a word
         assert speak(without_token, hello(deployment, A, B, secret=own)) is LET_IN  # and told that it is open already
         assert speak(without_token, hello(deployment, A, B, secret=own, version=3)) is LET_IN
         assert (pipe.run(batch)[0] == expected[0]).all()
-
-
-def test_a_stream_that_is_refused_is_not_read(workers: LocalWorkers) -> None:
-    """A caller that may not open it gets its answer before it has said a word of the stream."""
-    silent = threading.Event()
-
-    def says_nothing() -> Iterator[bytes]:
-        silent.wait(PATIENCE_SECONDS)
-        yield b""
-
-    without_token = replace(workers.endpoints[A], token=None)
-    try:
-        assert speak(without_token, hello("0" * 32, CLIENT, A), says_nothing()) is REFUSED
-    finally:
-        silent.set()
-
-
-def test_secrets_are_made_anew_for_every_deployment(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    with open_on(workers, program, maker) as first, open_on(workers, program, maker) as second:
-        found = [*first.link_secrets.values(), *second.link_secrets.values()]
-    assert len(set(found)) == 4
 
 
 def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:

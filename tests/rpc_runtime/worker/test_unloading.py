@@ -36,7 +36,11 @@ def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramM
         with open_on(two_workers, program, maker) as pipe:
             pipe.run(batches_for(program, 1)[0])
             assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
-    for process_id in two_workers.process_ids.values():
+    require_no_libraries(two_workers)
+
+
+def require_no_libraries(workers: LocalWorkers) -> None:
+    for process_id in workers.process_ids.values():
         eventually(lambda pid=process_id: not removed_libraries(pid), "no library is left mapped")
 
 
@@ -59,8 +63,7 @@ def test_two_thousand_deployments_leave_nothing(two_workers: LocalWorkers, maker
             pipe.run(batches_for(program, 1)[0])
         if number == 200:
             before = held()
-    for process in processes:
-        eventually(lambda pid=process.pid: not removed_libraries(pid), "no library is left mapped")
+    require_no_libraries(two_workers)
     for after, early, noise in zip(held(), before, (50, 16 << 20, 20), strict=True):
         assert after - early < noise
 
@@ -89,9 +92,7 @@ def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker
     pipe = open_on(two_workers, maker.program([maker.stage("two", B, [first], double)]), maker)
     for call in pipe._calls:
         call.close()
-    for endpoint in two_workers.endpoints.values():
-        process_id = two_workers.process_ids[endpoint.machine]
-        eventually(lambda pid=process_id: not removed_libraries(pid), "no library is left mapped")
+    require_no_libraries(two_workers)
     pipe.close()
     assert [two_workers.messages(name) for name in (A, B)] == ["", ""]
 

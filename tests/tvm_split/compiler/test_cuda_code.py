@@ -14,8 +14,7 @@ from hypothesis import given, strategies
 
 import tvm_split
 from rpc_runtime.client.worker_client import CudaDescription, CudaDeviceDescription, WorkerDescription, describe
-from rpc_runtime.execution import nvcc
-from rpc_runtime.execution.cuda_code import PACKED, SOURCE
+from rpc_runtime.execution.cuda_code import PACKED, SOURCE, toolkit_version
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.answer import answer
 from tests.helpers.gpu_driver import driver_for, require_toolkit
@@ -63,7 +62,7 @@ def compiled(model: tvm_split.Model, arch: str, folder: Path) -> tuple[tvm_split
 def test_a_worker_loads_machine_code_without_a_compiler(model: tvm_split.Model, tmp_path: Path, arch: str) -> None:
     require_toolkit()
     bundle, library = compiled(model, arch, tmp_path)
-    assert bundle.cuda == {"stage_0": CudaNeeds(arch, nvcc.toolkit_version())}
+    assert bundle.cuda == {"stage_0": CudaNeeds(arch, toolkit_version())}
     content = library.read_bytes()
     assert content.count(PACKED.encode() + arch.encode()) == 1
     assert b"__global__" not in content

@@ -21,7 +21,7 @@ from tvm_split.planner.problem import Stage
 
 IMAGE = (1, 4, 12, 12)
 STEPS = ("convolution", "relu", "pool", "residual")
-REFUSED = ("too few", "is nothing", "to deal out", "no value before it has that axis")
+REFUSED = ("too few", "is nothing", "to shard", "no value before it has that axis")
 
 
 def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:

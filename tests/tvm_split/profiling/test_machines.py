@@ -12,7 +12,7 @@ import pytest
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.methods import METHODS
+from tests.helpers.rpc_runtime.raw_calls import METHODS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.planner.profile import Bus
@@ -49,7 +49,7 @@ def facts() -> Iterator[Facts]:
                 described.append(Machine(name, 1, target, endpoint=worker.endpoint))
             cluster = Cluster(tuple(described))
             targets = {name: target for name, (target, _, _) in machines.items()}
-            return {each.name: each for each in machine_facts(cluster, targets, 20)}
+            return {each.name: each for each in machine_facts(cluster.start(), targets, 20)}
 
         yield found
 

@@ -1,0 +1,1 @@
+"""Sharding: several machines compute a region of the graph together. `emit.shard` is the entry."""

@@ -1,0 +1,210 @@
+"""Direct joins: send parts of a value straight from the machines that made them to the machines that need them.
+
+    before    b ─▶ join on a ─▶ b, c          after    join on a ◀─ b      join on b ◀─ a      join on c ◀─ a, b
+
+Requires: a whole graph with sharded regions. Slices and joins (gathers, sums) have no place, all other operations have
+one.
+Ensures: every place that uses a join computes it, in the same order. A place that uses only a slice of it receives the
+pieces of that slice from the machines that have them. A join that is read in one place is unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import tvm
+from tvm import relax
+
+from relay_passes.ir import (
+    main_function,
+    names_of,
+    operations_of,
+    operator_name,
+    returned_fields,
+    shape_of,
+    substitute,
+    used_variables,
+    with_main,
+)
+from relay_passes.sharding.region import part_name
+from relay_passes.sharding.rule import sliced
+from relay_passes.sharding.shape_rules import slice_ranges
+
+
+class SliceRange(NamedTuple):
+    """The slice of a variable from ``begin`` to before ``end`` along ``axis``."""
+
+    source: str
+    axis: int
+    begin: int
+    end: int
+
+
+def range_of(binding: relax.VarBinding) -> SliceRange | None:
+    """Return the range of a slice of a variable; None unless it is along one axis with stride 1."""
+    if operator_name(binding.value) != "relax.strided_slice" or not isinstance(binding.value.args[0], relax.Var):
+        return None
+    ranges = slice_ranges(binding.value)
+    if ranges is None or len(ranges) != 1:
+        return None
+    ((axis, (begin, end, stride)),) = ranges.items()
+    return SliceRange(binding.value.args[0].name, axis, begin, end) if stride == 1 else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operation is computed: the index of a plan stage, its machines (several are replicas), and the level.
+
+    The level is the position of the operation's stage among those of its machine in a sharded stage.
+    """
+
+    stage: int
+    machines: tuple[str, ...] = ()
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The rewritten graph, the place of each of its operations, and the original variable of those that are new."""
+
+    module: tvm.IRModule
+    places: Mapping[str, Place]
+    source_of: Mapping[str, str]
+
+
+def with_direct_joins(
+    module: tvm.IRModule, places: Mapping[str, Place], keepers: Mapping[str, Place], of_inputs: Collection[str]
+) -> Spread:
+    """Return the graph in which every place computes the joins that it uses, in the first of its stages that does.
+
+    ``places`` has every operation except slices and joins, and ``keepers`` has the places that compute returned joins.
+    ``of_inputs`` are slices of parameters that become parameters, so that a client sends a machine only the slice that
+    it needs. A parameter whose readers are all among them is removed. Other slices are computed where their operand is.
+    """
+    return _Spreading(module, places, keepers, of_inputs).spread()
+
+
+class _Spreading:
+    def __init__(
+        self,
+        module: tvm.IRModule,
+        places: Mapping[str, Place],
+        keepers: Mapping[str, Place],
+        of_inputs: Collection[str],
+    ) -> None:
+        self._module = module
+        self._function = main_function(module)
+        self._places = dict(places)
+        bindings = {binding.var.name: binding for binding in operations_of(self._function)}
+        self._of_inputs = [binding for name, binding in bindings.items() if name in of_inputs]
+        self._bindings = {name: binding for name, binding in bindings.items() if name not in of_inputs}
+        self._returned = [field.name for field in returned_fields(self._function)]
+        self._keepers = {name: keepers[name] for name in self._returned if name in keepers}
+        self._original = frozenset(names_of(self._function))
+        ranges = {name: range_of(binding) for name, binding in self._bindings.items() if name not in places}
+        joins = {name for name, taken in ranges.items() if taken is None}
+        self._ranges = {name: taken for name, taken in ranges.items() if taken and taken.source in joins}
+        self._lazy = joins.union(self._ranges)
+        """Names of the slices and joins that are computed where they are used."""
+        self._users = self._first_users()
+        self._builder = relax.BlockBuilder()
+        self._emitted: dict[str, relax.Expr] = {}
+        self._made: dict[tuple[str, tuple[str, ...]], relax.Expr] = {}
+        self._pieces: dict[SliceRange, relax.Expr] = {}
+        self._source_of: dict[str, str] = {}
+
+    def spread(self) -> Spread:
+        readers = (read.name for binding in self._bindings.values() for read in used_variables(binding.value))
+        used, sliced_inputs = {*self._returned, *readers}, {binding.value.args[0].name for binding in self._of_inputs}
+        kept = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]
+        parameters = [*kept, *(relax.Var(binding.var.name, binding.var.ty) for binding in self._of_inputs)]
+        self._emitted.update({parameter.name: parameter for parameter in parameters})
+        with self._builder.function("main", parameters):
+            with self._builder.dataflow():
+                for name, binding in self._bindings.items():
+                    if name in self._keepers:
+                        self._read(name, self._keepers[name].machines)
+                    elif name not in self._lazy:
+                        if name not in self._places:
+                            self._places[name] = self._places[binding.value.args[0].name]
+                        value = self._on(binding.value, self._places[name].machines)
+                        self._emitted[name] = self._builder.emit(value, name_hint=name)
+                keepers = {name: place.machines for name, place in self._keepers.items()}
+                fields = [self._read(name, keepers.get(name, ())) for name in self._returned]
+                outputs = self._builder.emit_output(relax.Tuple(fields), name_hint="outputs")
+            self._builder.emit_func_output(outputs)
+        return Spread(with_main(self._module, self._builder.get()["main"]), self._places, self._source_of)
+
+    def _first_users(self) -> Mapping[str, dict[tuple[str, ...], Place]]:
+        """Return the first place that uses each lazy variable on each group of machines, in the order of the stages."""
+        first_users: dict[str, dict[tuple[str, ...], Place]] = {name: {} for name in self._lazy}
+        for name, binding in reversed(self._bindings.items()):
+            place = self._places.get(name)
+            users = first_users.get(name, {}) if place is None else {place.machines: place}
+            for read in used_variables(binding.value):
+                first = first_users.get(read.name, {})
+                for machines, user in users.items() if read.name in self._lazy else ():
+                    first[machines] = min(first.get(machines, user), user, key=lambda place: place.stage)
+        return first_users
+
+    def _on(self, value: relax.Expr, machines: tuple[str, ...]) -> relax.Expr:
+        """Return an operation whose operands are the variables on its machines."""
+        return substitute(value, {read.name: self._read(read.name, machines) for read in used_variables(value)})
+
+    def _read(self, name: str, machines: tuple[str, ...]) -> relax.Expr:
+        """Return the variable that ``machines`` read; emit a lazy one on first use."""
+        if name not in self._lazy:
+            return self._emitted[name]
+        key = name, machines
+        if key not in self._made:
+            own_name = self._name(name, machines)
+            place = self._users[name][machines] if machines in self._users[name] else self._keepers[name]
+            value = self._range(self._ranges[name], own_name, place) if name in self._ranges else None
+            if value is None:
+                value = self._bind(self._on(self._bindings[name].value, machines), own_name, name, place)
+            self._made[key] = value
+        return self._made[key]
+
+    def _range(self, taken: SliceRange, name: str, place: Place) -> relax.Expr | None:
+        """Return a range of a join, concatenated from its parts; None if the join is no concatenation of parts."""
+        value = self._bindings[taken.source].value
+        parts = value.args[0].fields if operator_name(value) == "relax.concat" else ()
+        if not parts or not all(isinstance(part, relax.Var) and part.name in self._emitted for part in parts):
+            return None
+        along, first, pieces = int(value.attrs.axis), 0, []
+        for part in parts:
+            length = shape_of(part)[along]
+            begin, end = taken.begin, taken.end
+            if along == taken.axis:
+                begin, end = max(begin - first, 0), min(end - first, length)
+            if begin < end:
+                pieces.append(self._piece(SliceRange(part.name, taken.axis, begin, end)))
+            first += length
+        return pieces[0] if len(pieces) == 1 else self._bind(relax.op.concat(pieces, along), name, taken.source, place)
+
+    def _piece(self, taken: SliceRange) -> relax.Expr:
+        """Return a range of a part, sliced on the machine that has the part."""
+        part = self._emitted[taken.source]
+        if (taken.begin, taken.end) == (0, shape_of(part)[taken.axis]):
+            return part
+        if taken not in self._pieces:
+            name = self._unused(f"{taken.source}_{taken.begin}_to_{taken.end}")
+            piece = sliced(part, taken.axis, (taken.begin, taken.end))
+            self._pieces[taken] = self._bind(piece, name, taken.source, self._places[taken.source])
+        return self._pieces[taken]
+
+    def _bind(self, value: relax.Expr, name: str, source: str, place: Place) -> relax.Var:
+        self._source_of[name], self._places[name] = source, place
+        return self._builder.emit(value, name_hint=name)
+
+    def _name(self, name: str, machines: tuple[str, ...]) -> str:
+        """Return a variable's name on ``machines``: the original name if it is returned there, or emitted first."""
+        is_own = self._keepers[name].machines == machines if name in self._keepers else name not in self._source_of
+        return name if is_own else self._unused(part_name(f"{name}_whole", "_".join(machines)))
+
+    def _unused(self, hint: str) -> str:
+        names = (hint if number == 1 else f"{hint}_{number}" for number in count(1))
+        return next(name for name in names if name not in self._original and name not in self._source_of)

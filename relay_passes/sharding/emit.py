@@ -1,0 +1,339 @@
+"""Shard a region: write what each machine computes of it, and what it fetches from the others.
+
+    batch, rows, columns     each machine computes a range of that axis of every value
+    channels                 each machine has a part of the weights, by output channels or in pairs of layers
+    heads                    the same, and whole heads of an attention, from its projections to the product behind it
+
+``exchange`` says what the machines send to each other within the region.
+
+               rows, columns, batch                               channels, heads
+    fused      nothing: several machines compute the halos        one all-reduce per pair of products, column- then
+               (fused tiles: DeepThings, Zhao et al., 2018)       row-parallel (Shoeybi et al., 2019)
+    each       the halos of every value that a window reads       the outputs of each product are gathered
+
+    conv1 ─ relu ─ conv2 ─▶ Σ      machine-a: channels 0 to 39 of conv1, and the weights of conv2 that read them
+                                    machine-b: channels 40 to 63
+
+A part at the image's border has the layer's padding; between parts there is none. Constants along the axis are sliced.
+Every machine that needs a whole value (norms between blocks, residuals) computes it, from the others' parts or partial
+results in the order of the machines. If three or more machines need a large sum, each adds up one part and sends it to
+the others. Sequence-parallel norms (Korthikanti et al., 2022), which would shard that work too, are not implemented.
+
+Requires: a region of single operations, static shapes, batch norm in inference.
+Ensures: the values behind the region are unchanged. Each new operation belongs to a machine, except for slices, gathers
+and sums (`region`). A machine has only its own part of a sharded weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from relay_passes.ir import (
+    constant,
+    emit_operations,
+    is_tensor_constant,
+    leaves_of,
+    names_of,
+    returned_fields,
+    shape_of,
+    substitute,
+    with_leaves,
+    with_main,
+)
+from relay_passes.sharding.bounds import Range, bounds, common_range, has_empty
+from relay_passes.sharding.partial_sums import Use
+from relay_passes.sharding.propagate import Step
+from relay_passes.sharding.ranges import Layout, layout_of
+from relay_passes.sharding.region import Exchange, Region, ShardAxis, Sharded, part_name
+from relay_passes.sharding.rule import Axis, Operand, sliced
+
+LARGE_SUM_BYTES = 1024 * 1024
+"""Size from which a reduce-scatter and all-gather is faster than sending all partial sums, even over shared memory."""
+SUM_UNIT = 16
+"""Parts of a sum are multiples of this many indices, since kernels work on channels in such blocks."""
+
+
+def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Exchange) -> Sharded:
+    """Return the whole graph with a region sharded.
+
+    Raises:
+        ShardError: an operation cannot be sharded along a range of that axis; a machine would have no part of a result,
+            no channel or no head; or no weight of the region can be sharded.
+    """
+    layout = layout_of(module, region, axis, exchange)
+    contents, function = layout.contents, layout.contents.function
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            emit_operations(builder, contents.before, values)
+            emitter = _Emitter(builder, layout, {name: values[name] for name in contents.outside})
+            values.update(emitter.emit())
+            emit_operations(builder, contents.behind, values)
+            result = builder.emit_output(
+                relax.Tuple([substitute(field, values) for field in returned_fields(function)])
+            )
+        builder.emit_func_output(result)
+    return Sharded(with_main(module, builder.get()["main"]), emitter.machine_of, emitter.source_of)
+
+
+_COMBINE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
+
+
+class _Emitter:
+    """Emits what the machines need of each value, in the order of the values; a machine is its position."""
+
+    def __init__(self, builder: relax.BlockBuilder, layout: Layout, outside: Mapping[str, relax.Expr]) -> None:
+        self.machine_of: dict[str, str | None] = {}
+        self.source_of: dict[str, str] = {}
+        self._builder, self._layout, self._needs, self._outside = builder, layout, layout.needs, outside
+        self._taken = set(names_of(layout.contents.function))
+        self._region, self._wanted = layout.contents.region, layout.contents.wanted
+        self._machines = range(len(self._region.machines))
+        self._held: dict[tuple[str, int, int], list[tuple[Range, relax.Expr]]] = {}
+        """The ranges of a value that a machine holds, by the value's name, its axis and the machine."""
+        self._partial: dict[tuple[str, int], relax.Expr] = {}
+        self._whole: dict[tuple[str, int | None], relax.Expr] = {}
+        self._constants: dict[tuple[relax.Expr, Axis, Range], relax.Expr] = {}
+        self._sums: dict[str, list[relax.Expr]] = {}
+
+    def emit(self) -> dict[str, relax.Expr]:
+        """Emit the region's operations; return the values of the wanted variables."""
+        results: dict[str, relax.Expr] = {}
+        for binding in self._layout.contents.bindings:
+            name, step = binding.var.name, self._layout.steps.get(binding.var.name)
+            if step is not None:
+                self._emit_step(name, step)
+            if step is None and name in self._wanted:
+                known = [self._known(leaf) for leaf in leaves_of(binding.value)]
+                results[name] = self._emit(with_leaves(binding.value, known), name, name, 0)
+            elif name in self._wanted:
+                results[name] = self._whole[name, None] if (name, None) in self._whole else self._whole[name, 0]
+        return results
+
+    def _emit_step(self, name: str, step: Step) -> None:
+        for machine in self._machines:
+            if (name, machine) in self._needs.computed:
+                self._emit_own(name, step, machine)
+        for machine in self._machines if name in self._layout.exchanged else ():
+            index = step.axis.index
+            read = self._needs.read.get((name, index, machine))
+            if read is not None and not any(_contains(there, read) for there, _ in self._parts(name, index, machine)):
+                self._fetch(name, index, read, machine)
+        whole = self._needs.whole.get(name, set())
+        for place in (*self._machines, None):
+            if place in whole:
+                self._whole[name, place] = self._emit_whole(name, step, place)
+
+    def _emit_own(self, name: str, step: Step, machine: int) -> None:
+        """Emit a machine's part or partial result of a step."""
+        operation, own_name = step.operation, self._name(name, machine)
+        wanted = self._needs.computed[name, machine]
+        numbers = itertools.count(1)
+
+        def emit(expression: relax.Expr) -> relax.Var:
+            return self._emit(expression, f"{own_name}_step_{next(numbers)}", name, machine)
+
+        if step.rule is None or wanted is None:
+            expression = self._linear(step, machine)
+        elif isinstance(operation.expression, relax.TupleGetItem):
+            # The machine may hold the tuple for another range: take the field with that range.
+            ((wanted, fields),) = self._held[operation.names[0], step.rule.read_axis.index, machine]
+            expression = relax.TupleGetItem(fields, operation.expression.index)
+        else:
+            reads = zip(operation.operands, step.rule.operands, step.rule.ranges(wanted), strict=True)
+            operands = [self._operand(operand, axis, taken, machine) for operand, axis, taken in reads]
+            expression = step.rule.written(operation, wanted, operands, emit)
+        if not isinstance(expression, relax.Var):
+            expression = self._emit(expression, own_name, name, machine)
+        if step.is_partial:
+            self._partial[name, machine] = expression
+        elif wanted is not None:
+            self._held[name, step.axis.index, machine] = [(wanted, expression)]
+
+    def _linear(self, step: Step, machine: int) -> relax.Expr:
+        """Return a machine's linear operation on its partial sums."""
+        linear, value = step.linear, step.operation.expression
+        assert linear is not None  # noqa: S101  (for mypy)
+        operands: list[relax.Expr | None] = []
+        for operand, use in zip(step.operation.operands, linear.uses, strict=True):
+            if use is Use.OWN:
+                operands.append(self._partial[operand.expression.name, machine])
+            else:
+                is_read = use is Use.WHOLE or machine == 0
+                operands.append(self._operand(operand, None, None, machine) if is_read else None)
+        if linear.write_rest is not None and machine:
+            return linear.write_rest(value, operands)
+        return with_leaves(value, operands)
+
+    def _known(self, leaf: relax.Expr) -> relax.Expr | None:
+        """Return the constant that an operand is or has as its value; None if it has none."""
+        return leaf if is_tensor_constant(leaf) else self._layout.literals.get(leaf.name)
+
+    def _operand(self, operand: Operand, axis: Axis | None, taken: Range | None, machine: int | None) -> relax.Expr:
+        """Return the operand of a machine's operation: its range ``taken`` along ``axis``, or all without an axis."""
+        leaf = operand.expression
+        known = self._known(leaf)
+        if axis is None or machine is None:
+            return self._whole_of(leaf.name, machine) if known is None else known
+        if taken is None or (known is not None and taken == (0, axis.length)):
+            return known
+        if known is None:
+            return self._fetch(leaf.name, axis.index, taken, machine)
+        key = known, axis, taken
+        if key not in self._constants:
+            self._constants[key] = constant(axis.part_of(known.value.numpy(), *taken))
+        return self._constants[key]
+
+    def _whole_of(self, name: str, machine: int | None) -> relax.Expr:
+        return self._outside[name] if name in self._outside else self._whole[name, machine]
+
+    def _parts(self, name: str, index: int, machine: int) -> list[tuple[Range, relax.Expr]]:
+        """Return the ranges of a value that a machine holds: all of a whole one, a slice of one from before."""
+        key = name, index, machine
+        step = self._layout.steps.get(name)
+        if key in self._held or (step is not None and step.axes is not None):
+            return self._held.setdefault(key, [])
+        value = self._whole_of(name, machine)
+        taken = everything = (0, shape_of(value)[index])
+        if name in self._outside and (taken := self._needs.read[key]) != everything:
+            is_input = any(name == parameter.name for parameter in self._layout.contents.function.params)
+            piece = sliced(value, index, taken)
+            value = self._emit(piece, self._name(name, machine), name, machine if is_input else None)
+        return self._held.setdefault(key, [(taken, value)])
+
+    def _fetch(self, name: str, index: int, taken: Range, machine: int, hint: str = "") -> relax.Expr:
+        """Return a range of a value on a machine; ``hint`` names a slice, if one is needed.
+
+        It is what the machine holds, a slice of that, or the concatenation of pieces of their owners (a halo).
+        """
+        held, own_name = self._parts(name, index, machine), self._name(name, machine)
+        for there, part in held:
+            if there == taken:
+                return part
+        around = next(((there[0], part) for there, part in held if _contains(there, taken)), None)
+        if around is not None:
+            piece = sliced(around[1], index, (taken[0] - around[0], taken[1] - around[0]))
+            result = self._emit(piece, hint or f"{own_name}_{taken[0]}_to_{taken[1]}", name, machine)
+        else:
+            pieces = []
+            for owner in self._machines:
+                if (piece := common_range(self._layout.owned[name][owner], taken)) is not None:
+                    halo = self._name(f"{self._name(name, owner)}_halo_for", machine) if owner != machine else ""
+                    pieces.append(self._fetch(name, index, piece, owner, halo))
+            result = pieces[0]
+            if len(pieces) > 1:
+                result = self._emit(relax.op.concat(pieces, index), f"{own_name}_with_halo", name, machine)
+        held.append((taken, result))
+        return result
+
+    def _emit_whole(self, name: str, step: Step, machine: int | None) -> relax.Expr:
+        """Emit a whole value: computed by one machine, combined, or concatenated from the machines' parts."""
+        takes_name = machine is None or (machine == 0 and name in self._wanted)
+        if step.is_whole:
+            operands = [self._operand(operand, None, None, machine) for operand in step.operation.operands]
+            own_name = name if takes_name else self._name(name, machine)
+            return self._emit(with_leaves(step.operation.expression, operands), own_name, name, machine)
+        kind = "gathered" if step.axes is not None else step.rule.reduced if step.rule is not None else None
+        long_name = self._name(f"{name}_{kind or 'sum'}", machine)
+        own_name = name if takes_name else long_name
+        if step.axes is not None:
+            return self._gather(name, step.axes[0], own_name, long_name, machine)
+        ranges = self._sum_ranges(name, step)
+        if ranges is not None:
+            sums = self._partial_sums(name, *ranges)
+            return self._emit(relax.op.concat(sums, ranges[0]), own_name, name, machine)
+        parts = [self._partial[name, other] for other in self._machines if (name, other) in self._partial]
+        return self._combined(parts, own_name, long_name, name, machine, kind or "sum")
+
+    def _gather(self, name: str, axis: Axis | None, own_name: str, long_name: str, machine: int | None) -> relax.Expr:
+        assert axis is not None  # noqa: S101  (a tuple is refused before)
+        parts = [self._fetch(name, axis.index, self._layout.owned[name][other], other) for other in self._machines]
+        if axis.outer == 1:
+            return self._emit(relax.op.concat(parts, axis.index), own_name, name, machine)
+        blocks = []
+        for other, part in enumerate(parts):
+            key = f"{name}_blocks", other
+            if key not in self._partial:
+                shape = list(shape_of(part))
+                shape[axis.index : axis.index + 1] = [axis.outer, shape[axis.index] // axis.outer]
+                self._partial[key] = self._emit(relax.op.reshape(part, shape), self._name(*key), name, other)
+            blocks.append(self._partial[key])
+        joined = self._emit(relax.op.concat(blocks, axis.index + 1), f"{long_name}_blocks", name, machine)
+        shape = list(shape_of(joined))
+        shape[axis.index : axis.index + 2] = [axis.outer * axis.length]
+        return self._emit(relax.op.reshape(joined, shape), own_name, name, machine)
+
+    def _combined(
+        self, parts: Sequence[relax.Expr], own_name: str, long_name: str, source: str, machine: int | None, kind: str
+    ) -> relax.Expr:
+        """Emit the combination of partial results, in the order of the machines."""
+        total, *more = parts
+        if not more:
+            # One machine has the whole result. A reshape to the same shape gives it the expected name.
+            return self._emit(relax.op.reshape(total, shape_of(total)), own_name, source, machine)
+        for count, part in enumerate(more, 2):
+            step_name = own_name if count == len(parts) else f"{long_name}_of_{count}"
+            total = self._emit(_COMBINE[kind](total, part), step_name, source, machine)
+        return total
+
+    def _sum_ranges(self, name: str, step: Step) -> tuple[int, tuple[Range, ...]] | None:
+        """Return an axis of a sum and the range that each machine adds up; None if each adds up the whole sum.
+
+        If all n machines need the sum, each sends 2 (n - 1) / n times its size instead of n - 1 times, but waits twice.
+        This is a reduce-scatter and an all-gather (Thakur et al., 2005), with each part sent directly.
+        """
+        shape = step.operation.shape
+        size = prod(shape) * np.dtype(str(step.operation.expression.ty.dtype.dtype)).itemsize
+        is_sum = step.rule is None or step.rule.reduced == "sum"
+        everywhere = self._needs.whole[name].issuperset(self._machines)
+        if not is_sum or len(self._machines) < 3 or size < LARGE_SUM_BYTES or not everywhere:
+            return None
+        if not all((name, machine) in self._partial for machine in self._machines):
+            return None
+        for index, length in enumerate(shape):
+            ranges = bounds(length, self._region.shares, SUM_UNIT)
+            if not has_empty(ranges):
+                return index, ranges
+        return None
+
+    def _partial_sums(self, name: str, index: int, ranges: Sequence[Range]) -> list[relax.Expr]:
+        """Emit each machine's part of a sum, added up in the order of the machines."""
+        if name not in self._sums:
+            self._sums[name] = []
+            for machine, taken in enumerate(ranges):
+                pieces = []
+                for source in self._machines:
+                    piece = sliced(self._partial[name, source], index, taken)
+                    piece_name = f"{self._name(name, source)}_{taken[0]}_to_{taken[1]}"
+                    pieces.append(self._emit(piece, piece_name, name, source))
+                part = self._name(f"{name}_part_of_sum", machine)
+                self._sums[name].append(self._combined(pieces, part, part, name, machine, "sum"))
+        return self._sums[name]
+
+    def _name(self, name: str, machine: int | None) -> str:
+        return name if machine is None else part_name(name, self._region.machines[machine])
+
+    def _emit(self, expression: relax.Expr, name: str, source: str, machine: int | None) -> relax.Var:
+        """Bind an expression of a machine, or of none yet if that is None; ``source`` is the original variable.
+
+        A name that another variable of the graph has gets a number, unless it is that of ``source`` itself.
+        """
+        if name != source and name in self._taken:
+            names = (f"{name}_{number}" for number in itertools.count(2))
+            name = next(free for free in names if free not in self._taken)
+        variable = self._builder.emit(expression, name_hint=name)
+        self._taken.add(variable.name)
+        self.machine_of[variable.name] = None if machine is None else self._region.machines[machine]
+        self.source_of[variable.name] = source
+        return variable
+
+
+def _contains(outer: Range, inner: Range) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]

@@ -1,0 +1,278 @@
+"""Decide in one walk over a region how the machines hold each of its values.
+
+    whole      each machine that needs it computes it      also a product with too few channels to shard
+    part       each machine has a range of one axis        from sharded inputs, or a product with sharded columns
+    partial    each machine has a partial result           of a reduction, or a product with sharded rows
+
+Rows, columns and batch begin at the values from before the region that have the axis, and pass every operation that
+reads them. Channels and heads begin at constant weights. There, a product of a whole value is column-parallel, one of
+parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019). Between products, sharded axes are propagated from
+operator to operator (GSPMD, Xu et al., 2021). If an operator cannot take a value in parts, it is gathered before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from tvm import relax
+
+from relay_passes.fold_constants import folded
+from relay_passes.ir import (
+    constant,
+    dependent_names,
+    is_tensor_constant,
+    leaves_of,
+    operator_name,
+    shape_of,
+    with_leaves,
+)
+from relay_passes.sharding.bounds import CommonBounds, fit_blocks
+from relay_passes.sharding.look_ahead import Axes, LookAhead
+from relay_passes.sharding.partial_sums import LinearPassage, linear_passage
+from relay_passes.sharding.region import Contents, ShardError
+from relay_passes.sharding.rule import Axis, Operation, Rule, operation_of
+from relay_passes.sharding.rules import rule_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one variable of the region is held and computed; whole if it has neither ``rule`` nor ``linear``.
+
+    ``rule`` says how the axes of its operation pass it. With ``linear``, the operands' partial sums pass it. The
+    machines' ranges are those of ``bounds``, or found later if that is None.
+    """
+
+    operation: Operation
+    rule: Rule | None = None
+    linear: LinearPassage | None = None
+    bounds: CommonBounds | None = None
+
+    @property
+    def axis(self) -> Axis:
+        """The axis whose ranges machines compute, of a step with a rule."""
+        assert self.rule is not None  # noqa: S101  (the caller has looked)
+        return self.rule.axis
+
+    @property
+    def is_whole(self) -> bool:
+        return self.rule is None and self.linear is None
+
+    @property
+    def is_partial(self) -> bool:
+        return self.linear is not None or (self.rule is not None and self.rule.reduced is not None)
+
+    @property
+    def axes(self) -> Axes | None:
+        """The axes of a value in parts, one per field of a tuple; None for any other value."""
+        return None if self.rule is None or self.rule.reduced else self.rule.results
+
+
+def range_steps(contents: Contents, axis_name: str, index: int) -> dict[str, Step]:
+    """Return the steps of a region that is sharded along an axis of its images: rows, columns or a batch.
+
+    Raises:
+        ShardError: an operation cannot be sharded along the axis, or no value of the region has the axis.
+    """
+    outside = _outside_with(index, contents)
+    axes: dict[str, Axes] = {name: (axis,) for name, axis in outside.items()}
+    steps: dict[str, Step] = {}
+    for binding in contents.bindings:
+        whole = operation_of(binding, axis_name)
+        operation = whole.with_axes([axes.get(name) for name in whole.names])
+        is_sharded = any(operand.axis for operand in operation.operands)
+        if is_sharded and isinstance(binding.value, relax.TupleGetItem) and operation.names[0] in outside:
+            raise operation.refused("the tuple that it reads is from before the region")
+        step = Step(operation, rule_of(operation) if is_sharded else None)
+        steps[operation.name] = step
+        if step.axes is not None:
+            axes[operation.name] = step.axes
+    if all(step.rule is None for step in steps.values()):
+        names = contents.region.names
+        raise ShardError(
+            f"nothing from {names[0]!r} to {names[-1]!r} can be split along {axis_name}: no value before it has that"
+            " axis with more than one index; choose another axis, or other layers"
+        )
+    return steps
+
+
+def _outside_with(index: int, contents: Contents) -> dict[str, Axis]:
+    """Return the sharded axis of values from before the region: images or batches that are computed from inputs."""
+    shapes = [shape_of(parameter) for parameter in contents.function.params]
+    batch = next((shape[0] for shape in shapes if shape), 1)
+    computed = dependent_names(contents.function)
+    sharded = {}
+    for name, value in contents.outside.items():
+        shape = shape_of(value)
+        has_axis = len(shape) == 4 and shape[index] > 1 if index else shape[:1] == (batch,) and batch > 1
+        if has_axis and name in computed:
+            sharded[name] = Axis(index, 1, shape[index])
+    return sharded
+
+
+class ChannelSteps:
+    """The steps of a region whose weights are sharded, and its literals: values computed from constants, by name.
+
+    By ``"heads"``, an axis may be divided into several. With ``fused``, operations may make partial sums.
+
+    Raises:
+        ShardError: a machine would have no head; or no weight of the region can be sharded.
+    """
+
+    def __init__(self, contents: Contents, axis_name: str, *, fused: bool) -> None:
+        self.steps: dict[str, Step] = {}
+        self.literals: dict[str, relax.Expr] = {}
+        self._shares, self._fused, self._by_heads = contents.region.shares, fused, axis_name == "heads"
+        self._partial: set[str] = set()
+        self._has_heads = self._is_sharded = False
+        self._left_whole: ShardError | None = None
+        computed = [binding for binding in contents.bindings if not self._is_literal(binding)]
+        operations = [operation_of(binding, axis_name) for binding in computed]
+        self._ahead = LookAhead(operations, self._rule)
+        for place, operation in enumerate(operations):
+            step = self._step(place, operation)
+            self.steps[operation.name] = step
+            if step.is_partial:
+                self._partial.add(operation.name)
+        if not self._is_sharded and self._left_whole:
+            raise self._left_whole
+        if not self._is_sharded or (self._by_heads and not self._has_heads):
+            missing = "attention's heads" if self._by_heads else "convolution or matrix product with constant weights"
+            instead = "use axis 'channels'" if self._by_heads else "use axis 'rows', or begin the shard earlier"
+            first, last = contents.region.names[0], contents.region.names[-1]
+            raise ShardError(f"{first!r} to {last!r} have no {missing} to shard: {instead}")
+
+    def _known(self, leaf: relax.Expr) -> relax.Expr | None:
+        return leaf if is_tensor_constant(leaf) else self.literals.get(leaf.name)
+
+    def _is_literal(self, binding: relax.VarBinding) -> bool:
+        """Return whether a variable is computed from constants alone; store its value in `literals`."""
+        value, leaves = binding.value, leaves_of(binding.value)
+        known = [self._known(leaf) for leaf in leaves]
+        if not leaves or any(leaf is None for leaf in known):
+            return False
+        literal = value if is_tensor_constant(value) else _value_of(value, known)
+        if literal is not None:
+            self.literals[binding.var.name] = literal
+        return literal is not None
+
+    def _rule(self, operation: Operation) -> Rule | None:
+        """Return how the operands' sharded axes pass an operation; None if they must be gathered before it."""
+        try:
+            rule = rule_of(operation)
+        except ShardError:
+            return None
+        if (rule.reduced and not (self._fused and rule.reduced == "sum")) or (rule.divides and not self._by_heads):
+            return None
+        for operand, axis in zip(operation.operands, rule.operands, strict=True):
+            # Taking a part of several blocks from a whole value would cost as much as the operation.
+            if operand.axis is None and axis and axis.outer > 1 and self._known(operand.expression) is None:
+                return None
+        return rule if rule.needs is None else None
+
+    def _step(self, place: int, operation: Operation) -> Step:
+        is_partial = [name in self._partial for name in operation.names]
+        if any(is_partial):
+            linear = linear_passage(operation.expression, is_partial)
+            if linear is not None:
+                return Step(operation, linear=linear)
+            if isinstance(operation.expression, relax.TupleGetItem):
+                raise operation.refused("it takes a batch norm's statistics, of partial sums")
+            # After the all-reduce, a value is whole for all later readers.
+            self._partial -= set(operation.names)
+        return self._passed(operation) or self._from_weights(place, operation) or Step(operation)
+
+    def _passed(self, operation: Operation) -> Step | None:
+        """Return the step of an operation with sharded operands; None if none of them can pass.
+
+        All sharded operands are tried together, then each alone with the others gathered.
+        """
+        before = [self.steps.get(name) for name in operation.names]
+        axes = [None if step is None else step.axes for step in before]
+        places = [place for place, own in enumerate(axes) if own is not None]
+        for kept in dict.fromkeys((tuple(places), *((place,) for place in places))):
+            chosen = operation.with_axes([own if place in kept else None for place, own in enumerate(axes)])
+            rule = self._rule(chosen) if kept else None
+            all_bounds = [step.bounds for place, step in enumerate(before) if place in kept and step and step.bounds]
+            if rule is not None and (step := self._with_common_bounds(chosen, rule, all_bounds)):
+                return step
+        return None
+
+    def _with_common_bounds(self, operation: Operation, rule: Rule, operands: Sequence[CommonBounds]) -> Step | None:
+        """Return the step if all sharded operands can have the same bounds, else None.
+
+        Raises:
+            ShardError: there are fewer heads, or groups of them, than the shares need.
+        """
+        blocks = gcd(rule.blocks or 0, *(bounds.blocks for bounds in operands))
+        if not fit_blocks(blocks, self._shares):
+            if rule.divides:
+                raise self._too_few(operation, f"{blocks} heads, or groups of them", "split by 'channels'")
+            return None
+        for bounds in operands:
+            operands[0].join(bounds, blocks)
+        self._has_heads |= rule.divides
+        return Step(operation, rule, bounds=operands[0])
+
+    def _from_weights(self, place: int, operation: Operation) -> Step | None:
+        """Return the step of a product with constant weights sharded by output channels; None if they cannot be."""
+        operand, index, rank = _WEIGHTS.get(operation.operator, (0, 0, -1))
+        if rank < 0:
+            return None
+        weights = operation.operands[operand]
+        if self._known(weights.expression) is None or len(weights.shape) != rank:
+            return None
+
+        def sharded(axis: Axis) -> Operation:
+            return operation.with_axes([(axis,) if own is weights else None for own in operation.operands])
+
+        axis = Axis(index, 1, weights.shape[index])
+        if self._rule(sharded(axis)) is None:
+            return None
+        axes = {name: step.axes for name, step in self.steps.items() if step.axes is not None}
+        axis = self._ahead.best_axis(place, operand, axis, axes)
+        rule = self._rule(sharded(axis))
+        if rule is None:
+            return None
+        blocks = gcd(axis.length, rule.blocks or 0)
+        if not fit_blocks(blocks, self._shares):
+            what = "output channels" if blocks == axis.length else "groups of channels"
+            too_few = self._too_few(operation, f"{blocks} {what}", "leave it out of the shard")
+            self._left_whole = self._left_whole or too_few
+            return None
+        self._is_sharded = True
+        # The weights are held whole: each machine has a part of the constant.
+        return Step(operation, rule, bounds=CommonBounds(blocks, axis.length))
+
+    def _too_few(self, operation: Operation, what: str, instead: str) -> ShardError:
+        shares = " / ".join(f"{share:g}" for share in self._shares)
+        return ShardError(
+            f"{operation.name!r} ({operation.operator}) has {what}, too few for {len(self._shares)} machines with"
+            f" shares {shares}: take fewer, or {instead}"
+        )
+
+
+_WEIGHTS: Mapping[str, tuple[int, int, int]] = {
+    "relax.nn.conv1d": (1, 0, 3),
+    "relax.nn.conv2d": (1, 0, 4),
+    "relax.nn.conv3d": (1, 0, 5),
+    "relax.matmul": (1, 1, 2),
+    "relax.take": (0, 1, 2),
+}
+"""Operator → (position of the weight operand, its axis of output channels, its required rank)."""
+
+
+def _value_of(value: relax.Expr, known: Sequence[relax.Expr | None]) -> relax.Expr | None:
+    """Return the value of an operation on constants: arithmetic, a view, or rows of a table; None for any other."""
+    if not isinstance(value, relax.Call):
+        return None
+    if operator_name(value) != "relax.take":
+        result = folded(relax.BlockBuilder().normalize(with_leaves(value, known)))
+        return None if result is None else constant(result)
+    table, indices = (leaf.value.numpy() for leaf in known if leaf is not None)
+    axis = value.attrs.axis
+    if axis is None or indices.min(initial=0) < 0 or indices.max(initial=0) >= table.shape[int(axis)]:
+        return None
+    return constant(np.take(table, indices, int(axis)))

@@ -1,0 +1,116 @@
+"""Regions: parts of a graph that several machines compute together, and the frame of the rewrite that shards one.
+
+The rewrite replaces the region by operations. Each of them belongs to a machine, except for two kinds:
+
+- a *slice* of a value from before the region. It is computed where that value is made, so that only the slice is
+  transferred. A slice of a model input is computed by the machine that needs it, since a client computes nothing.
+- a *gather* or *sum* makes a whole value of the region for its readers behind the region. It has the original
+  variable's name, so that nothing behind the region changes. It is computed where it is needed.
+
+Sums and concatenations are in the order of the machines, so the result does not depend on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import tvm
+from tvm import relax
+from tvm_ffi import register_error
+
+from relay_passes.ir import (
+    main_function,
+    operations_of,
+    returned_fields,
+    used_variables,
+)
+
+ShardAxis = Literal["batch", "rows", "columns", "channels", "heads"]
+Exchange = Literal["fused", "each"]
+INDICES = {"batch": 0, "rows": 2, "columns": 3}
+"""The axes of an image [batch, channels, rows, columns] of which machines have ranges.
+
+The batch is the first axis of the model's first input, and of all values computed from inputs that have that length.
+"""
+
+
+@register_error
+class ShardError(ValueError):
+    """A region cannot be sharded as requested; the message names the operation and an alternative."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Consecutive variables of a graph, in its order, that ``machines`` compute together.
+
+    ``shares`` are the machines' fractions of the work. Each is above 0; they add up to 1.
+    """
+
+    names: tuple[str, ...]
+    machines: tuple[str, ...]
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A whole graph with one region sharded.
+
+    ``machine_of`` has the machine of every variable that replaces the region, None for slices of values from before it
+    and for gathers and sums behind it. ``source_of`` has the variable of the original graph that each new one is, or is
+    a part of.
+    """
+
+    module: tvm.IRModule
+    machine_of: Mapping[str, str | None]
+    source_of: Mapping[str, str]
+
+
+_Bindings = Sequence[relax.VarBinding]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A region's operations in a graph, and those before and behind it.
+
+    ``outside`` has the values from before the region that it uses, by name. ``wanted`` has the names of the region's
+    variables that are used behind it.
+    """
+
+    region: Region
+    function: relax.Function
+    before: _Bindings
+    bindings: _Bindings
+    behind: _Bindings
+    outside: Mapping[str, relax.Var]
+    wanted: tuple[str, ...]
+
+
+def contents_of(module: tvm.IRModule, region: Region) -> Contents:
+    """Return the contents of a region; raise a `ValueError` if other operations stand between its own."""
+    function = main_function(module)
+    bindings, inside = operations_of(function), set(region.names)
+    places = [place for place, binding in enumerate(bindings) if binding.var.name in inside]
+    begin, end = places[0], places[-1] + 1
+    if len(places) != len(inside) or end - begin != len(places):
+        raise ValueError("a region's variables stand together in the graph")
+    before, within, behind = bindings[:begin], bindings[begin:end], bindings[end:]
+    used = {variable.name for binding in within for variable in used_variables(binding.value)}
+    readers = (*(binding.value for binding in behind), *returned_fields(function))
+    used_behind = {variable.name for value in readers for variable in used_variables(value)}
+    known = (*function.params, *(binding.var for binding in before))
+    return Contents(
+        region,
+        function,
+        before,
+        within,
+        behind,
+        {variable.name: variable for variable in known if variable.name in used},
+        tuple(binding.var.name for binding in within if binding.var.name in used_behind),
+    )
+
+
+def part_name(name: str, machine: str) -> str:
+    """Return the name of a machine's part of a variable."""
+    return f"{name}_{machine.replace('-', '_')}"

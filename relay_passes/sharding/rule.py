@@ -1,0 +1,187 @@
+"""What a sharding rule says of one operation: along which axes its operands and results are sharded together.
+
+A machine has a range of a sharded axis. The axis may consist of several equal blocks, each divided at the same bounds.
+For example, the columns of a fused query-key-value projection are three blocks of heads.
+
+    query            key              value
+    0  1 │ 2  3      0  1 │ 2  3      0  1 │ 2  3       Axis(index, outer=3, length=4), ranges (0, 2) and (2, 4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from tvm import relax
+
+from relay_passes.ir import leaves_of, operator_name, shape_of, with_leaves
+from relay_passes.sharding.bounds import Range
+from relay_passes.sharding.region import ShardError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The sharded axis ``index`` of a value: ``outer`` blocks of ``length`` indices with the same bounds."""
+
+    index: int
+    outer: int
+    length: int
+
+    def at(self, index: int) -> Axis:
+        return Axis(index, self.outer, self.length)
+
+    def part_of(self, array: Array, begin: int, end: int) -> Array:
+        """Return a new array with the indices from ``begin`` to before ``end`` of each block."""
+        before, behind = array.shape[: self.index], array.shape[self.index + 1 :]
+        blocks = array.reshape((*before, self.outer, self.length, *behind))
+        part = blocks[(slice(None),) * (self.index + 1) + (slice(begin, end),)]
+        return np.array(part, order="C").reshape((*before, self.outer * (end - begin), *behind))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operation reads; a tuple has one sharded axis per field. None: every machine has it whole."""
+
+    expression: relax.Expr
+    shape: tuple[int, ...]
+    axes: tuple[Axis | None, ...] = (None,)
+
+    @property
+    def axis(self) -> Axis | None:
+        return self.axes[0]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The operation that a variable is bound to, with its operands; ``shape`` is that of its first result.
+
+    With ``by_blocks`` (channels, heads), the ranges of all values have the same proportions, and partial sums are
+    possible. Otherwise (rows, columns, batch), a machine reads any range, and a range of an axis is consecutive.
+    """
+
+    name: str
+    expression: relax.Expr
+    operands: tuple[Operand, ...]
+    shape: tuple[int, ...]
+    axis_name: str
+
+    @property
+    def by_blocks(self) -> bool:
+        return self.axis_name in ("channels", "heads")
+
+    @property
+    def is_tuple(self) -> bool:
+        return isinstance(self.expression.ty, relax.TupleType)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the operands, an empty string for a constant."""
+        return [getattr(operand.expression, "name", "") for operand in self.operands]
+
+    def with_axes(self, axes: Sequence[tuple[Axis | None, ...] | None]) -> Operation:
+        """Return the operation with operands that are sharded along these axes; None for a whole one."""
+        pairs = zip(self.operands, axes, strict=True)
+        return replace(self, operands=tuple(Operand(old.expression, old.shape, own or (None,)) for old, own in pairs))
+
+    @property
+    def operator(self) -> str:
+        return operator_name(self.expression) or type(self.expression).__name__
+
+    def refused(self, reason: str) -> ShardError:
+        hint = "end the shard before it, or begin it behind it"
+        return ShardError(f"{self.name!r} ({self.operator}) cannot be split along {self.axis_name}: {reason}; {hint}")
+
+    def only_first(self) -> Axis:
+        """Return the axis of the first operand; raise `ShardError` unless it alone is sharded."""
+        first, *more = self.operands
+        if first.axis is None or any(operand.axis is not None for operand in more):
+            raise self.refused("it reads a split tensor in another place than the first")
+        return first.axis
+
+
+def operation_of(binding: relax.VarBinding, axis_name: str) -> Operation:
+    """Return the operation of a binding, on whole operands."""
+    operands = tuple(Operand(leaf, shape_of(leaf)) for leaf in leaves_of(binding.value))
+    return Operation(binding.var.name, binding.value, operands, shape_of(binding.var), axis_name)
+
+
+Emit = Callable[[relax.Expr], relax.Var]
+"""Binds an intermediate expression of a part to a variable and returns the variable."""
+
+Needs = Callable[[Range], tuple[Range | None, ...]]
+"""Maps a range of the result to the range of each operand, None if nothing of it is read."""
+
+Write = Callable[[Range, Sequence[relax.Expr], Emit], relax.Expr]
+"""Returns a machine's operation from the range that it computes and its operands."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a sharded axis passes an operation.
+
+    ``operands`` has the axis along which each operand is read in parts, None for one that is read whole. ``results``
+    has the axis of the result, or of each field of a tuple. If the axis is ``reduced``, each machine has a partial
+    result of the range of its operands instead. Without ``needs``, a range of the result needs the same range of the
+    operands, or one in proportion to their lengths. Without ``write``, a machine's operation differs from the whole one
+    in its operands only. If ``blocks`` is set, bounds may lie only between that many equal blocks. With ``divides``,
+    the axis is divided into several, of which the outermost is sharded (heads).
+    """
+
+    operands: tuple[Axis | None, ...]
+    results: tuple[Axis | None, ...]
+    reduced: Literal["sum", "max", "min"] | None = None
+    needs: Needs | None = None
+    write: Write | None = None
+    blocks: int | None = None
+    divides: bool = False
+
+    @property
+    def read_axis(self) -> Axis:
+        """The axis of the first operand that is read in parts."""
+        return next(axis for axis in self.operands if axis is not None)
+
+    @property
+    def axis(self) -> Axis:
+        """The axis whose ranges machines compute: that of the results, or the reduced one of the operands."""
+        return self.read_axis if self.reduced else next(axis for axis in self.results if axis is not None)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each range of the result needs the same range of its operands."""
+        return self.needs is None and all(axis is None or axis.length == self.axis.length for axis in self.operands)
+
+    def ranges(self, wanted: Range) -> tuple[Range | None, ...]:
+        """Return the range of each operand that a range of the result needs."""
+        if self.needs is not None:
+            return self.needs(wanted)
+        length = self.axis.length
+        return tuple(None if axis is None else proportional(wanted, length, axis.length) for axis in self.operands)
+
+    def written(self, operation: Operation, wanted: Range, operands: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        """Return a machine's operation."""
+        if self.write is not None:
+            return self.write(wanted, operands, emit)
+        return with_leaves(operation.expression, operands)
+
+
+def proportional(taken: Range, length: int, other: int) -> Range:
+    """Return the smallest range of ``other`` indices that covers the same part of them as ``taken`` of ``length``."""
+    return taken[0] * other // length, -(-taken[1] * other // length)
+
+
+def same_range(operation: Operation, axis: Axis, result: Axis | None = None) -> Rule:
+    """Return the rule of an operation whose first operand alone is sharded, and that is written as for whole values."""
+    return Rule((axis, *[None] * (len(operation.operands) - 1)), (result or axis,))
+
+
+def sliced(tensor: relax.Expr, axis: int, taken: Range) -> relax.Expr:
+    """Return a slice of a tensor along an axis."""
+    return relax.op.strided_slice(tensor, [axis], [taken[0]], [taken[1]], assume_inbound=True)
+
+
+def replaced_at(values: Sequence[int], place: int, value: int) -> list[int]:
+    return [value if index == place else old for index, old in enumerate(values)]

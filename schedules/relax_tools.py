@@ -1,0 +1,166 @@
+"""Read Relax expressions, helpers that all lowerings share, and a mutator that records added variables' origins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.relax import BlockBuilder
+from tvm.relax.expr_functor import PyExprMutator
+
+Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
+"""A function that lowers an operator, in the form that ``relax.transform.LegalizeOps`` takes."""
+
+CONV1D, CONV2D = "relax.nn.conv1d", "relax.nn.conv2d"
+PLAIN_LAYOUTS = {
+    f"relax.nn.conv{len(axes)}d{end}": (f"NC{axes}", f"{kernel}{axes}", f"NC{axes}")
+    for axes in ("W", "HW", "DHW")
+    for end, kernel in (("", "OI"), ("_transpose", "IO"))
+}
+NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
+
+ORIGINS_ATTRIBUTE = "tvm_split.origins"
+"""Attribute of a Relax function: maps each variable that this package's passes added to the variable it stands for."""
+
+FUSABLE = {"op_pattern": 4}
+"""PrimFunc attributes with relax's OpPatternKind: elementwise functions that follow are fused into this one."""
+
+
+def operator_of(expression: Any) -> str:
+    """The name of the operator that an expression calls (``relax.add``), or an empty string."""
+    if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
+        return str(expression.op.name)
+    return ""
+
+
+def static_shape(expression: relax.Expr) -> tuple[int, ...] | None:
+    """The shape if every extent is a known integer; None for symbolic extents and for values that are not tensors."""
+    values = getattr(getattr(expression.ty, "shape", None), "values", None)
+    if values is None or not all(isinstance(value, tirx.IntImm) for value in values):
+        return None
+    return tuple(int(value) for value in values)
+
+
+def array_of(expression: relax.Expr) -> Any:
+    """A constant's numpy array, not copied; None for other expressions and for dtypes that numpy does not have."""
+    if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
+        return None
+    if str(expression.value.dtype) not in NUMPY_TYPES:
+        return None
+    return np.from_dlpack(expression.value)
+
+
+def widened_array_of(expression: relax.Expr) -> Any:
+    """A constant's numpy array like `array_of`; bfloat16 values are converted to float32."""
+    if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
+        return None
+    tensor = expression.value
+    if str(tensor.dtype) != "bfloat16":
+        return array_of(expression)
+    halves = np.from_dlpack(tensor._create_view(tensor.shape, "uint16"))
+    return (halves.astype("uint32") << 16).view("float32")
+
+
+def constant(array: np.ndarray) -> relax.Expr:
+    """A constant with the array's own dtype; ``relax.const`` would convert float64 to float32."""
+    return relax.const(array, array.dtype.name)
+
+
+def is_plain(call: relax.Call) -> bool:
+    """Whether a convolution's data, weight and result have the layouts that the frontends produce."""
+    layouts = tuple(str(getattr(call.attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
+    return layouts == PLAIN_LAYOUTS.get(operator_of(call))
+
+
+def window_of(call: relax.Call) -> dict[str, Any]:
+    """A convolution's strides, padding, dilation and dtype, as keywords to build another convolution."""
+    window = {name: [int(each) for each in getattr(call.attrs, name)] for name in ("strides", "padding", "dilation")}
+    return {**window, "out_dtype": call.attrs.out_dtype}
+
+
+def pool_of(call: relax.Call) -> dict[str, Any]:
+    """A pooling's window and edge handling, as keywords to build another pooling."""
+    sizes = ("pool_size", "strides", "padding", "dilation")
+    window = {name: [int(each) for each in getattr(call.attrs, name)] for name in sizes}
+    return {**window, **{name: bool(getattr(call.attrs, name)) for name in ("ceil_mode", "count_include_pad")}}
+
+
+def broadcast_index(index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+    """The indices into a tensor of ``shape`` that is broadcast to the result, given the result's indices."""
+    own = index[len(index) - len(shape) :]
+    return [0 if extent == 1 else value for value, extent in zip(own, shape, strict=True)]
+
+
+def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
+    """The position of an element in row-major order."""
+    place: Any = 0
+    for value, extent in zip(index, extents, strict=True):
+        place = place * extent + value
+    return place
+
+
+def unravel(place: Any, extents: Sequence[int]) -> list[Any]:
+    """The indices of the element at a position in row-major order."""
+    index: list[Any] = []
+    for extent in reversed(extents[1:]):
+        index.append(place % extent)
+        place = place // extent
+    return [*([place] if extents else []), *reversed(index)]
+
+
+def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's lowering of the operator, or the call itself if TVM has none."""
+    legalize = call.op.get_attr("FLegalize")
+    return call if legalize is None else legalize(builder, call)
+
+
+def accumulator_dtype(out_dtype: str) -> str:
+    """The dtype to accumulate in: float32 for half precision, because 1000 terms in float16 would lose three digits."""
+    return "float32" if out_dtype in ("float16", "bfloat16") else out_dtype
+
+
+def origins_of(function: relax.Function) -> dict[str, str]:
+    """Map the name of each added variable to the name of the original variable."""
+    origins = {} if function.attrs is None else function.attrs.get(ORIGINS_ATTRIBUTE, {})
+    return {str(name): str(origin) for name, origin in origins.items()}
+
+
+class ModuleMutator(PyExprMutator):  # type: ignore[misc]
+    """A mutator that is applied to every Relax function of a module; subclasses also need TVM's ``@mutator``.
+
+    ``name`` is the name of the variable whose value is being rewritten.
+    """
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self.module = module
+        self.name = ""
+        self._origins: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def transform(self) -> tvm.IRModule:
+        for variable, function in self.module.functions_items():
+            if isinstance(function, relax.Function):
+                self._origins = origins_of(function)
+                self._taken = {binding.var.name for block in function.body.blocks for binding in block.bindings}
+                self._taken |= {parameter.name for parameter in function.params}
+                rewritten = self.visit_expr(function).with_attr(ORIGINS_ATTRIBUTE, self._origins)
+                self.builder_.update_func(variable, rewritten)
+        return self.builder_.get()
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.name = binding.var.name
+        super().visit_var_binding_(binding)
+
+    def emit_beside(self, expression: relax.Expr, word: str, origin: str | None = None) -> relax.Var:
+        """Emit a binding before the variable being rewritten; it stands for that variable or for a given ``origin``."""
+        origin = origin or self.name
+        free = (f"{origin}_{word}{number or ''}" for number in itertools.count())
+        variable = self.builder_.emit(expression, name_hint=next(name for name in free if name not in self._taken))
+        self._taken.add(variable.name)
+        self._origins[variable.name] = self._origins.get(origin, origin)
+        return variable

@@ -1,0 +1,314 @@
+"""Regions whose channels are dealt out: the pairs, what comes from before and goes behind, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+from tvm.script import ir as I, relax as R
+
+from relay_passes.ir import (
+    bindings_of,
+    is_tensor_constant,
+    leaves_of,
+    main_function,
+    operations_of,
+    operator_name,
+    shape_of,
+)
+from relay_passes.sharding.emit import LARGE_SUM_BYTES, shard
+from relay_passes.sharding.region import ShardAxis, ShardError
+from tests.helpers.shard_networks import Network, require_same
+from tests.helpers.sharded_graphs import region_of
+from tests.helpers.split_costs import crossing_bytes
+
+KERNEL1 = relax.const(np.arange(4 * 2 * 3 * 3, dtype=np.float32).reshape(4, 2, 3, 3))
+KERNEL2 = relax.const(np.arange(3 * 4, dtype=np.float32).reshape(3, 4, 1, 1))
+MATRIX1 = relax.const(np.arange(2 * 4, dtype=np.float32).reshape(2, 4))
+MATRIX2 = relax.const(np.arange(4 * 2, dtype=np.float32).reshape(4, 2))
+BIAS1, BIAS2 = relax.const(np.arange(4, dtype=np.float32)), relax.const(np.arange(2, dtype=np.float32))
+
+
+def part(constant: relax.Expr, *index: slice) -> relax.Expr:
+    return relax.const(np.ascontiguousarray(constant.value.numpy()[index]))
+
+
+FIRST, LAST = slice(0, 3), slice(3, 4)
+
+
+@I.ir_module
+class Pair:
+    @R.function
+    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
+        with R.dataflow():
+            conv1 = R.nn.conv2d(x, KERNEL1, padding=1)
+            relu = R.nn.relu(conv1)
+            conv2 = R.nn.conv2d(relu, KERNEL2)
+            outputs = (conv2,)
+            R.output(outputs)
+        return outputs
+
+
+@I.ir_module
+class PairFused:
+    @R.function
+    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
+        with R.dataflow():
+            conv1_machine_a = R.nn.conv2d(x, part(KERNEL1, FIRST), padding=1)
+            conv1_machine_b = R.nn.conv2d(x, part(KERNEL1, LAST), padding=1)
+            relu_machine_a = R.nn.relu(conv1_machine_a)
+            relu_machine_b = R.nn.relu(conv1_machine_b)
+            conv2_machine_a = R.nn.conv2d(relu_machine_a, part(KERNEL2, slice(None), FIRST))
+            conv2_machine_b = R.nn.conv2d(relu_machine_b, part(KERNEL2, slice(None), LAST))
+            conv2 = R.add(conv2_machine_a, conv2_machine_b)
+            outputs = (conv2,)
+            R.output(outputs)
+        return outputs
+
+
+@I.ir_module
+class PairEach:
+    @R.function
+    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
+        with R.dataflow():
+            conv1_machine_a = R.nn.conv2d(x, part(KERNEL1, FIRST), padding=1)
+            conv1_machine_b = R.nn.conv2d(x, part(KERNEL1, LAST), padding=1)
+            relu_machine_a = R.nn.relu(conv1_machine_a)
+            relu_machine_b = R.nn.relu(conv1_machine_b)
+            relu_gathered_machine_a = R.concat((relu_machine_a, relu_machine_b), axis=1)
+            relu_gathered_machine_b = R.concat((relu_machine_a, relu_machine_b), axis=1)
+            conv2_machine_a = R.nn.conv2d(relu_gathered_machine_a, part(KERNEL2, slice(0, 2)))
+            conv2_machine_b = R.nn.conv2d(relu_gathered_machine_b, part(KERNEL2, slice(2, 3)))
+            conv2 = R.concat((conv2_machine_a, conv2_machine_b), axis=1)
+            outputs = (conv2,)
+            R.output(outputs)
+        return outputs
+
+
+def test_a_pair_of_convolutions_needs_one_sum() -> None:
+    found = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="fused")
+    tvm.ir.assert_structural_equal(found.module, PairFused)
+    assert found.machine_of == {
+        f"{name}_machine_{letter}": f"machine-{letter}" for name in ("conv1", "relu", "conv2") for letter in "ab"
+    } | {"conv2": None}
+    assert found.source_of["relu_machine_b"] == "relu"
+
+
+def test_or_the_outputs_of_each_are_gathered() -> None:
+    found = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="each")
+    tvm.ir.assert_structural_equal(found.module, PairEach)
+    assert found.machine_of["relu_gathered_machine_b"] == "machine-b"
+
+
+@I.ir_module
+class Perceptron:
+    @R.function
+    def main(x: R.Tensor((1, 2), "float32")) -> R.Tuple(R.Tensor((1, 2), "float32")):
+        with R.dataflow():
+            fc1 = R.matmul(x, MATRIX1)
+            bias1 = R.add(fc1, BIAS1)
+            gelu = R.nn.gelu(bias1)
+            fc2 = R.matmul(gelu, MATRIX2)
+            bias2 = R.add(fc2, BIAS2)
+            residual = R.add(x, bias2)
+            outputs = (residual,)
+            R.output(outputs)
+        return outputs
+
+
+@I.ir_module
+class PerceptronFused:
+    @R.function
+    def main(x: R.Tensor((1, 2), "float32")) -> R.Tuple(R.Tensor((1, 2), "float32")):
+        with R.dataflow():
+            fc1_machine_a = R.matmul(x, part(MATRIX1, slice(None), FIRST))
+            fc1_machine_b = R.matmul(x, part(MATRIX1, slice(None), LAST))
+            bias1_machine_a = R.add(fc1_machine_a, part(BIAS1, FIRST))
+            bias1_machine_b = R.add(fc1_machine_b, part(BIAS1, LAST))
+            gelu_machine_a = R.nn.gelu(bias1_machine_a)
+            gelu_machine_b = R.nn.gelu(bias1_machine_b)
+            fc2_machine_a = R.matmul(gelu_machine_a, part(MATRIX2, FIRST))
+            fc2_machine_b = R.matmul(gelu_machine_b, part(MATRIX2, LAST))
+            bias2_machine_a = R.add(fc2_machine_a, BIAS2)
+            residual_machine_a = R.add(x, bias2_machine_a)
+            residual = R.add(residual_machine_a, fc2_machine_b)
+            outputs = (residual,)
+            R.output(outputs)
+        return outputs
+
+
+def test_the_first_machine_adds_biases_and_residuals_to_its_summand() -> None:
+    found = shard(Perceptron, region_of(Perceptron, (0.7, 0.3)), axis="channels", exchange="fused")
+    tvm.ir.assert_structural_equal(found.module, PerceptronFused)
+
+
+def test_a_cut_takes_only_the_channels_that_a_machine_needs() -> None:
+    """Of what is computed before the region, by nobody yet; of the model's input, by the machine that needs it."""
+    network = Network((1, 4, 5, 5))
+    before = network.add(op.nn.relu(network.input))
+    depthwise = network.convolution(before, 4, 3, groups=4)
+    module = network.module(network.convolution(depthwise, 4, 1))
+    x = np.random.default_rng(0).standard_normal((1, 4, 5, 5)).astype(np.float32)
+    behind = shard(module, region_of(module, (0.5, 0.5), first="layer1"), axis="channels", exchange="fused")
+    require_same(module, behind, x)
+    assert {name: machine for name, machine in behind.machine_of.items() if behind.source_of[name] == "layer"} == {
+        "layer_machine_a": None,
+        "layer_machine_b": None,
+    }
+    network = Network((1, 4, 5, 5))
+    module = network.module(network.convolution(network.input, 4, 3, groups=4))
+    whole = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    require_same(module, whole, x)
+    assert whole.machine_of["x_machine_a"] == "machine-a"
+
+
+def test_a_value_used_behind_and_inside_is_made_whole_once_by_the_first_machine() -> None:
+    network = Network((1, 3, 4, 4))
+    wide = network.convolution(network.input, 4, 3)
+    narrow = network.add(op.nn.relu(network.convolution(wide, 4, 3)))
+    last = network.convolution(narrow, 4, 1)
+    module = network.module(last, narrow)
+    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    require_same(module, found, np.ones((1, 3, 4, 4), np.float32))
+    assert found.machine_of[narrow.name] == "machine-a"
+    assert f"{narrow.name}_machine_a" not in found.machine_of
+    assert found.machine_of[last.name] is None
+
+
+def test_an_operation_without_a_rule_takes_the_whole() -> None:
+    network = Network((1, 3, 4, 4))
+    wide = network.convolution(network.input, 4, 3)
+    summed = network.add(op.cumsum(wide, axis=1))
+    module = network.module(network.convolution(summed, 4, 1))
+    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    operations = {binding.var.name: binding.value for binding in operations_of(main_function(found.module))}
+    assert shape_of(operations[f"{summed.name}_machine_b"]) == (1, 4, 4, 4)
+    assert operations[f"{summed.name}_machine_b"].args[0].name == f"{wide.name}_gathered_machine_b"
+
+
+def test_weights_in_the_region_that_are_used_behind_it_stay() -> None:
+    network = Network((1, 4))
+    turned = network.add(op.permute_dims(network.weight(4, 4)))
+    first = network.add(op.matmul(network.input, turned))
+    module = network.module(network.add(op.matmul(first, turned)))
+    region = region_of(module, (0.5, 0.5), last=first.name)
+    found = shard(module, region, axis="channels", exchange="fused")
+    require_same(module, found, np.ones((1, 4), np.float32))
+    assert found.machine_of[turned.name] == "machine-a"
+
+
+def test_weights_that_are_used_whole_are_one_constant() -> None:
+    network = Network((1, 3, 8))
+    normed = network.layer_norm(network.input)
+    module = network.module(network.linear(normed, 8))
+    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    scales = [
+        [leaf for leaf in leaves_of(binding.value) if is_tensor_constant(leaf)]
+        for binding in bindings_of(main_function(found.module))
+        if operator_name(binding.value) == "relax.nn.layer_norm"
+    ]
+    assert len(scales) == 2
+    assert all(one.same_as(other) for one, other in zip(*scales, strict=True))
+
+
+def test_a_name_that_is_taken_gets_a_number() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("conv_machine_a", relax.TensorType((1, 2, 4, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.nn.conv2d(x, KERNEL1), name_hint="conv")
+            result = builder.emit_output(relax.Tuple([product]))
+        builder.emit_func_output(result)
+    module = builder.get()
+    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    assert list(found.machine_of) == ["conv_machine_a_2", "conv_machine_b", "conv"]
+
+
+def refused(network: Network, output: relax.Var, shares: tuple[float, ...], by: ShardAxis = "channels") -> str:
+    module = network.module(output)
+    with pytest.raises(ShardError) as raised:
+        shard(module, region_of(module, shares), axis=by, exchange="fused")
+    return str(raised.value)
+
+
+def test_more_machines_than_channels_groups_or_heads_are_refused() -> None:
+    shares = (0.5, 0.3, 0.2)
+    network = Network((1, 3, 4, 4))
+    text = refused(network, network.convolution(network.input, 2, 1), shares)
+    assert text == (
+        "'layer' (relax.nn.conv2d) has 2 output channels, too few for 3 machines with shares 0.5 / 0.3 / 0.2: "
+        "take fewer, or leave it out of the shard"
+    )
+    network = Network((1, 4, 4, 4))
+    assert "has 2 groups of channels" in refused(network, network.convolution(network.input, 8, 1, groups=2), shares)
+    network = Network((1, 3, 8))
+    heads = network.add(op.reshape(network.linear(network.input, 8), (1, 3, 2, 4)))
+    text = refused(network, network.add(op.nn.softmax(heads, -1)), shares, by="heads")
+    assert "(relax.reshape) has 2 heads" in text
+    assert text.endswith("or split by 'channels'")
+
+
+@pytest.mark.parametrize("exchange", ["fused", "each"])
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize(("few", "shares"), [(2, (0.5, 0.3, 0.2)), (4, (0.6, 0.3, 0.1))], ids=["fewer", "no share"])
+def test_a_product_with_too_few_channels_for_all_machines_is_computed_whole(
+    exchange: str, first: bool, few: int, shares: tuple[float, ...]
+) -> None:
+    """By every machine that needs it, and the others are dealt out: nothing else of the region is refused for it."""
+    network = Network((1, 3, 6, 6))
+    value = network.input
+    for channels in (few, 20) if first else (20, 20, few):
+        value = network.add(op.nn.relu(network.convolution(value, channels, 3)))
+    module = network.module(value)
+    found = shard(module, region_of(module, shares), axis="channels", exchange=exchange)
+    require_same(module, found, np.random.default_rng(0).standard_normal((1, 3, 6, 6)))
+    products = {
+        binding.var.name: shape_of(binding.var)[1]
+        for binding in bindings_of(main_function(found.module))
+        if operator_name(binding.value) == "relax.nn.conv2d"
+    }
+    whole = [found.machine_of[name] for name, channels in products.items() if channels == few]
+    assert whole == (["machine-a", "machine-b", "machine-c"] if first else ["machine-a"])
+    assert len(products) == 6 if first else 7
+
+
+def test_a_region_without_anything_to_deal_out_is_refused() -> None:
+    network = Network((1, 3, 4, 4))
+    text = refused(network, network.add(op.nn.relu(network.input)), (0.5, 0.5))
+    assert "no convolution or matrix product with constant weights to shard" in text
+    network = Network((1, 4))
+    assert "use axis 'channels'" in refused(network, network.linear(network.input, 8), (0.5, 0.5), by="heads")
+
+
+def test_a_batch_norm_is_not_cut_from_its_result() -> None:
+    network = Network((1, 3, 4, 4))
+    normed = network.batch_norm(network.convolution(network.input, 4, 1))
+    module = network.module(normed)
+    names = [binding.var.name for binding in operations_of(main_function(module))]
+    region = region_of(module, (0.5, 0.5), last=names[-2])
+    with pytest.raises(ShardError, match="is a tuple, and used behind the shard"):
+        shard(module, region, axis="channels", exchange="fused")
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.25)])
+def test_a_large_sum_is_added_up_in_parts(shares: tuple[float, ...]) -> None:
+    """Each machine adds up a part of it for all, and sends less than its summand to each of the others."""
+
+    def crossed(side: int) -> tuple[int, int]:
+        network = Network((1, 4, side, side))
+        x = op.nn.relu(network.convolution(network.input, 8, 1))
+        x = network.convolution(network.add(x), 256, 1)
+        module = network.module(network.convolution(network.add(op.nn.relu(x)), 8, 1))
+        sharded = shard(module, region_of(module, shares), axis="channels", exchange="fused")
+        require_same(module, sharded, np.random.default_rng(0).standard_normal((1, 4, side, side)))
+        between = [size for ends, size in crossing_bytes(sharded).items() if None not in ends]
+        return sum(between), 256 * side * side * 4
+
+    machines = len(shares)
+    sent, size = crossed(31)
+    assert size < LARGE_SUM_BYTES
+    assert sent == machines * (machines - 1) * size
+    sent, size = crossed(32)
+    assert sent == 2 * (machines - 1) * size

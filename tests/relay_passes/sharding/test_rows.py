@@ -1,0 +1,317 @@
+"""A region that is split by rows, columns or batch computes what it did, and says where, and what crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import assume, given, settings, strategies as st
+from tvm import relax
+
+from relay_passes.ir import constant, main_function, names_of, operations_of, shape_of
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.ranges import computed_shares
+from relay_passes.sharding.region import Exchange, ShardAxis, ShardError, part_name
+from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
+from tests.helpers.sharded_graphs import BOTH, assert_all_placed, assert_splits_like_whole, region_of
+
+op = relax.op
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+def convolution(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
+    channels = int(x.ty.shape.values[1])
+    groups = draw(st.sampled_from([1, 1, 2, channels]))
+    out = draw(st.sampled_from([2, 4])) if groups < channels else channels
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 3)))
+    padding = draw(st.tuples(*[st.integers(0, each - 1) for each in (*kernel, *kernel)]))
+    strides, dilation = draw(st.tuples(st.integers(1, 3), st.integers(1, 2))), draw(st.sampled_from([(1, 1), (2, 1)]))
+    kernels = weights(out, channels // groups, *kernel)
+    made = emit(op.nn.conv2d(x, kernels, strides, padding, dilation, groups), name)
+    return emit(op.nn.relu(emit(op.add(made, weights(1, out, 1, 1)), f"{name}_bias")), f"{name}_relu")
+
+
+def transposed(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
+    channels = int(x.ty.shape.values[1])
+    kernel, stride = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    padding = draw(st.tuples(st.integers(0, kernel - 1), st.just(0), st.integers(0, kernel - 1), st.just(0)))
+    output_padding = (draw(st.integers(0, stride - 1)), 0)
+    kernels = weights(channels, 2, kernel, 2)
+    return emit(op.nn.conv2d_transpose(x, kernels, (stride, 1), padding, output_padding), name)
+
+
+def pool(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
+    kernel, stride = draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.integers(1, 2))
+    padding = draw(st.tuples(*[st.integers(0, each // 2) for each in (*kernel, *kernel)]))
+    kind = draw(st.sampled_from([op.nn.max_pool2d, op.nn.avg_pool2d]))
+    options = {"ceil_mode": draw(st.booleans()), "count_include_pad": draw(st.booleans())}
+    return emit(kind(x, kernel, (stride, 1), padding, draw(st.sampled_from([(1, 1), (2, 1)])), **options), name)
+
+
+def resized(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
+    size = draw(st.tuples(st.integers(4, 20), st.integers(4, 12)))
+    if draw(st.booleans()):
+        mode = draw(st.sampled_from(["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]))
+        return emit(op.image.resize2d(x, size, method="linear", coordinate_transformation_mode=mode), name)
+    mode = draw(st.sampled_from(["half_pixel", "align_corners", "asymmetric"]))
+    rounding = draw(st.sampled_from(["floor", "ceil", "round_prefer_floor", "round_prefer_ceil", "round"]))
+    options = {"coordinate_transformation_mode": mode, "rounding_method": rounding}
+    return emit(op.image.resize2d(x, size, method="nearest_neighbor", **options), name)
+
+
+def residual(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
+    channels = int(x.ty.shape.values[1])
+    branch = emit(op.nn.conv2d(x, weights(channels, channels, 3, 3), padding=(1, 1)), name)
+    if draw(st.booleans()):
+        return emit(op.add(x, branch), f"{name}_add")
+    skip = emit(op.concat([branch, x], 1), f"{name}_cat")
+    return emit(op.nn.conv2d(skip, weights(2, 2 * channels, 1, 1)), f"{name}_mix")
+
+
+def gated(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
+    channels = int(x.ty.shape.values[1])
+    kind = draw(st.sampled_from([op.mean, op.max, op.sum]))
+    squeezed = emit(kind(x, [2, 3], keepdims=True), name)
+    gate = emit(op.nn.conv2d(squeezed, weights(channels, channels, 1, 1)), f"{name}_fc")
+    return emit(op.multiply(x, emit(op.sigmoid(gate), f"{name}_sigmoid")), f"{name}_mul")
+
+
+def looked_up(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
+    rows = int(x.ty.shape.values[2])
+    table = np.array(draw(st.lists(st.integers(0, rows - 1), min_size=4, max_size=16)))
+    padded = emit(op.nn.pad(x, [0, 0, 0, 0, *draw(st.tuples(*[st.integers(0, 1)] * 4))]), f"{name}_pad")
+    taken = emit(op.take(padded, constant(table), axis=2, mode="fast"), name)
+    first = draw(st.integers(0, 1))
+    return emit(op.strided_slice(taken, [2, 3], [first, 1], [100, 100], [draw(st.integers(1, 2)), 1]), f"{name}_cut")
+
+
+STEPS = [convolution, convolution, convolution, transposed, pool, resized, residual, gated, looked_up]
+
+
+@st.composite
+def networks(draw: Draw) -> tvm.IRModule:
+    steps = draw(st.lists(st.sampled_from(STEPS), min_size=2, max_size=4))
+
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        x = emit(op.abs(x), "first")
+        for place, step in enumerate(steps):
+            shape = [int(each) for each in x.ty.shape.values]
+            assume(min(shape[2:]) >= 4 and max(shape[2:]) < 40)
+            x = step(draw, emit, x, f"{step.__name__}_{place}")
+        return [emit(op.negative(x), "last")]
+
+    return graph({"x": (4, 2, draw(st.integers(8, 17)), draw(st.integers(8, 11)))}, write)
+
+
+SHARES = st.lists(st.integers(1, 4), min_size=2, max_size=4).map(lambda each: tuple(part / sum(each) for part in each))
+
+# What may be drawn and cannot be split.
+REFUSED = ("is nothing", "padding alone", "nothing from")
+
+
+@settings(max_examples=8)
+@given(networks(), SHARES, st.sampled_from(["rows", "rows", "rows", "columns", "batch"]), st.data())
+def test_what_is_split_computes_the_same(
+    module: tvm.IRModule, shares: tuple[float, ...], axis: ShardAxis, data: st.DataObject
+) -> None:
+    names = region_of(module, shares).names
+    first = data.draw(st.integers(0, len(names) - 2))
+    region = region_of(module, shares, first, data.draw(st.integers(first + 2, len(names))))
+    modules = {"whole": module}
+    for exchange in BOTH:
+        try:
+            sharded = shard(module, region, axis=axis, exchange=exchange)
+        except ShardError as error:
+            assume(not any(reason in str(error) for reason in REFUSED))
+            raise
+        assert_all_placed(module, sharded)
+        modules[f"split_{len(modules)}"] = sharded.module
+    assert_same_values(modules, *random_inputs(module))
+
+
+def two_convolutions() -> tvm.IRModule:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        made = emit(op.abs(x), "before")
+        made = emit(op.nn.conv2d(made, weights(2, 2, 3, 3), padding=(1, 1)), "conv1")
+        made = emit(op.nn.relu(made), "relu")
+        made = emit(op.nn.conv2d(made, weights(2, 2, 5, 5), 2, padding=(2, 2)), "conv2")
+        return [emit(op.negative(made), "behind")]
+
+    return graph({"x": (1, 2, 12, 8)}, write)
+
+
+def assert_same_names(found: tvm.IRModule, expected: tvm.IRModule) -> None:
+    names, wanted = (names_of(main_function(each))[:-1] for each in (found, expected))
+    assert names == wanted
+
+
+def rows(value: relax.Var, first: int, end: int) -> relax.Expr:
+    return op.strided_slice(value, [2], [first], [end], assume_inbound=True)
+
+
+def test_two_convolutions_as_fused_tiles() -> None:
+    """machine-a has the results 0 to 3, and reads the rows 0 to 6 of the first convolution, machine-b from 6 on."""
+
+    def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
+        first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)
+        before = emit(op.abs(x), "before")
+        before_a = emit(rows(before, 0, 10), "before_machine_a")
+        first_a = emit(op.nn.conv2d(before_a, first, padding=(1, 1, 0, 1)), "conv1_machine_a")
+        before_b = emit(rows(before, 5, 12), "before_machine_b")
+        first_b = emit(op.nn.conv2d(before_b, first, padding=(0, 1, 1, 1)), "conv1_machine_b")
+        relu_a, relu_b = emit(op.nn.relu(first_a), "relu_machine_a"), emit(op.nn.relu(first_b), "relu_machine_b")
+        second_a = emit(op.nn.conv2d(relu_a, second, 2, (2, 2, 0, 2)), "conv2_machine_a")
+        second_b = emit(op.nn.conv2d(relu_b, second, 2, (0, 2, 1, 2)), "conv2_machine_b")
+        return [emit(op.negative(emit(op.concat([second_a, second_b], 2), "conv2")), "behind")]
+
+    before = two_convolutions()
+    region = region_of(before, (0.7, 0.3), "conv1", "conv2")
+    found = shard(before, region, axis="rows", exchange="fused")
+    tvm.ir.assert_structural_equal(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert_same_names(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert found.machine_of == {
+        "before_machine_a": None,
+        "conv1_machine_a": "machine-a",
+        "before_machine_b": None,
+        "conv1_machine_b": "machine-b",
+        "relu_machine_a": "machine-a",
+        "relu_machine_b": "machine-b",
+        "conv2_machine_a": "machine-a",
+        "conv2_machine_b": "machine-b",
+        "conv2": None,
+    }
+    assert found.source_of["before_machine_b"] == "before"
+    assert found.source_of["relu_machine_b"] == "relu"
+
+
+def test_two_convolutions_with_halos_exchanged() -> None:
+    """Of the first convolution machine-a owns the rows 0 to 7, and needs one more; machine-b needs two of these."""
+
+    def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
+        first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)
+        before = emit(op.abs(x), "before")
+        before_a = emit(rows(before, 0, 9), "before_machine_a")
+        first_a = emit(op.nn.conv2d(before_a, first, padding=(1, 1, 0, 1)), "conv1_machine_a")
+        before_b = emit(rows(before, 7, 12), "before_machine_b")
+        first_b = emit(op.nn.conv2d(before_b, first, padding=(0, 1, 1, 1)), "conv1_machine_b")
+        relu_a, relu_b = emit(op.nn.relu(first_a), "relu_machine_a"), emit(op.nn.relu(first_b), "relu_machine_b")
+        for_a = emit(rows(relu_b, 0, 1), "relu_machine_b_halo_for_machine_a")
+        with_a = emit(op.concat([relu_a, for_a], 2), "relu_machine_a_with_halo")
+        for_b = emit(rows(relu_a, 6, 8), "relu_machine_a_halo_for_machine_b")
+        with_b = emit(op.concat([for_b, relu_b], 2), "relu_machine_b_with_halo")
+        second_a = emit(op.nn.conv2d(with_a, second, 2, (2, 2, 0, 2)), "conv2_machine_a")
+        second_b = emit(op.nn.conv2d(with_b, second, 2, (0, 2, 1, 2)), "conv2_machine_b")
+        return [emit(op.negative(emit(op.concat([second_a, second_b], 2), "conv2")), "behind")]
+
+    before = two_convolutions()
+    region = region_of(before, (0.7, 0.3), "conv1", "conv2")
+    found = shard(before, region, axis="rows", exchange="each")
+    tvm.ir.assert_structural_equal(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert_same_names(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert found.machine_of["relu_machine_b_halo_for_machine_a"] == "machine-b"
+    assert found.machine_of["relu_machine_a_with_halo"] == "machine-a"
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+def test_computed_shares_are_what_the_rewrite_computes(exchange: Exchange) -> None:
+    module = two_convolutions()
+    region = region_of(module, (0.5, 0.33, 0.17), "conv1", "conv2")
+    shares = computed_shares(module, region, axis="rows", exchange=exchange)
+    whole, parts = (
+        {each.var.name: shape_of(each.var)[2] for each in operations_of(main_function(graph))}
+        for graph in (module, shard(module, region, axis="rows", exchange=exchange).module)
+    )
+    for (name, machine), share in shares.items():
+        assert share * whole[name] == pytest.approx(parts[part_name(name, machine)])
+    assert len(shares) == 3 * 3
+
+
+def test_a_halo_comes_from_behind_a_thin_neighbour() -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        made = emit(op.nn.relu(x), "relu")
+        return [emit(op.nn.conv2d(made, weights(2, 2, 7, 1), padding=(3, 0)), "conv")]
+
+    module = graph({"x": (1, 2, 8, 3)}, write)
+    region = region_of(module, (0.4, 0.2, 0.4))
+    found = shard(module, region, axis="rows", exchange="each")
+    assert found.machine_of["relu_machine_a_halo_for_machine_c"] == "machine-a"
+    assert found.machine_of["relu_machine_c_halo_for_machine_a"] == "machine-c"
+    assert_splits_like_whole(module, "rows", region.shares)
+
+
+@pytest.mark.parametrize(
+    ("shares", "rows_of_first", "rows_of_second"),
+    # Seven rows behind strides: 4 and 3 of them would make halves 16 and 12 of 28; at 0.57, 16 are what they should be.
+    [((0.5, 0.5), (14, 14), (7, 7)), ((0.57, 0.43), (16, 12), (8, 6))],
+)
+def test_what_becomes_few_rows_is_dealt_out_by_shares_while_it_has_many(
+    shares: tuple[float, ...], rows_of_first: tuple[int, ...], rows_of_second: tuple[int, ...]
+) -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        first = emit(op.nn.relu(x), "first")
+        second = emit(op.nn.conv2d(first, weights(2, 2, 3, 3), strides=2, padding=(1, 1)), "second")
+        return [emit(op.nn.conv2d(second, weights(2, 2, 3, 3), strides=2, padding=(1, 1)), "last")]
+
+    module = graph({"x": (1, 2, 28, 3)}, write)
+    found = shard(module, region_of(module, shares), axis="rows", exchange="each")
+    shapes = {
+        each.var.name: [int(length) for length in each.var.ty.shape.values]
+        for each in operations_of(main_function(found.module))
+    }
+    assert tuple(shapes[f"first_machine_{machine}"][2] for machine in "ab") == rows_of_first
+    assert tuple(shapes[f"second_machine_{machine}"][2] for machine in "ab") == rows_of_second
+    assert tuple(shapes[f"last_machine_{machine}"][2] for machine in "ab") == (4, 3)
+    assert_splits_like_whole(module, "rows", shares)
+
+
+def test_a_region_behind_one_that_is_split_already() -> None:
+    module = two_convolutions()
+    first = shard(module, region_of(module, (0.5, 0.5), "conv1", "relu"), axis="rows", exchange="fused")
+    both = shard(first.module, region_of(first.module, (0.4, 0.6), "conv2", "conv2"), axis="rows", exchange="fused")
+    # The first region's part of the same value has the name already.
+    assert first.machine_of["relu_machine_a"] == "machine-a"
+    assert both.machine_of["relu_machine_a_2"] is None
+    assert_all_placed(first.module, both)
+    assert_same_values({"whole": module, "split": both.module}, *random_inputs(module))
+
+
+def test_what_is_whole_behind_a_total_is_computed_by_the_first() -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        mean = emit(op.mean(emit(op.nn.relu(x), "relu"), [2, 3]), "mean")
+        return [emit(op.matmul(mean, emit(op.permute_dims(weights(4, 2)), "turned")), "classes")]
+
+    module = graph({"x": (1, 2, 8, 3)}, write)
+    found = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
+    assert found.machine_of["mean_machine_b"] == "machine-b"
+    assert found.machine_of["mean_sum_machine_a"] == found.machine_of["classes"] == "machine-a"
+    joined = shard(module, region_of(module, (0.5, 0.5), "relu", "mean"), axis="rows", exchange="fused")
+    assert joined.machine_of["mean"] is None
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    module = two_convolutions()
+
+    def refusal(
+        shares: tuple[float, ...], exchange: Any = "fused", axis: ShardAxis = "rows", last: str = "conv2"
+    ) -> str:
+        with pytest.raises(ShardError) as caught:
+            shard(module, region_of(module, shares, "conv1", last), axis=axis, exchange=exchange)
+        return str(caught.value)
+
+    said = refusal((0.95, 0.05))
+    assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 is nothing; take fewer mach" in said
+    assert "nothing from 'conv1' to 'conv2' can be split along batch" in refusal((0.5, 0.5), axis="batch")
+
+
+def test_a_tuple_does_not_leave_a_region() -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        norm = emit(op.nn.batch_norm(x, *[weights(2)] * 4, 1, training=False), "norm")
+        return [emit(relax.TupleGetItem(norm, 0), "normed")]
+
+    module = graph({"x": (1, 2, 8, 3)}, write)
+    for place, said in ((slice(0, 1), "is a tuple, and used behind"), (slice(1, 2), "is from before")):
+        with pytest.raises(ShardError, match=said):
+            shard(module, region_of(module, (0.5, 0.5), place.start, place.stop), axis="rows", exchange="fused")

@@ -1,0 +1,119 @@
+"""Networks as the frontends import them, split by rows, columns and batch: thin ones, with all layers of the real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import tvm
+from torch import Tensor, nn
+from torch.nn import functional
+
+import tvm_split
+from relay_passes.sharding.emit import shard
+from relay_passes.sharding.region import ShardAxis
+from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
+from tests.helpers.split_costs import computed_again, crossing_bytes
+from tests.models import torch_models
+
+VGG16 = [8, 8, "M", 8, 8, "M", 16, 16, 16, "M", 16, 16, 16, "M", 16, 16, 16, "M"]
+MOBILENET_V2 = [(1, 4, 1, 1), (6, 4, 2, 2), (6, 4, 3, 2), (6, 8, 4, 2), (6, 8, 3, 1), (6, 12, 3, 2), (6, 16, 1, 1)]
+
+
+class UNet(nn.Module):
+    """Two levels down and up: transposed convolutions, an interpolation, skips over the whole depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2 = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
+        self.bottom = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
+        self.up2, self.up1 = nn.ConvTranspose2d(8, 8, 2, 2), nn.ConvTranspose2d(8, 4, 3, 2, 1, output_padding=1)
+        self.join2, self.join1 = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1, padding_mode="reflect")
+        self.last = nn.Conv2d(12, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = functional.hardswish(self.down1(x))
+        second = functional.silu(self.down2(functional.max_pool2d(first, 2)))
+        bottom = functional.relu6(self.bottom(functional.avg_pool2d(second, 3, 2, 1)))
+        joined = torch.relu(self.join2(torch.cat([second, self.up2(bottom)], 1)))
+        wide = functional.interpolate(joined, scale_factor=2, mode="bilinear", align_corners=False)
+        near = functional.interpolate(bottom, scale_factor=4, mode="nearest")[:, :4]
+        joined = self.join1(torch.cat([first, self.up1(joined)], 1)) + near
+        return self.last(torch.cat([joined, wide], 1))
+
+
+def imported(network: nn.Module, *inputs: Tensor) -> tvm.IRModule:
+    return tvm_split.load_model(network.eval(), inputs).module
+
+
+def unet() -> tvm.IRModule:
+    torch.manual_seed(0)
+    return imported(UNet(), torch.randn(1, 1, 32, 24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("axis", "shares"), [("rows", (0.5, 0.3, 0.2)), pytest.param("columns", (0.6, 0.4), marks=pytest.mark.long)]
+)
+def test_a_unet(axis: ShardAxis, shares: tuple[float, ...]) -> None:
+    assert_splits_like_whole(unet(), axis, shares)
+
+
+def test_a_region_between_the_skips_of_a_unet() -> None:
+    """Values from before the region with other numbers of rows, and one that layers behind it need as well."""
+    assert_splits_like_whole(unet(), "rows", (0.4, 0.6), first="bottom", last="join1_2")
+
+
+def test_pools_of_several_windows_are_sums_of_those_who_have_the_rows() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 2, 3), nn.AdaptiveAvgPool2d((3, 2)), nn.Conv2d(2, 2, (3, 1)))
+    module = imported(network, torch.randn(1, 2, 13, 9))
+    assert_splits_like_whole(module, "rows", (0.5, 0.2, 0.3), ["fused"])
+    region = region_of(module, (0.5, 0.5))
+    again = computed_again(shard(module, region, axis="rows", exchange="fused"), region, module)
+    assert again[region.names[0]] == 0
+
+
+def test_squeeze_and_excite() -> None:
+    network = torch_models.efficientnet()
+    assert_splits_like_whole(imported(network, torch.randn(1, 3, 24, 24)), "rows", (0.6, 0.4), ["fused"])
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("vit", "gpt2", "resnet"))]
+)
+def test_a_batch_needs_no_exchange(name: str) -> None:
+    network, inputs = torch_models.small_models()[name]
+    module = imported(network, *inputs)
+    assert_splits_like_whole(module, "batch", (0.5, 0.5), ["fused"])
+    region = region_of(module, (0.5, 0.5))
+    for exchange in ("fused", "each"):
+        found = crossing_bytes(shard(module, region, axis="batch", exchange=exchange))
+        assert not [ends for ends in found if None not in ends]
+
+
+def test_a_network_s_halos_are_few_where_strides_fit() -> None:
+    """Of each machine's rows every exchange takes a few; fused tiles compute much again that ends in few rows."""
+    module = imported(torch_models.resnet((2, 2), 4), torch.randn(1, 3, 64, 64))
+    region = region_of(module, (0.5, 0.5))
+    each, fused = (shard(module, region, axis="rows", exchange=exchange) for exchange in ("each", "fused"))
+    found = crossing_bytes(each)
+    # One row of the 32 with 4 channels from above for the first pool, and one of each 3×3 convolution's 16 or 8.
+    assert found["machine-a", "machine-b"] < 2 * 4 * 32 * 4 * 6
+    assert not [name for name, again in computed_again(each, region, module).items() if again and "conv" in name]
+    assert sum(computed_again(fused, region, module).values()) > 0
+    assert crossing_bytes(fused)["machine-b", "machine-a"] == 4 * 32
+
+
+PUBLISHED: dict[str, Any] = {
+    "vgg16": (lambda: torch_models.vgg(VGG16, 16, 2), "features_30"),
+    "resnet50": (lambda: torch_models.resnet((3, 4, 6, 3), 4), None),
+    "mobilenet_v2": (lambda: torch_models.mobilenet(4, MOBILENET_V2, 16), None),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_networks(name: str) -> None:
+    build, last = PUBLISHED[name]
+    assert_splits_like_whole(imported(build(), torch.randn(1, 3, 64, 64)), "rows", (0.6, 0.4), last=last)
