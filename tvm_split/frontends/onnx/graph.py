@@ -28,6 +28,9 @@ _FOLDED = (
 )  # fmt: skip
 """Operators that are folded if all their inputs are constants: mostly arithmetic on shapes."""
 
+_FUNCTIONS = "tvm_split.functions"
+"""The domain of the functions that replace ONNX's own operators."""
+
 _LARGEST_IN_SKELETON = 1024
 """The most elements of a weight in the model for shape inference, since a protobuf holds at most 2 GiB."""
 
@@ -66,11 +69,13 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
     skeleton = _inlined_without_weights(model)
     nodes = list(skeleton.graph.node)
     while True:
-        inferred = _inferred(skeleton, nodes, constants)
-        kinds = _kinds(inferred, constants)
-        simpler = _with_functions_inlined(inferred, importable)
-        kept = _fold(nodes, constants, kinds, skeleton) if simpler is None else simpler
-        if simpler is None and len(kept) == len(nodes):
+        kinds = _kinds(skeleton, nodes, constants)
+        simpler = _with_functions_inlined(nodes, importable, kinds, opset_of(model))
+        if len(simpler) != len(nodes):
+            nodes = simpler
+            continue
+        kept = _fold(nodes, constants, kinds, skeleton)
+        if len(kept) == len(nodes):
             break
         nodes = kept
     nodes = _needed(nodes, [value.name for value in skeleton.graph.output])
@@ -89,22 +94,20 @@ def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 
     Nodes are named before constants are folded, so some of these layers are not in the imported model.
     """
-    parts = _parts(model.graph.node, _inlined_without_weights(model).graph.node)
-    return [tuple(part.name for part in nodes) for nodes in parts]
-
-
-def _parts(nodes: Iterable[onnx.NodeProto], inlined: Iterable[onnx.NodeProto]) -> Iterator[list[onnx.NodeProto]]:
-    """Yield the nodes that each of ``nodes`` has become: functions are inlined in place, and keep their outputs."""
-    rest = iter(inlined)
-    for node in nodes:
+    inlined = _inlined_without_weights(model)
+    layers: list[tuple[str, ...]] = []
+    rest = iter(inlined.graph.node)
+    for node in model.graph.node:
+        # Functions are inlined in place, and the outputs of a call keep their names.
         missing = {tensor for tensor in node.output if tensor}
-        parts = []
+        names: list[str] = []
         for part in rest:
-            parts.append(part)
+            names.append(part.name)
             missing -= set(part.output)
             if not missing:
                 break
-        yield parts
+        layers.append(tuple(names))
+    return layers
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -140,10 +143,8 @@ def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
         node.name = name
 
 
-def _inferred(
-    skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]
-) -> onnx.ModelProto:
-    """Return the graph of ``nodes`` with dtypes and shapes, inferred from small constants and shapes of large ones."""
+def _kinds(skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> dict[str, Kind]:
+    """Infer dtypes and shapes, from the values of small constants and the shapes of large ones."""
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
     del model.graph.node[:]
@@ -158,12 +159,9 @@ def _inferred(
             element_type = helper.np_dtype_to_tensor_dtype(value.dtype)
             model.graph.input.append(helper.make_tensor_value_info(name, element_type, value.shape))
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception as error:
         raise ModelImportError(f"the ONNX model is inconsistent: {error}") from error
-
-
-def _kinds(inferred: onnx.ModelProto, constants: Mapping[str, Array]) -> dict[str, Kind]:
     kinds = {name: Kind(str(value.dtype), value.shape) for name, value in constants.items()}
     for value in [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]:
         if value.name not in kinds and value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
@@ -229,31 +227,62 @@ def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
 
 
-def _with_functions_inlined(model: onnx.ModelProto, importable: frozenset[str]) -> list[onnx.NodeProto] | None:
+def _with_functions_inlined(
+    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, Kind], opset: int
+) -> list[onnx.NodeProto]:
     """Replace ONNX's operators that are not ``importable`` by their definition in simpler operators, if ONNX has one.
 
-    The new nodes keep the name of the old one. Returns None if there is nothing to replace.
+    The new nodes keep the name of the old one.
     """
-    opset = opset_of(model)
-    kinds = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")} - importable
-    schemas = [defs.get_schema(kind, opset) for kind in kinds if defs.has(kind, opset)]
-    defined = [schema.name for schema in schemas if schema.has_function or schema.has_context_dependent_function]
-    if not defined:
-        return None
-    try:
-        functions = [("", name) for name in defined]
-        inlined = onnx.inliner.inline_selected_functions(model, functions, inline_schema_functions=True)
-    except Exception as error:
-        raise ModelImportError(
-            f"operators {', '.join(defined)} cannot be replaced by the simpler ones that ONNX defines them by: "
-            f"{last_line(error)}"
-        ) from error
-    nodes = []
-    for node, parts in zip(model.graph.node, _parts(model.graph.node, inlined.graph.node), strict=True):
-        for part in parts:
-            part.name = node.name
-            nodes.append(part)
-    return nodes
+    result: list[onnx.NodeProto] = []
+    for node in nodes:
+        is_own = node.domain in ("", "ai.onnx") and node.op_type not in importable
+        schema = defs.get_schema(node.op_type, opset) if is_own and defs.has(node.op_type, opset) else None
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            result.append(node)
+            continue
+        try:
+            result.extend(_function_body(node, schema, kinds, opset))
+        except Exception as error:
+            raise ModelImportError(
+                f"operator {node.op_type} of node {node.name!r} cannot be replaced by the simpler ones "
+                f"that ONNX defines it by: {last_line(error)}"
+            ) from error
+    return result
+
+
+def _function_body(
+    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, Kind], opset: int
+) -> Iterator[onnx.NodeProto]:
+    if schema.has_context_dependent_function:
+        types = [_type(kinds.get(name)).SerializeToString() for name in node.input]
+        body = schema.get_context_dependent_function(node.SerializeToString(), types)
+    else:
+        body = schema.get_function_with_opset_version(opset)
+    function = onnx.FunctionProto.FromString(body)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(_FUNCTIONS, 1)]
+    del function.opset_import[:]
+    function.opset_import.extend(imports[:1])
+    call = onnx.NodeProto()
+    call.CopyFrom(node)
+    call.domain = function.domain = _FUNCTIONS
+    inputs, outputs = (
+        [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name] for names in (node.input, node.output)
+    )
+    graph = helper.make_graph([call], "function", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10)
+    outside = {*node.input, *node.output, ""}
+    for part in onnx.inliner.inline_local_functions(model).graph.node:
+        part.name = node.name
+        for names in (part.input, part.output):
+            names[:] = [name if name in outside else f"{node.output[0]}:{name}" for name in names]
+        yield part
+
+
+def _type(kind: Kind | None) -> onnx.TypeProto:
+    if kind is None:
+        return onnx.TypeProto()
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
