@@ -173,14 +173,15 @@ def alternatives(
     the plan as it runs, which is never better.
     """
     problem = instance.problem
-    ranked = sorted(others, key=lambda each: each.rank(problem))
-    plans = {frozenset(each.machines): each for each in reversed(ranked)}
+    plans: dict[frozenset[int], Candidate] = {}
+    for plan in sorted(others, key=lambda each: each.rank(problem)):
+        plans.setdefault(frozenset(plan.machines), plan)
     plans.pop(frozenset(chosen.machines), None)
     first: dict[int, Candidate] = {}
-    for plan in sorted(plans.values(), key=lambda each: each.rank(problem)):
+    for plan in plans.values():
         first.setdefault(len(plan.machines), plan)
     near = sorted(first.values(), key=lambda each: abs(len(each.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
-    rest = sorted(plans.values(), key=lambda each: (len(each.machines) > 1, each.rank(problem)))
+    rest = sorted(plans.values(), key=lambda each: len(each.machines) > 1)
     most = list(dict.fromkeys([*near, *rest]))[:MOST_ALTERNATIVES]
     delivered = {frozenset(each.machines): each for each in map(deliver, most)}
     delivered.pop(frozenset(chosen.machines), None)
