@@ -22,8 +22,7 @@ from tests.helpers.planner.steps import step
 from tests.helpers.scenarios import scenario_of_problem
 from tests.helpers.trials import Trials
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.measured_file import read_computing, read_measured
+from tvm_split.deployment.deployment_report import DeploymentReport, read_computing, read_measured
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.display.plan import plan_parts
 from tvm_split.display.view import print_parts

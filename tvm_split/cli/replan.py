@@ -15,7 +15,7 @@ from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError, wrong_use
 from tvm_split.cli.plan_output import PlanOutput
 from tvm_split.cli.source import ModelOptions
-from tvm_split.deployment.measured_file import read_measured
+from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.display.console import print_note
 from tvm_split.errors import PlanError
 from tvm_split.planner.request import SPLITTING, PlanRequest, RequestError

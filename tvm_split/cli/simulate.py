@@ -10,7 +10,7 @@ import typer
 import tvm_split
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
-from tvm_split.deployment.measured_file import read_computing
+from tvm_split.deployment.deployment_report import read_computing
 from tvm_split.deployment.timeline import columns_in, draw, timeline as lanes
 from tvm_split.display.console import STDOUT, print_note
 from tvm_split.display.simulate import SimulatedPlan

@@ -89,11 +89,6 @@ def layer_graph(model: Model) -> LayerGraph:
     )
 
 
-def model_operations(model: Model) -> float:
-    """Floating-point operations of one run, by the definition of the layers."""
-    return sum(work for _, work, _ in calls(model.module))
-
-
 def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
     """Yield the variable, the floating-point operations and the bytes of operands and results of every call."""
     for binding in bindings_of(main_function(module)):

@@ -1,6 +1,7 @@
 """Compare prediction and measurement for every machine and link of a deployment, and for the whole.
 
-Pure functions: from a plan, a program, its trace and the times of its results to values, and from these to advice.
+Pure functions: from a plan, a program, its trace and the times of its results to values, and from these to advice. A
+report of ``tvm-split bench --json`` is read as far as replanning and simulation need it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, cast
 
@@ -23,14 +25,17 @@ from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.transport import uses_codecs
-from tvm_split.deployment.report_advice import advice_for
+from tvm_split.deployment.report_advice import advice_for, changed_links
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.deployment.run_times import MeasuredRuns, Window
+from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, MachinePrediction
 from tvm_split.planner.problem import CoresLoad
 from tvm_split.planner.profile import Corrections
+from tvm_split.planner.replan import Measured
 from tvm_split.shown import Shown
+from tvm_split.values import read
 
 CLOCK_ERROR = 5_000_000
 """Largest apparent difference between the clocks of two machines, in nanoseconds: half a round trip of a slow link."""
@@ -264,3 +269,45 @@ def _taker(program: Program, route: Route) -> str | None:
     """The stage that records the receiving: the first on its machine that takes the tensor; None for the client."""
     stages = program.stages_on(route.destination)
     return next((stage.name for stage in stages if route.tensor in stage.inputs), None)
+
+
+def read_computing(path: Path, model: str) -> dict[str, float]:
+    """Measured seconds of computing by machine, per micro-batch of a stream; raises a `PlanError` for a wrong file."""
+    report = _read_report(path, model)
+    return {each.machine: each.compute.measured for each in report.machines if each.compute.measured is not None}
+
+
+def read_measured(path: Path, model: str) -> Measured:
+    """Measurements of a model's plan: of machines that have a prediction, and of links that have changed.
+
+    Raises:
+        PlanError: the file cannot be read, is no report, or is a report of another model or without a prediction.
+    """
+    report = _read_report(path, model)
+    compared = {each.machine: 1.0 if each.compute.inconclusive else each.compute.ratio for each in report.machines}
+    ratios = {machine: ratio for machine, ratio in compared.items() if ratio}
+    if not ratios:
+        raise PlanError(
+            f"{path} has nothing to compare: the plan that was measured had no prediction; make one with "
+            "`tvm-split plan`, of a split by hand with --predict"
+        )
+    return Measured(
+        compute_ratios=ratios,
+        link_speeds={
+            (each.source, each.destination): each.bytes.measured / each.seconds.measured
+            for each in changed_links(report.period, report.latency, report.links)
+            if each.bytes.measured and each.seconds.measured
+        },
+        earlier=report.corrections,
+        profiled_at=report.profiled_at,
+    )
+
+
+def _read_report(path: Path, model: str) -> DeploymentReport:
+    try:
+        report = read(DeploymentReport, path, PlanError)
+    except PlanError as error:
+        raise PlanError(f"{path} is no report, which `tvm-split bench --json` writes: {error}") from error
+    if report.model != model:
+        raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
+    return report

@@ -29,7 +29,7 @@ def advice_for(
 
     ``estimated_shares`` has, by machine, the share of its predicted time that was estimated and not measured.
     """
-    scale, slower = _whole(period, latency)
+    scale = _scale(period, latency)
     parts = [
         *(
             _of_machine(each, estimated_shares.get(each.machine, 0.0))
@@ -37,7 +37,6 @@ def advice_for(
             if parted(each.compute, scale)
         ),
         *map(_of_link, changed_links(period, latency, links)),
-        *(text for each in machines for text in _of_unknown_links(each, links, scale, slower)),
     ]
     if parts:
         return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
@@ -45,16 +44,24 @@ def advice_for(
 
 
 def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
-    """The links whose measured time differs from the prediction enough to matter."""
-    scale, slower = _whole(period, latency)
-    return [each for each in links if _link_parted(each.seconds, scale, slower)]
+    """The links whose measured time differs from the prediction enough to matter.
+
+    A longer time does not matter unless the whole is slower: the ends then had time to wait.
+    """
+    whole, scale = latency if period.measured is None else period, _scale(period, latency)
+    is_slower = parted(whole, 0.0) and whole.difference > 0
+    return [
+        link
+        for link in links
+        if (is_slower or link.seconds.difference <= 0)
+        and tells_of_a_link(link.seconds, scale)
+        and parted(link.seconds, scale)
+    ]
 
 
-def _whole(period: Comparison, latency: Comparison) -> tuple[float, bool]:
-    """The seconds to which differences are compared, and whether the deployment as a whole is slower than predicted."""
-    whole = latency if period.measured is None else period
-    scale = max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
-    return scale, parted(whole, 0.0) and whole.difference > 0
+def _scale(period: Comparison, latency: Comparison) -> float:
+    """The seconds to which differences are compared."""
+    return max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
 
 
 def parted(comparison: Comparison, scale_seconds: float) -> bool:
@@ -71,15 +78,6 @@ def tells_of_a_link(seconds: Comparison, scale_seconds: float) -> bool:
     return longest >= max(LEAST_WIRE_SECONDS, SMALLEST_SHARE_OF_PERIOD * scale_seconds)
 
 
-def _link_parted(seconds: Comparison, scale: float, whole_is_slower: bool) -> bool:
-    """Whether the time of a link differs enough to matter.
-
-    A longer time does not matter unless the whole is slower: the ends then had time to wait.
-    """
-    harmless = seconds.difference > 0 and not whole_is_slower
-    return not harmless and tells_of_a_link(seconds, scale) and parted(seconds, scale)
-
-
 def _of_machine(report: MachineReport, estimated_share: float) -> str:
     why = "something else may run there, or the machine has changed"
     if report.compute.difference < 0:
@@ -93,20 +91,6 @@ def _of_link(report: LinkReport) -> str:
     slower = report.seconds.difference > 0
     why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
     return f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again"
-
-
-def _of_unknown_links(
-    report: MachineReport, links: Sequence[LinkReport], scale: float, whole_is_slower: bool
-) -> Iterator[str]:
-    """Messages for a machine whose transfer time differs, but belongs to several links that were not measured apart."""
-    for doing, compared, own in (
-        ("receives", report.receive, [link for link in links if link.destination == report.machine]),
-        ("sends", report.send, [link for link in links if link.source == report.machine]),
-    ):
-        unknown = all(link.seconds.measured is None for link in own)
-        if unknown and _link_parted(compared, scale, whole_is_slower):
-            named = ", ".join(f"{link.source} → {link.destination}" for link in own)
-            yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again"
 
 
 def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:

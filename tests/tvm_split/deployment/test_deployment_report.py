@@ -1,4 +1,4 @@
-"""Prediction beside measurement, from traces written by hand."""
+"""Prediction beside measurement, from traces written by hand; and reports in files, read for planning anew."""
 
 import dataclasses
 import json
@@ -7,12 +7,15 @@ import pytest
 
 from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program, StageSpec
+from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, C, events_of, plan_for, stage, streamed, tensor
-from tvm_split.deployment.deployment_report import report_of
+from tvm_split.deployment.deployment_report import read_computing, read_measured, report_of
 from tvm_split.deployment.run_times import MeasuredRuns, Window
+from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import LinkPrediction
 from tvm_split.planner.problem import CoresLoad
+from tvm_split.planner.profile import Corrections
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
 """A result every 12 ms, where 10 are predicted."""
@@ -130,16 +133,6 @@ def test_a_machine_with_two_stages_is_their_sum():
     assert links[B, A].seconds.measured == pytest.approx(0.002)
 
 
-def test_several_links_that_cannot_be_told_apart_are_probed_together():
-    stages = (stage(0, A, ("x",), ("y", "v")), stage(1, B, ("y", "x"), ("z",)), stage(2, C, ("v", "z", "x"), ("w",)))
-    program = Program((tensor("x"),), (tensor("w"), tensor("z"), tensor("y")), stages)
-    machines = tuple(machine_prediction(name, 0.010) for name in (A, B, C))
-    expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
-    advice = report_of(plan_for(program, expected), program, events_of(program, (10, 10, 10), 4), SLOW).advice
-    assert any(text.startswith("machine-c receives 4 ms and not 1 ms") for text in advice)
-    assert any("Probe these links again" in text and "machine-b → machine-c" in text for text in advice)
-
-
 def test_time_that_may_be_of_two_links_is_of_none():
     stages = (
         stage(0, A, ("x",), ("y", "v")),
@@ -240,3 +233,88 @@ def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, m
     assert report.links[1].seconds.ratio > 10
     assert not any("Probe" in text for text in report.advice)
     assert bool(report.advice) == (measured is SLOW)  # which is said of the whole
+
+
+CORRECTIONS = Corrections(((A, 1.5), ("machine-z", 3.0)), (("machine-z", A, 1e6),))
+
+
+@pytest.fixture
+def content():
+    expected = prediction((machine_prediction(A, 0.005), machine_prediction(B, 0.006)), LINKS)
+    expected = dataclasses.replace(expected, corrections=CORRECTIONS)
+    return report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=5), SLOW).to_dict()
+
+
+@pytest.fixture
+def path(content, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**content, "rounds": 5}))
+    return path
+
+
+def test_a_report(path):
+    found = read_measured(path, "net")
+    assert found.compute_ratios == {A: pytest.approx(2.0), B: pytest.approx(1.0)}
+    assert found.link_speeds == {(A, B): pytest.approx(2e5)}
+    assert found.earlier == CORRECTIONS
+    assert found.profiled_at == 1_000_000.0
+
+
+def test_what_lies_in_a_wide_range_corrects_nothing(path, content):
+    content["machines"][0]["compute_seconds"].update(predicted=0.011, predicted_least=0.001)
+    path.write_text(json.dumps(content))
+    assert read_measured(path, "net").compute_ratios[A] == 1.0
+
+
+def test_what_was_not_measured_is_left_out(path, content):
+    content["machines"][0]["compute_seconds"]["measured"] = None
+    content["links"][1]["seconds"]["measured"] = None
+    path.write_text(json.dumps(content))
+    found = read_measured(path, "net")
+    assert list(found.compute_ratios) == [B]
+    assert found.link_speeds == {}
+
+
+@pytest.mark.parametrize(
+    ("link", "wire", "measured"),
+    [
+        (LinkPrediction(A, B, 40.0, 0.002, 1e-7), 2, SLOW),  # 40 bytes take as long as ever
+        (LinkPrediction(A, B, 40.0, 1e-4, 1e-7), 0.9, SLOW),  # as long as threads take to wake up
+        (LinkPrediction(A, B, 1000.0, 0.003, 0.002), 5, streamed()),  # nothing is later for it
+    ],
+)
+def test_a_link_that_does_what_it_was_taken_for_keeps_its_speed(tmp_path, link, wire, measured):
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), (link,))
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), measured)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report.to_dict()))
+    assert read_measured(path, "net").link_speeds == {}
+
+
+def test_files_that_say_nothing(path, content, tmp_path):
+    with pytest.raises(PlanError, match=r"absent\.json: No such file"):
+        read_measured(tmp_path / "absent.json", "net")
+    with pytest.raises(PlanError, match="is of model 'net', the model is 'other'"):
+        read_measured(path, "other")
+    for text in (*WRONG_FILES, b'{"model": "net"}', json.dumps({**content, "machines": 3}).encode()):
+        path.write_bytes(text)
+        with pytest.raises(PlanError, match="no report, which `tvm-split bench --json` writes"):
+            read_measured(path, "net")
+    unpredicted = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed()).to_dict()
+    path.write_text(json.dumps(unpredicted))
+    with pytest.raises(PlanError, match="nothing to compare"):
+        read_measured(path, "net")
+
+
+def test_seconds_that_cannot_be_are_refused_with_their_place(path, content):
+    content["machines"][1]["compute_seconds"]["measured"] = -0.01
+    path.write_text(json.dumps(content))
+    with pytest.raises(PlanError, match=r"machines\.1\.compute_seconds\.measured: .* greater than or equal to 0"):
+        read_computing(path, "net")
+
+
+def test_what_machines_compute(path, content):
+    assert read_computing(path, "net") == {A: pytest.approx(0.010), B: pytest.approx(0.006)}
+    content["machines"][0]["compute_seconds"]["measured"] = None
+    path.write_text(json.dumps(content))
+    assert list(read_computing(path, "net")) == [B]

@@ -1,14 +1,13 @@
 """Machines on oversubscribed cores, for a search that fills one stage after the other.
 
-The search tries two views of them. In the first it uses only as many machines as have cores of their own; this loses
-nothing if pieces are small, and needs fewer transfers. In the second it uses all machines, each slowed down by the
-oversubscription; then a plan that fits the machines also fits the cores.
+The search uses only as many machines as have cores of their own. This loses nothing if pieces are small, and needs
+fewer transfers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -42,29 +41,23 @@ def oversubscribed_cores(instance: Instance) -> tuple[OversubscribedCores, ...]:
     return tuple(each for each in sets if each.wanted and each.oversubscription > 1)
 
 
-def ways_to_count(
-    units: Units, oversubscribed: Sequence[OversubscribedCores], worth: Floats
-) -> Iterator[tuple[Units, Counts]]:
-    """Yield units, and the number of each kind to use, such that their cores suffice; unchanged if all cores do.
+def counts_with_own_cores(units: Units, oversubscribed: Sequence[OversubscribedCores], worth: Floats) -> Counts:
+    """Return the number of units of each kind to use such that their cores suffice; all units if all cores do.
 
     Args:
         worth: (K,) price of a unit's time; units with the least price per core are left out first.
     """
     needed = [_needed(units, each) for each in oversubscribed]
-    if not any(each.any() for each in needed):
-        yield units, units.counts
-        return
-    yield units, _with_own_cores(units, oversubscribed, needed, worth)
-    longer = np.ones(len(units.counts))
+    counts = units.counts.copy()
+    taken = np.sum(needed, axis=0) if needed else np.zeros(len(counts))
+    order = np.argsort(-worth / np.maximum(taken, 1.0), kind="stable")
     for each, cores in zip(oversubscribed, needed, strict=True):
-        longer[cores > 0] = np.maximum(longer[cores > 0], each.oversubscription)
-    slowed = replace(
-        units,
-        seconds=units.seconds * longer,
-        transfer_seconds=units.transfer_seconds * longer,
-        transfer_seconds_per_byte=units.transfer_seconds_per_byte * longer,
-    )
-    yield slowed, units.counts
+        left = float(each.cores)
+        for kind in order[cores[order] > 0]:
+            whole = int(left // cores[kind]) if left < each.cores else max(1, int(left // cores[kind]))
+            counts[kind] = min(counts[kind], whole)
+            left = max(0.0, left - counts[kind] * cores[kind])
+    return counts
 
 
 def pooled(units: Units, counts: Floats, oversubscribed: Sequence[OversubscribedCores]) -> tuple[Floats, Floats]:
@@ -89,18 +82,3 @@ def pooled(units: Units, counts: Floats, oversubscribed: Sequence[Oversubscribed
 def _needed(units: Units, cores: OversubscribedCores) -> Floats:
     """Return (K,) the number of these cores that a unit of each kind keeps busy."""
     return np.array([sum(cores.wanted.get(machine, 0) for machine in each[0]) for each in units.members], dtype=float)
-
-
-def _with_own_cores(
-    units: Units, oversubscribed: Sequence[OversubscribedCores], needed: Sequence[Floats], worth: Floats
-) -> Counts:
-    counts = units.counts.copy()
-    taken = np.sum(needed, axis=0)
-    order = np.argsort(-worth / np.maximum(taken, 1.0), kind="stable")
-    for each, cores in zip(oversubscribed, needed, strict=True):
-        left = float(each.cores)
-        for kind in order[cores[order] > 0]:
-            whole = int(left // cores[kind]) if left < each.cores else max(1, int(left // cores[kind]))
-            counts[kind] = min(counts[kind], whole)
-            left = max(0.0, left - counts[kind] * cores[kind])
-    return counts
