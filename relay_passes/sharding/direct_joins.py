@@ -119,7 +119,7 @@ class _Spreading:
     def spread(self) -> Spread:
         readers = (read.name for binding in self._bindings.values() for read in used_variables(binding.value))
         used, sliced_inputs = {*self._returned, *readers}, {binding.value.args[0].name for binding in self._of_inputs}
-        kept = [each for each in self._function.params if each.name in used or each.name not in sliced_inputs]
+        kept = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]
         parameters = [*kept, *(relax.Var(binding.var.name, binding.var.ty) for binding in self._of_inputs)]
         self._emitted.update({parameter.name: parameter for parameter in parameters})
         with self._builder.function("main", parameters):

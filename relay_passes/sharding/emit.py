@@ -76,7 +76,9 @@ def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Ex
             emitter = _Emitter(builder, layout, {name: values[name] for name in contents.outside})
             values.update(emitter.emit())
             emit_operations(builder, contents.behind, values)
-            result = builder.emit_output(relax.Tuple([substitute(each, values) for each in returned_fields(function)]))
+            result = builder.emit_output(
+                relax.Tuple([substitute(field, values) for field in returned_fields(function)])
+            )
         builder.emit_func_output(result)
     return Sharded(with_main(module, builder.get()["main"]), emitter.machine_of, emitter.source_of)
 

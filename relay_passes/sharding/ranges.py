@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 import tvm
 from tvm import relax
@@ -165,29 +165,27 @@ def _needs_of(
             whole.add(0 if step.is_whole else None)
         if whole and not step.is_whole and step.operation.is_tuple:
             raise ShardError(f"{name!r} is a tuple, and used behind the shard: end the shard before it")
-        if step.is_whole:
-            for machine in whole:
-                for operand in operands:
-                    read_whole(operand, machine)
-        for machine in machines if linear is not None else ():
-            if whole or machine in needs.partial.get(name, ()):
+        if linear is not None:
+            for machine in machines if whole else needs.partial.get(name, ()):
                 needs.computed[name, machine] = None
-                for operand, use in zip(operands, linear.uses if linear else (), strict=True):
+                for operand, use in zip(operands, linear.uses, strict=True):
                     if use is Use.OWN:
                         needs.partial.setdefault(operand.expression.name, set()).add(machine)
                     elif use is Use.WHOLE or machine == 0:
                         read_whole(operand, machine)
-        for machine in machines if rule is not None else ():
-            assert rule is not None  # noqa: S101  (for mypy)
-            own = owned[name][machine]
-            needed = own if whole or name in exchanged or machine in needs.partial.get(name, ()) else None
-            taken = needs.read.get((name, rule.axis.index, machine))
-            if not step.is_partial and taken is not None and name not in exchanged:
-                needed = hull(needed, taken)
-            if needed is not None and needed[0] < needed[1]:
-                needs.computed[name, machine] = needed
-                for operand, axis, part in zip(operands, rule.operands, rule.ranges(needed), strict=True):
-                    read(operand, axis, part, machine)
+        elif rule is not None:
+            for machine in machines:
+                own, taken = owned[name][machine], needs.read.get((name, rule.axis.index, machine))
+                needed = own if whole or name in exchanged or machine in needs.partial.get(name, ()) else None
+                if not rule.reduced and taken is not None and name not in exchanged:
+                    needed = hull(needed, taken)
+                if needed is not None and needed[0] < needed[1]:
+                    needs.computed[name, machine] = needed
+                    for operand, axis, part in zip(operands, rule.operands, rule.ranges(needed), strict=True):
+                        read(operand, axis, part, machine)
+        else:
+            for operand, place in product(operands, whole):
+                read_whole(operand, place)
     return needs
 
 

@@ -112,7 +112,7 @@ def _by_weights(operation: Operation, axis: Axis, matrices: Sequence[Table]) -> 
     def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
         own = [*matrices]
         own[index] = matrix[slice(*wanted), slice(*_span(matrix, wanted))]
-        rows, columns = (constant(np.ascontiguousarray(each, dtype)) for each in (own[0], own[1].T))
+        rows, columns = (constant(np.ascontiguousarray(factor, dtype)) for factor in (own[0], own[1].T))
         return relax.op.matmul(emit(relax.op.matmul(rows, parts[0])), columns)
 
     result = Axis(axis.index, 1, len(matrix))

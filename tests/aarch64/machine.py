@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_split.worker_kit.worker_source import needed_versions
+from tvm_split.worker_kit.distributions import needed_versions
 
 ARCHITECTURE = "arm64"
 PACKAGES = ("python3", "libstdc++6", "libgomp1", "ca-certificates")

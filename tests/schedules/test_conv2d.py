@@ -7,6 +7,9 @@ from hypothesis import assume, given, settings, strategies as st
 from torch.nn import functional
 from tvm import relax, tirx
 
+import schedules
+from schedules.cpu.narrow_groups import Widening, choose_widening
+from schedules.traits import Traits
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.properties import (
     TOLERANCE,
@@ -31,6 +34,7 @@ from tests.helpers.schedules.schedule_harness import (
     run,
 )
 
+AVX512 = Traits(lanes=16, registers=32)
 KINDS = {1: (relax.op.nn.conv1d, functional.conv1d), 2: (relax.op.nn.conv2d, functional.conv2d)}
 pads = st.sampled_from([0, 0, 1, 2, 3])
 steps = st.sampled_from([1, 1, 2, 3])
@@ -137,15 +141,15 @@ def test_half_precision_accumulates_in_single():
     assert_close(actual, expected(x, weight, bias, **attributes), tolerance=2e-3)
 
 
-def test_weights_that_are_no_constant():
-    x, weight = normal(0, 1, 16, 7, 7), normal(1, 16, 16, 3, 3)
-
-    def graph(builder, data, kernel):
-        return builder.emit(relax.op.nn.conv2d(data, kernel, padding=(1, 1)))
-
-    actual, _ = evaluate(graph, [x, weight])
-    exact = (torch.tensor(array.astype("float64")) for array in (x, weight))
-    assert_close(actual, torch.nn.functional.conv2d(*exact, padding=1).numpy())
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "size", "kernel", "groups"),
+    [(16, 16, (7, 7), (3, 3), 1), (8, 8, (5, 5), (1, 1), 2), (16, 8, (9,), (3,), 1)],
+)
+def test_weights_that_are_no_constant(inputs, outputs, size, kernel, groups):
+    operator, reference = KINDS[len(size)]
+    x, weight = normal(0, 1, inputs, *size), normal(1, outputs, inputs // groups, *kernel)
+    actual, _ = evaluate(lambda builder, *both: builder.emit(operator(*both, padding=1, groups=groups)), [x, weight])
+    assert_close(actual, reference(exact(x), exact(weight), padding=1, groups=groups).numpy())
 
 
 def squeezed(size):
@@ -198,3 +202,79 @@ def test_what_reads_a_value_often_does_not_compute_it_as_often(activation):
     for _ in range(3):
         right = getattr(torch.nn.functional, name)(right)
     assert_close(run(lowered, [x]), right.numpy())
+
+
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "width", "widening"),
+    [
+        (32, 4, 4, 56, Widening(merged=2)),
+        (3, 80, 20, 28, Widening(merged=3)),
+        (3, 20, 80, 28, Widening(merged=3)),
+        (3, 80, 80, 28, None),
+        (65, 2, 2, 28, Widening(merged=4, added=3)),
+        (130, 1, 1, 28, Widening(added=6)),
+        (64, 1, 1, 28, None),
+        (64, 1, 4, 28, Widening(repeats=True)),
+        (64, 1, 4, 56, None),
+        (3, 1, 32, 56, Widening(merged=3)),
+    ],
+)
+def test_the_cheapest_way(groups, inputs, outputs, width, widening):
+    assert choose_widening(groups, inputs, outputs, width, AVX512) == widening
+
+
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs"),
+    [(8, 4, 4), (3, 16, 5), (3, 5, 16), (9, 2, 2), (5, 4, 8), (17, 1, 1), (13, 1, 3), (6, 1, 4), (3, 1, 32)],
+)
+def test_widened_groups_compute_the_same(groups, inputs, outputs):
+    x, weight = normal(0, 2, groups * inputs, 7, 9), normal(1, groups * outputs, inputs, 3, 3)
+    bias, attributes = normal(2, groups * outputs), {"padding": (1, 1), "strides": (2, 1), "groups": groups}
+    actual, chosen = evaluate(convolution(weight, bias, **attributes), [x])
+    assert_close(actual, expected(x, weight, bias, **attributes), tolerance=1e-5)
+    assert chosen <= {"conv2d", "depthwise_conv2d", "elementwise"}, "no plain loops"
+
+
+def two_layers(first, second, bias):
+    def graph(builder, x):
+        y = builder.emit(relax.op.nn.conv1d(x, relax.const(first), strides=2, padding=(2, 1)))
+        y = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, relax.const(bias)))))
+        z = builder.emit(relax.op.nn.conv1d(y, relax.const(second), dilation=2, padding=2))
+        z = builder.emit(relax.op.add(z, y))
+        return builder.emit(relax.op.nn.max_pool1d(z, pool_size=3, strides=2, padding=1))
+
+    return graph
+
+
+@pytest.fixture
+def layers():
+    return normal(1, 32, 16, 4), normal(2, 32, 32, 3) / 8, normal(3, 1, 32, 1)
+
+
+def test_values_of_a_chain(layers):
+    x = normal(0, 2, 16, 33)
+    actual, chosen = evaluate(two_layers(*layers), [x])
+    first, second, bias, exact = (torch.tensor(array.astype("float64")) for array in (*layers, x))
+    y = torch.relu(functional.conv1d(functional.pad(exact, (2, 1)), first, stride=2) + bias)
+    z = functional.conv1d(y, second, dilation=2, padding=2) + y
+    assert_close(actual, functional.max_pool1d(z, 3, 2, 1).numpy(), tolerance=1e-5)
+    assert chosen <= {"conv2d", "elementwise", "pooling"}
+
+
+def test_a_chain_stays_in_blocks_and_is_fused(layers):
+    lowered = lower(graph_of(two_layers(*layers), [normal(0, 2, 16, 33)]), HOST)
+    kernels = schedules.chosen_rules(lowered)
+    assert {"fused_conv2d_add_relu", "fused_conv2d1_add1"} <= set(kernels)
+    assert sum("layout_transform" in name for name in kernels) == 2, "one at the input, one at the output"
+
+
+def test_an_operand_from_outside_gets_the_height_too():
+    x, weight, other = normal(0, 1, 16, 9), normal(1, 16, 16, 3), normal(2, 1, 16, 9)
+
+    def graph(builder, data, residual):
+        y = builder.emit(relax.op.nn.conv1d(data, relax.const(weight), padding=1))
+        return builder.emit(relax.op.multiply(builder.emit(relax.op.add(residual, y)), relax.const(np.float32(2))))
+
+    lowered = lower(graph_of(graph, [x, other]), HOST)
+    exact = functional.conv1d(*(torch.tensor(array.astype("float64")) for array in (x, weight)), padding=1)
+    assert_close(run(lowered, [x, other]), 2 * (exact.numpy() + other), tolerance=1e-5)

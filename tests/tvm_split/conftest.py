@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.scripted_kernels import Noise, ScriptedKernels
-from tvm_split.profiling import cluster_timing, link_probing, link_samples, link_store, stream_probing
+from tvm_split.profiling import cluster_timing, link_model, link_probing, link_timing
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,8 @@ def busy_machine() -> Iterator[None]:
             "open_session",
             lambda cluster, timeout_seconds, machine: ScriptedKernels(machine.name, Noise()),
         )
-        patch.setattr(link_samples, "DISAGREEMENT", math.inf)
-        patch.setattr(link_samples, "SLOWEST_STREAM", math.inf)
-        patch.setattr(link_store, "CERTAIN", math.inf)
-        patch.setattr(stream_probing, "CERTAIN", math.inf)
+        patch.setattr(link_model, "DISAGREEMENT", math.inf)
+        patch.setattr(link_model, "SLOWEST_STREAM", math.inf)
         patch.setattr(link_probing, "SERIES_SECONDS", 0.01)
-        patch.setattr(stream_probing, "ROUNDS", 1)
+        patch.setattr(link_timing, "ROUNDS", 1)
         yield

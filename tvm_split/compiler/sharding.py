@@ -55,24 +55,20 @@ def partition(model: Model, plan: Plan) -> Partition:
         machines = {name: () if machine is None else (machine,) for name, machine in sharded.machine_of.items()}
         places.update({name: Place(index, of) for name, of in machines.items()})
         source_of.update(sharded.source_of)
-        model = replace(model, module=sharded.module)
-        model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
+        names = [binding.var.name for binding in operations_of(main_function(sharded.module))]
+        model = replace(model, module=sharded.module, layers={name: layers[name] for name in names})
     places = {name: places[name] for name in model.layers}
     of_inputs = _cuts_of_inputs(model, places, source_of)
-    cuts = tuple(binding for binding in _operations(model) if binding.var.name in of_inputs)
+    cuts = tuple(binding for binding in operations_of(main_function(model.module)) if binding.var.name in of_inputs)
     model, with_joins = _placed_joins(model, plan, places, source_of, of_inputs)
     return replace(_placed_by(model, plan, _leveled(model, plan, with_joins, source_of), inputs), cuts=cuts)
-
-
-def _operations(model: Model) -> list[relax.VarBinding]:
-    return operations_of(main_function(model.module))
 
 
 def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
     """Split one stage's operations over its machines and return the rewritten module."""
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     region = _region(model, stage, names)
-    with _said_of(model, stage):
+    with _naming_layers(model, stage):
         return shard(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
 
 
@@ -85,27 +81,27 @@ def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], floa
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     layers = set(stage.layers)
     region = _region(model, stage, [name for name, layer in model.layers.items() if layer in layers])
-    with _said_of(model, stage):
+    with _naming_layers(model, stage):
         return shares_of(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
 
 
 @contextmanager
-def _said_of(model: Model, stage: Stage) -> Iterator[None]:
+def _naming_layers(model: Model, stage: Stage) -> Iterator[None]:
     """Turn a `ShardError` inside the block into a `PlanError` that names layers instead of variables."""
     try:
         yield
     except ShardError as error:
-        said = re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
-        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {said}") from error
+        message = re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
+        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {message}") from error
 
 
 def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
-    same = {part_name("", machine): machine for machine in stage.machines}
-    alike = next((machine for machine in stage.machines if machine not in same.values()), None)
-    if alike is not None:
+    by_ending = {part_name("", machine): machine for machine in stage.machines}
+    clash = next((machine for machine in stage.machines if machine not in by_ending.values()), None)
+    if clash is not None:
         raise PlanError(
-            f"{stage.name} is shared by {alike!r} and {same[part_name('', alike)]!r}, whose parts would have the same "
-            "names, in which - is _; rename one of the machines"
+            f"{stage.name} is shared by {clash!r} and {by_ending[part_name('', clash)]!r}, whose parts would have the "
+            "same names, in which - is _; rename one of the machines"
         )
     order = list(model.layers)
     begin, end = order.index(names[0]), order.index(names[-1])
@@ -145,8 +141,8 @@ def _placed_joins(
 def _cuts_of_inputs(model: Model, places: Mapping[str, Place], source_of: Mapping[str, str]) -> list[str]:
     """Return the slices of model inputs whose machine uses only slices of that input, together smaller than it."""
     function = main_function(model.module)
-    sizes = {each.name: size_bytes(each.ty) for each in function.params}
-    returned = {each.name for each in returned_fields(function)}
+    sizes = {parameter.name: size_bytes(parameter.ty) for parameter in function.params}
+    returned = {field.name for field in returned_fields(function)}
     parts: dict[tuple[str, str], list[relax.VarBinding]] = {}
     whole: set[tuple[str, str]] = set()
     for binding in operations_of(function):
@@ -159,7 +155,7 @@ def _cuts_of_inputs(model: Model, places: Mapping[str, Place], source_of: Mappin
     return [
         binding.var.name
         for (name, machine), cuts in parts.items()
-        if (name, machine) not in whole and sum(size_bytes(each.var.ty) for each in cuts) < sizes[name]
+        if (name, machine) not in whole and sum(size_bytes(cut.var.ty) for cut in cuts) < sizes[name]
         for binding in cuts
     ]
 
@@ -186,7 +182,7 @@ def _leveled(
     dependent = dependent_names(main_function(model.module))
     peers: dict[str, _Peers] = {}
     rises: dict[_Peers, dict[_Peers, int]] = {}
-    for binding in _operations(model):
+    for binding in operations_of(main_function(model.module)):
         name, place = binding.var.name, places[binding.var.name]
         if plan.stages[place.stage].sharding is None:
             continue
@@ -203,8 +199,8 @@ def _leveled(
             if other != own:
                 before[other] = max(before.get(other, 0), rise)
     levels: dict[_Peers, int] = {}
-    for each in TopologicalSorter(rises).static_order():
-        levels[each] = max((levels[other] + rise for other, rise in rises[each].items()), default=0)
+    for group in TopologicalSorter(rises).static_order():
+        levels[group] = max((levels[other] + rise for other, rise in rises[group].items()), default=0)
     level_of = {name: levels[own] for name, own in peers.items() if name in dependent}
     first: dict[Place, int] = {}
     for name, level in level_of.items():

@@ -15,9 +15,8 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiling import compile
-from tvm_split.demo.network import shards_over, split_over
+from tvm_split.demo.network import Digits, accuracy, load_digits, scores_of, shards_over, split_over, train
 from tvm_split.demo.short_form import short_form
-from tvm_split.demo.training import Digits, accuracy, load_digits, scores_of, train
 from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.deployment.timeline import first_micro_batches
 from tvm_split.errors import VerificationError

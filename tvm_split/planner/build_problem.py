@@ -33,17 +33,10 @@ def model_problem(
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
-    # Limit the start delay to the seconds of an even stage: a stage that computes little loses little cache content.
-    starts = {each.machine: min(each.streaming.start_seconds, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
-        machines=tuple(
-            _machine(
-                each, memory_limits.get(each.machine), profile.oversubscription(each.machine), starts[each.machine]
-            )
-            for each in profile.machines
-        ),
-        links=tuple(_link(link, buses, starts) for link in profile.links),
+        machines=tuple(_machine(each, memory_limits.get(each.machine)) for each in profile.machines),
+        links=tuple(_link(link, buses) for link in profile.links),
         pieces=tuple(
             Piece(
                 piece.name,
@@ -67,17 +60,16 @@ def model_problem(
     )
 
 
-def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
+def _link(link: LinkProfile, buses: Mapping[str, Bus]) -> ProblemLink:
     """A link combined with the GPU buses at its ends, in series: a tensor is sent after it was copied from the device.
 
     A transport from GPU to GPU uses neither bus: its link was measured from GPU to GPU. The destination uploads a
-    tensor while it receives the next one, so a stream may be faster than this. The start delay of the destination's
-    stage is added to the latency of the link.
+    tensor while it receives the next one, so a stream may be faster than this.
     """
     ends = () if memory_of(link.transport) == "device" else (link.source, link.destination)
     passed = [buses[end] for end in ends if end in buses]
     bytes_per_second = link.bytes_per_second
-    latency_seconds = link.latency_seconds + starts.get(link.destination, 0.0)
+    latency_seconds = link.latency_seconds
     for bus in passed:
         bytes_per_second = 1 / (1 / bytes_per_second + 1 / bus.bytes_per_second)
         latency_seconds += bus.latency_seconds
@@ -90,9 +82,7 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
-def _machine(
-    machine: MachineProfile, limit: int | None, oversubscription: float, start_seconds: float
-) -> ProblemMachine:
+def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
@@ -100,12 +90,9 @@ def _machine(
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
-        # A stage has at least one input and one output: each transfer gets half of the start delay. There is no delay
-        # if cores are not oversubscribed: nothing else runs on the stage's core in between.
-        transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if oversubscription > 1 else 0.0),
+        transfer_seconds=streaming.transfer_seconds,
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
-        # The ratio measured in streams includes contention, but only for a stage that fits into a core's cache.
-        contention=max(slower * streaming.alone_ratio, streaming.ratio if oversubscription == 1 else 1.0),
+        contention=slower * streaming.ratio,
         cores=machine.cores,
     )
 

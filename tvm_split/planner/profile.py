@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -47,18 +46,13 @@ class StreamingCost:
     """The slowdown of computing in a stream: seconds for every tensor that is sent or received, and a ratio.
 
     A stage that computes for ``c`` seconds alone takes ``ratio * c`` in a stream, plus ``transfer_seconds`` for each
-    tensor. The values with ``alone_`` are for a plan of this machine only. The others are for plans in which the other
-    machines of its host, and the client if it is there, are busy too: they include the time of the host's cores that
-    each end of a transfer takes, the client's included. The costs are 0 where there are spare cores.
-    ``start_seconds`` is the additional time of a stage whose core and caches were used by others before it starts.
+    tensor. With other machines on its host, that includes the time of the host's cores that each end of a transfer
+    takes, the client's included. The costs are 0 where there are spare cores.
     """
 
     transfer_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
     ratio: float = 1.0
-    alone_transfer_seconds: float = 0.0
-    alone_ratio: float = 1.0
-    start_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,16 +154,6 @@ class ClusterProfile:
             for name, time in machine.pieces.items()
             if time.origin == "estimated"
         )
-
-    def even_seconds(self, machine: MachineProfile) -> float:
-        """Seconds of a stage on a machine if every machine gets an equal part of the pieces' time."""
-        return math.fsum(each.seconds for each in machine.pieces.values()) / len(self.machines)
-
-    @property
-    def even_bytes(self) -> float:
-        """Bytes of a stage if every machine gets an equal part of the weights, with a kernel's largest activations."""
-        weights = sum(each.weight_bytes for each in self.pieces) / len(self.machines)
-        return weights + max((each.activation_bytes for each in self.pieces), default=0)
 
     def oversubscription(self, machine: str) -> float:
         """The factor by which oversubscribed cores slow down a machine while all machines of its host compute."""

@@ -37,7 +37,7 @@ class Strategy(ABC):
 STRATEGIES: Registry[type[Strategy]] = Registry(
     "tvm_split.strategies",
     "strategy",
-    {"best": "tvm_split.planner.search.best:Best", "first-fit": "tvm_split.planner.strategy:FirstFit"},
+    {"best": "tvm_split.planner.search.solve:Best", "first-fit": "tvm_split.planner.strategy:FirstFit"},
     Strategy,
     PlanError,
 )

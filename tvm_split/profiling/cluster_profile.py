@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import time
@@ -30,7 +29,6 @@ def profile_model(
     cluster: Cluster,
     *,
     database: str | Path | None = None,
-    profiler: ModelProfiler | None = None,
     refresh: bool = False,
     cache_folder: str | Path | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
@@ -38,13 +36,15 @@ def profile_model(
 ) -> MeasuredCluster:
     """Measure the pieces of a model on every machine, then the links, with the tensor sizes of this model's cuts.
 
-    Arguments and errors are those of `ModelProfiler` and `probe_links`. Measurements are kept in ``cache_folder``, by
-    default in the user's cache. A ``profiler`` of this model that measured before does not compile again.
+    Arguments and errors are those of `ClusterTiming.measure` and `probe_links`. Measurements are kept in
+    ``cache_folder``, by default in the user's cache. ``database`` is the folder of tuned kernels.
     """
     folder = default_folder() if cache_folder is None else Path(cache_folder)
     with cluster.start() as workers:
-        measured = (profiler or ModelProfiler(model, database)).measure(
+        measured = measured_pieces(
+            model,
             workers,
+            model_timing(model, database),
             refresh=refresh,
             cache_folder=folder,
             timeout_seconds=timeout_seconds,
@@ -55,19 +55,13 @@ def profile_model(
         probe = probe_links(
             workers,
             sorted({int(edge.bytes) for edge in edges}),
-            stage_bytes=profile.even_bytes,
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
             cache_folder=folder,
             refresh=refresh,
         )
-    machines = tuple(
-        dataclasses.replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines
-    )
-    doubts = profile.doubts + probe.doubts
-    return dataclasses.replace(
-        measured, profile=dataclasses.replace(profile, machines=machines, links=probe.links, doubts=doubts)
-    )
+    machines = tuple(replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines)
+    return replace(measured, profile=replace(profile, machines=machines, links=probe.links))
 
 
 @dataclass(frozen=True)
@@ -93,39 +87,19 @@ class MeasuredCluster:
     reports: tuple[MachineReport, ...]
 
 
-class ModelProfiler:
-    """Times a model's pieces on clusters. Keeps compiled code, so that a second measurement does not compile.
+def model_timing(model: Model, database: str | Path | None = None) -> ClusterTiming:
+    """Return what times a model's kernels on clusters. It compiles once, with the tuned kernels of ``database``."""
+    tuned = open_database(database)
+    return ClusterTiming(model.name, lambda machine: target_code(model, machine.target, tuned))
 
-    ``database`` is the folder of tuned kernels, as for `tvm_split.compile`.
+
+def measured_pieces(model: Model, cluster: Cluster, timing: ClusterTiming, **how: Any) -> MeasuredCluster:
+    """Measure the time of each piece on each machine, alone and under contention from others of its host.
+
+    Links and transfer costs are not measured here: ``links`` is empty and ``streaming`` costs nothing. The arguments
+    ``how``, and errors, are those of `ClusterTiming.measure`.
     """
-
-    def __init__(self, model: Model, database: str | Path | None = None) -> None:
-        self._model = model
-        tuned = open_database(database)
-        self._timing = ClusterTiming(model.name, lambda machine: target_code(model, machine.target, tuned))
-
-    def measure(
-        self,
-        cluster: Cluster,
-        *,
-        refresh: bool = False,
-        cache_folder: str | Path | None = None,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        on_progress: StepProgress | None = None,
-    ) -> MeasuredCluster:
-        """Measure the time of each piece on each machine, alone and under contention from others of its host.
-
-        Links and transfer costs are not measured here: ``links`` is empty and ``streaming`` costs nothing.
-        Arguments and errors are those of `ClusterTiming.measure`.
-        """
-        times = self._timing.measure(
-            cluster,
-            refresh=refresh,
-            cache_folder=cache_folder,
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-        )
-        return _measured_cluster(self._model, cluster, times)
+    return _measured_cluster(model, cluster, timing.measure(cluster, **how))
 
 
 def model_digest(model: Model) -> str:

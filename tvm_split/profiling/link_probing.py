@@ -25,31 +25,32 @@ from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.profiling import link_samples
-from tvm_split.profiling.link_profiles import Chain, link_profiles
-from tvm_split.profiling.link_samples import (
+from tvm_split.profiling import link_model
+from tvm_split.profiling.link_model import (
     SMALLEST_BYTES,
+    Chain,
+    ChainProbe,
     LinkSample,
+    MachineProbe,
+    PairProbe,
+    StreamProbe,
     StreamSample,
     are_alike,
     chain_cost,
     handed_on_bytes,
-    matrix_edge,
+    link_profiles,
     probe_sizes,
     stream_cost,
     waking_seconds,
     worthwhile_size,
 )
-from tvm_split.profiling.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
+from tvm_split.profiling.link_store import link_store
+from tvm_split.profiling.link_timing import Passage, measured_passage, probe_chain, probe_stream
 from tvm_split.profiling.machines import bus_of
-from tvm_split.profiling.pair_rounds import rounds_of
-from tvm_split.profiling.passages import Passage, measured_passage
 from tvm_split.profiling.probe_programs import ProbePrograms
-from tvm_split.profiling.spot_checks import first_of, spot_checked
-from tvm_split.profiling.stream_probing import probe_chain, probe_stream
+from tvm_split.profiling.rounds import first_of, rounds_of, spot_checked
 from tvm_split.steps import StepProgress, Steps
 from tvm_split.units import short_list
 
@@ -57,8 +58,6 @@ SERIES_SECONDS = 0.04
 """Seconds of single runs, and of a stream, per size on a fast link; three times as long for a round trip."""
 LONGEST_CHAIN = 16
 """Most machines of a host in one probed chain; more machines hardly change how the caches are shared."""
-STAGE_BYTES = 1 << 20
-"""Bytes that a stage reads, if nothing is known about it."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
 """Bandwidth of links in an in-process cluster, where tensors are passed by reference."""
 
@@ -73,14 +72,12 @@ class LinkProbe:
 
     links: tuple[LinkProfile, ...]
     streaming: Mapping[str, StreamingCost]
-    doubts: tuple[str, ...] = ()
 
 
 def probe_links(
     cluster: Cluster,
     sizes_bytes: Sequence[int],
     *,
-    stage_bytes: float = STAGE_BYTES,
     timeout_seconds: float = 60.0,
     on_progress: StepProgress | None = None,
     cache_folder: Path | None = None,
@@ -95,7 +92,6 @@ def probe_links(
 
     Args:
         sizes_bytes: sizes of the tensors that may be transferred.
-        stage_bytes: bytes that a stage reads, about; the cost of its start under contention depends on it.
         timeout_seconds: limit of each wait, as in a deployment.
         cache_folder: folder for measurements, such as `store.default_folder()`; None keeps nothing. Ages are in
             ``measured_at``.
@@ -109,7 +105,7 @@ def probe_links(
     if cluster.launcher.in_process:
         return _in_process(cluster)
     with cluster.start() as workers:
-        return _Probing(workers, sizes_bytes, stage_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
+        return _Probing(workers, sizes_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
 
 
 class _Probing:
@@ -119,14 +115,12 @@ class _Probing:
         self,
         cluster: Workers,
         sizes_bytes: Sequence[int],
-        stage_bytes: float,
         timeout_seconds: float,
         on_progress: StepProgress | None,
         cache_folder: Path | None,
         refresh: bool,
     ) -> None:
         self._cluster = cluster
-        self._edge = matrix_edge(stage_bytes)
         self._sizes = probe_sizes(sizes_bytes)
         self._handed_on = handed_on_bytes(sizes_bytes)
         self._timeout_seconds = timeout_seconds
@@ -155,34 +149,23 @@ class _Probing:
         costs = dict.fromkeys(names, StreamingCost())
         waking = dict.fromkeys(names, 0.0)
         chains: dict[str, Chain] = {}
-        doubts: list[str] = []
         for host in hosts:
             self._steps.begin(f"streams through {short_list(host)}")
-            samples = self._alone_streams(host, doubts)
-            chain = self._chain(host, doubts) if len(host) > 1 else None
+            samples = self._alone_streams(host)
+            chain = self._chain(host) if len(host) > 1 else None
             for name in host:
                 own = stream_cost(samples[name])
-                per_byte = machines.values[name].seconds_per_byte
                 # Each stage receives one tensor and sends one, so the cost is halved per transfer.
-                costs[name] = StreamingCost(
-                    transfer_seconds=own.seconds / 2,
-                    transfer_seconds_per_byte=per_byte,
-                    ratio=own.ratio,
-                    alone_transfer_seconds=own.seconds / 2,
-                    alone_ratio=own.ratio,
-                )
+                transfer_seconds = own.seconds / 2
+                per_byte = machines.values[name].seconds_per_byte
                 waking[name] = waking_seconds(samples[name], machines.values[name].round_trip_seconds)
                 if chain is not None:
-                    costs[name] = replace(
-                        costs[name],
-                        transfer_seconds=chain.cost.transfer_seconds,
-                        transfer_seconds_per_byte=max(per_byte, chain.cost.transfer_seconds_per_byte),
-                        start_seconds=chain.start_seconds,
-                    )
                     chains[name] = chain
+                    transfer_seconds = chain.cost.transfer_seconds
+                    per_byte = max(per_byte, chain.cost.transfer_seconds_per_byte)
+                costs[name] = StreamingCost(transfer_seconds, per_byte, own.ratio)
         self._steps.done()
-        links = link_profiles(self._cluster, machines, measured, waking, chains)
-        return LinkProbe(tuple(links), costs, tuple(dict.fromkeys(doubts)))
+        return LinkProbe(tuple(link_profiles(self._cluster, machines, measured, waking, chains)), costs)
 
     def _place(self, name: str, worker: WorkerDescription) -> Hashable:
         """Return a key that is equal for machines with similar links to the client."""
@@ -224,8 +207,8 @@ class _Probing:
     def _is_believable(self, name: str, known: MachineProbe) -> bool:
         """Whether a round trip now agrees with the cached one, by its best run if slower, by its median if faster."""
         now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
-        slowest = link_samples.DISAGREEMENT * now.single_seconds
-        return now.best_seconds / link_samples.DISAGREEMENT <= known.round_trip_seconds <= slowest
+        slowest = link_model.DISAGREEMENT * now.single_seconds
+        return now.best_seconds / link_model.DISAGREEMENT <= known.round_trip_seconds <= slowest
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """Return the machines of every host without spare cores for transfers, grouped by host."""
@@ -235,41 +218,29 @@ class _Probing:
                 found.setdefault(worker.host, []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def _alone_streams(self, host: Sequence[str], doubts: list[str]) -> dict[str, tuple[StreamSample, ...]]:
+    def _alone_streams(self, host: Sequence[str]) -> dict[str, tuple[StreamSample, ...]]:
         """Probe streams on the first machine of each kind, for all of it; their round trips were similar."""
         first: dict[Hashable, tuple[StreamSample, ...]] = {}
         for name in host:
             if self._places[name] not in first:
-                found = self._probed_stream(name)
-                first[self._places[name]] = found.samples
-                doubts += (f"a stream through {name} {doubt}" for doubt in found.doubts)
+                probe = partial(probe_stream, partial(self._open_busy, name))
+                first[self._places[name]] = self._store.known_or(StreamProbe, [name], probe).samples
         return {name: first[self._places[name]] for name in host}
 
-    def _probed_stream(self, name: str) -> StreamProbe:
-        def opened(products: int) -> Session:
-            return self._opened(self._programs.busy(name, products))
+    def _open_busy(self, machine: str, products: int) -> Session:
+        return self._opened(self._programs.busy(machine, products))
 
-        return self._store.known_or(StreamProbe, [name], partial(probe_stream, opened))
-
-    def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
+    def _chain(self, host: Sequence[str]) -> Chain:
         """Probe a chain over the machines that keep all cores of a host busy, at most `LONGEST_CHAIN` of them."""
         names = tuple(host[:LONGEST_CHAIN])
         cores = min(usable_together(self._workers[name].host_cores for name in names) or 1, len(names))
 
-        def opened(names: Sequence[str], size_bytes: int) -> Session:
-            if not size_bytes:
-                return self._opened(self._programs.reading(names, self._edge))
+        def opened(size_bytes: int) -> Session:
             return self._opened(self._programs.chain(names, [size_bytes] * (len(names) + 1)))
 
-        probe = partial(probe_chain, names, cores, opened, self._handed_on)
-        store = replace(self._store, sizes=(self._handed_on, self._edge))
-        found = store.known_or(ChainProbe, names, probe)
-        if found.is_uncertain:
-            doubts.append(
-                f"streams through {short_list(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
-                "takes of their cores is uncertain by as much"
-            )
-        return Chain(names, chain_cost(found.samples, len(names)), found.start_seconds)
+        store = replace(self._store, sizes=(self._handed_on,))
+        probe = store.known_or(ChainProbe, names, partial(probe_chain, cores, opened, self._handed_on))
+        return Chain(names, chain_cost(probe.samples, len(names)))
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -370,12 +341,7 @@ def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
     """Whether a host has spare cores for transfers: cores on which none of its workers computes."""
     worker = workers[machine]
-    here = tuple(name for name, other in workers.items() if other.host == worker.host)
-    return SharedCores(here, worker.cores or 1).oversubscription(_threads(workers)) < 1
-
-
-def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:
-    return {name: worker.threads for name, worker in workers.items()}
+    return sum(other.threads for other in workers.values() if other.host == worker.host) < (worker.cores or 1)
 
 
 def _in_process(cluster: Cluster) -> LinkProbe:

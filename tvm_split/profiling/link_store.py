@@ -14,74 +14,8 @@ from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import DEFAULT, LinkSettings
 from tvm_split.cluster.cluster import Workers
-from tvm_split.profiling.link_samples import ChainSample, LinkSample, StreamSample
+from tvm_split.profiling.link_model import ChainProbe, MachineProbe, PairProbe, StreamProbe
 from tvm_split.profiling.store import Store, entry_key
-from tvm_split.units import seconds_text
-
-CERTAIN = 0.25
-"""Largest relative spread of a chain's rounds on a quiet machine, from least to most."""
-
-
-@dataclass(frozen=True)
-class MachineProbe:
-    """Probe of the link between a machine and the client, in both directions.
-
-    ``seconds_per_byte`` is the machine's processor time per byte of a tensor. ``transports`` names the transport by
-    destination (the machine or the client). ``measured_at`` is in seconds since 1970.
-    """
-
-    measured_at: float
-    round_trip_seconds: float
-    to_machine: tuple[LinkSample, ...]
-    from_machine: tuple[LinkSample, ...]
-    seconds_per_byte: float
-    transports: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class PairProbe:
-    """Probe of the link from one machine to another."""
-
-    measured_at: float
-    samples: tuple[LinkSample, ...]
-    transport: str
-
-
-@dataclass(frozen=True)
-class StreamProbe:
-    """Probe of streams through a machine: one sample per compute duration."""
-
-    measured_at: float
-    samples: tuple[StreamSample, ...]
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """Messages about the streams that contradict their single runs."""
-        return tuple(
-            f"had a result every {seconds_text(each.period_seconds)}, and one alone took "
-            f"{seconds_text(each.single_seconds)}"
-            for each in self.samples
-            if each.is_contradictory
-        )
-
-
-@dataclass(frozen=True)
-class ChainProbe:
-    """Probe of a chain over machines that keep all cores of a host busy.
-
-    ``start_seconds`` is the extra time of a stage that computes there, because others used its core and caches before.
-    ``scatter`` is the largest spread of a sample's periods over the rounds, relative to the median.
-    """
-
-    measured_at: float
-    samples: tuple[ChainSample, ...]
-    start_seconds: float
-    scatter: float
-
-    @property
-    def is_uncertain(self) -> bool:
-        return self.scatter > CERTAIN
-
 
 Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe, ChainProbe)
 
@@ -107,9 +41,7 @@ class LinkStore:
         found = None if self.refresh else self.store.get(key, TypeAdapter(kind))
         if found is None:
             found = measure()
-            doubtful = isinstance(found, StreamProbe) and found.doubts
-            if not (doubtful or (isinstance(found, ChainProbe) and found.is_uncertain)):
-                self.store.put({key: found})
+            self.store.put({key: found})
         return found
 
 

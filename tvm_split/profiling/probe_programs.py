@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import tvm
 from tvm import relax
 
 from relay_passes.ir import new_function
@@ -58,21 +55,6 @@ class ProbePrograms:
         rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(2)]
         return _chained("compute", [machine], rows, [self._library(self._compile_busy, machine, products)], "cpu")
 
-    def reading(self, machines: Sequence[str], edge: int) -> Program:
-        """Return a chain of stages that each multiply a row by their own square weight matrix with that ``edge``.
-
-        A machine that is named several times gets several stages.
-        """
-        rows = [TensorSpec(f"row {place}", (1, edge), "float32") for place in range(len(machines) + 1)]
-        libraries = [self._library(self._compile_reading, machine, edge) for machine in machines]
-        program = _chained("read", machines, rows, libraries, "cpu")
-        weights = [np.full((edge, edge), place + 1, np.float32) for place in range(len(machines))]
-        stages = [
-            replace(stage, weights=(self._blobs.add_weight("weight", tvm.runtime.tensor(weight)),))
-            for stage, weight in zip(program.stages, weights, strict=True)
-        ]
-        return replace(program, stages=tuple(stages))
-
     def _library(
         self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int, on_gpu: bool = False
     ) -> BlobSpec:
@@ -93,13 +75,6 @@ class ProbePrograms:
 
         row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
         return self._build([row], emit, target)
-
-    def _compile_reading(self, target: Mapping[str, Any], edge: int) -> BlobSpec:
-        row, weight = (
-            relax.Var(name, relax.TensorType(shape, "float32"))
-            for name, shape in (("row", (1, edge)), ("weight", (edge, edge)))
-        )
-        return self._build([row, weight], lambda builder: [builder.emit(relax.op.matmul(row, weight))], target)
 
     def _compile(self, target: Mapping[str, Any], taken: int, made: int) -> BlobSpec:
         """Compile a stage that returns the first bytes of its input, or its first byte repeated: minimal compute.

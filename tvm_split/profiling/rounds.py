@@ -1,4 +1,4 @@
-"""Repeats measurements until the fastest one is confirmed: the rule about noise in this package.
+"""What is measured how often, and together with what: the rule about noise, spot checks, and rounds of pairs.
 
 Other programs can only make a measurement longer. So the fastest of several is the best one, if a second one is close
 to it: a single fast one may be a clock error.
@@ -7,16 +7,23 @@ to it: a single fast one may be a clock error.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key")
 Measured = TypeVar("Measured")
+Item = TypeVar("Item", bound=Hashable)
+Value = TypeVar("Value")
 
 WITHIN = 0.05
 """Largest relative difference between two undisturbed measurements of the same thing."""
 ROUNDS = (3, 9)
 """Number of rounds for every measurement, and largest number for unconfirmed ones."""
+
+
+PARALLEL_PAIRS = 4
+"""Most pairs of machines whose links are measured at the same time."""
 
 
 class Confirmed(NamedTuple, Generic[Measured]):
@@ -56,3 +63,63 @@ def confirmed_fastest(
 def _is_confirmed(samples: list[Measured], seconds_of: Callable[[Measured], float], within: float) -> bool:
     fastest, *others = sorted(map(seconds_of, samples))
     return bool(others) and others[0] <= fastest * (1 + within)
+
+
+@dataclass(frozen=True)
+class SpotChecked(Generic[Item, Value]):
+    """A value for each item; ``assumed`` are the items with the value of another item of their kind."""
+
+    values: Mapping[Item, Value]
+    assumed: frozenset[Item]
+
+
+def first_of(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[Item]:
+    """Return the items to measure first: the first and the last of every kind, the two most likely to differ."""
+    return [item for kind in _by_kind(items, kind_of) for item in dict.fromkeys((kind[0], kind[-1]))]
+
+
+def spot_checked(
+    items: Sequence[Item],
+    kind_of: Callable[[Item], Hashable],
+    measure: Callable[[Sequence[Item]], Mapping[Item, Value]],
+    agree: Callable[[Value, Value], bool],
+    size: Callable[[Value], float],
+) -> SpotChecked[Item, Value]:
+    """Measure two items of every kind; if they agree, the others of the kind get the value of the first.
+
+    If they disagree, one of them was disturbed. Then a third is measured, and the others get the value of the middle
+    ``size``.
+    """
+    found = dict(measure(first_of(items, kind_of)))
+    kinds = _by_kind(items, kind_of)
+    thirds = [kind[len(kind) // 2] for kind in kinds if len(kind) > 2 and not agree(found[kind[0]], found[kind[-1]])]
+    if thirds:
+        found.update(measure(thirds))
+    assumed: dict[Item, Value] = {}
+    for kind in kinds:
+        known = [item for item in kind if item in found]
+        typical = sorted(known, key=lambda item: size(found[item]))[1] if len(known) > 2 else known[0]
+        assumed.update(dict.fromkeys([item for item in kind if item not in found], found[typical]))
+    return SpotChecked({**found, **assumed}, frozenset(assumed))
+
+
+def _by_kind(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[list[Item]]:
+    kinds: dict[Hashable, list[Item]] = {}
+    for item in items:
+        kinds.setdefault(kind_of(item), []).append(item)
+    return list(kinds.values())
+
+
+def rounds_of(pairs: Sequence[tuple[str, str]], hosts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    """Yield the pairs in groups of at most `PARALLEL_PAIRS`; no host occurs in two pairs. ``hosts`` is by machine."""
+    waiting = list(pairs)
+    while waiting:
+        together: list[tuple[str, str]] = []
+        busy: set[str] = set()
+        for pair in waiting:
+            ends = {hosts[name] for name in pair}
+            if len(together) < PARALLEL_PAIRS and not ends & busy:
+                together.append(pair)
+                busy |= ends
+        yield together
+        waiting = [pair for pair in waiting if pair not in together]

@@ -35,7 +35,7 @@ def profile_parts(
     """The measured steps of each plan: their kernels are compiled as for a deployment and cached like those of pieces.
 
     Kernels that cannot be measured are estimated, as in a profile. ``estimates`` says which steps run under contention.
-    Other arguments, and errors, are those of `ModelProfiler.measure`.
+    Other arguments, and errors, are those of `ClusterTiming.measure`.
     """
     scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
     timing = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine))

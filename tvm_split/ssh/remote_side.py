@@ -2,10 +2,9 @@
 
 So it imports only Python's standard library and `rpc_runtime.private_folder`, which is sent with it.
 
-The request is a line of JSON on standard input; the worker's source follows if this program asks for it. Answers are
+The request is a line of JSON on standard input; a kit of the worker follows if this program asks for it. Answers are
 lines of JSON on standard output that begin with `MARK`, since login shells write there as well. When standard input
-ends, the program ends its child process, removes unfinished files, and exits. A worker holds a lock on its folder while
-it lives.
+ends, the program ends the worker, unless it is detached, and exits. A worker holds a lock on its folder while it lives.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import fcntl
 import io
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -46,33 +46,6 @@ def say(event: str, **about: Any) -> None:
         os.write(1, line.encode())
 
 
-class Child:
-    """The one child process that runs at a time; `end` may be called from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ended = False
-
-    def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._ended:
-                raise Refusal("nobody waits for it any more")
-            self._process = subprocess.Popen(command, start_new_session=True, **options)  # noqa: S603 (no shell)
-            return self._process
-
-    def let_go(self) -> None:
-        """Detach the process: it keeps running when this program ends."""
-        with self._lock:
-            self._process = None
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended, process = True, self._process
-        if process is not None:
-            stop(process.pid, process.poll)
-
-
 def stop(process: int, poll: Any) -> None:
     """End a process and its group: SIGTERM first, then SIGKILL after `STOP_SECONDS`."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -93,8 +66,8 @@ class Machine:
         self.request = request
         self.folder = Path(request["folder"]).expanduser().absolute()
         self.process_file = self.folder / "process"
-        self.child = Child()
-        self.unfinished: list[Path] = []
+        self.worker: subprocess.Popen[bytes] | None = None
+        """The worker that ends with this program."""
         self.last: deque[str] = deque(maxlen=5)
         """The last lines that the worker logged."""
 
@@ -118,9 +91,10 @@ class Machine:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise Refusal("a worker that was started by `up` runs here already: `tvm-split down` ends it") from None
-        self._take_source(taken)
-        threading.Thread(target=self._watch, daemon=True).start()
-        self._run(self._python(), lock)
+        kit = self._take_kit(taken)
+        # Without packages of its own, the kit is imported by a Python that has them.
+        command = [str(kit)] if (kit / "__main__.py").exists() else ["-m", "rpc_runtime.worker"]
+        self._run([sys.executable, *command], kit, lock)
 
     def down(self) -> None:
         """End this folder's worker, if it runs, and remove the folder, if that is requested."""
@@ -143,98 +117,68 @@ class Machine:
             return 0
         return process if str(self.folder / "blobs").encode() in words else 0
 
-    def _take_source(self, taken: Any) -> None:
-        """Receive the worker's source, unless the folder has it by its digest, and remove older sources."""
-        self.source = self.folder / f"source-{self.request['digest']}"
-        if self.source.is_dir():
+    def _take_kit(self, taken: Any) -> Path:
+        """Return the folder of the worker's kit: known by its digest, or received now instead of older ones."""
+        has_packages = all(installed(name) == version for name, version in self.request["needs"].items())
+        kit = self.folder / f"{'own' if has_packages else 'kit'}-{self.request['digest']}"
+        if kit.is_dir():
             say("known")
-            return
-        say("wanted")
-        size = int(taken.readline())
+            return kit
+        say("wanted", python=sys.version_info[:2], architecture=platform.machine(), has_packages=has_packages)
+        size = int(taken.readline() or 0)
         content = taken.read(size)
-        if len(content) != size:
+        if not content or len(content) != size:
             raise Refusal("the connection ended while the worker was copied")
-        for old in self.folder.glob("source-*"):
+        for old in (*self.folder.glob("own-*"), *self.folder.glob("kit-*"), *self.folder.glob("part-*")):
             shutil.rmtree(old, ignore_errors=True)
-        part = Path(tempfile.mkdtemp(prefix="source-part-", dir=self.folder))
+        part = Path(tempfile.mkdtemp(prefix="part-", dir=self.folder))
         try:
             with tarfile.open(fileobj=io.BytesIO(content)) as packed:
                 packed.extractall(part, filter="data")
-            part.rename(self.source)
+            (part / "kit").rename(kit)
         finally:
             shutil.rmtree(part, ignore_errors=True)
+        return kit
 
-    def _python(self) -> str:
-        """Return a Python with the packages that a worker needs: this one, or that of a virtual environment here."""
-        needs = self.request["needs"]
-        if all(installed(name) == version for name, version in needs.items()):
-            return sys.executable
-        own = self.folder / "venv"
-        mark = own / "installed.json"
-        if mark.is_file() and json.loads(mark.read_text()) == needs:
-            return str(own / "bin/python")
-        shutil.rmtree(own, ignore_errors=True)
-        self.unfinished.append(own)
-        say("installing", needs=needs)
-        self._finish([sys.executable, "-m", "venv", str(own)], "making a virtual environment")
-        pinned = [f"{name}=={version}" for name, version in needs.items()]
-        options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
-        self._finish([str(own / "bin/python"), "-m", "pip", "install", *options, *pinned], "installing")
-        mark.write_text(json.dumps(needs))
-        self.unfinished.remove(own)
-        return str(own / "bin/python")
-
-    def _finish(self, command: list[str], what: str) -> None:
-        process = self.child.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        last = ""
-        for line in process.stdout or ():
-            last = line.decode(errors="replace").rstrip() or last
-            say("line", text=last)
-        if process.wait():
-            raise Refusal(f"{what} failed with exit code {process.returncode}: {last}")
-
-    def _run(self, python: str, lock: int) -> None:
+    def _run(self, command: list[str], kit: Path, lock: int) -> None:
         detach = self.request["detach"]
-        command = [python, "-m", "rpc_runtime.worker", *self.request["arguments"]]
-        command += ["--cache", str(self.folder / "blobs"), "--json", *([] if detach else ["--exit-with-parent"])]
-        environment = {**os.environ, "PYTHONPATH": str(self.source)}
+        command += [*self.request["arguments"], "--cache", str(self.folder / "blobs"), "--json"]
+        command += [] if detach else ["--exit-with-parent"]
+        environment = {**os.environ, "PYTHONPATH": str(kit / "packages")}
         environment.pop("TVM_SPLIT_TOKEN", None)
         if self.request["token"]:
             environment["TVM_SPLIT_TOKEN"] = self.request["token"]
         log = self.folder / "log"
         with log.open("wb") as kept:
-            process = self.child.start(
+            process = subprocess.Popen(  # noqa: S603 (no shell)
                 command,
                 stdin=subprocess.DEVNULL if detach else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=kept if detach else subprocess.PIPE,
                 env=environment,
                 pass_fds=(lock,),
+                start_new_session=True,
             )
+        self.worker = process
+        threading.Thread(target=self._watch, daemon=True).start()
         self.process_file.write_text(str(process.pid))
-        self.unfinished.append(self.process_file)
-        lines = [] if detach else [threading.Thread(target=self._forward, args=(process.stderr,), daemon=True)]
-        for thread in lines:
-            thread.start()
-        late = threading.Timer(READY_SECONDS, self.child.end)
+        forwarding = threading.Thread(target=self._forward, args=(process.stderr or (),), daemon=True)
+        forwarding.start()
+        late = threading.Timer(READY_SECONDS, stop, (process.pid, process.poll))
         late.start()
         ready = process.stdout.readline() if process.stdout is not None else b""
         late.cancel()
-        if not ready:
-            process.wait()
-            for thread in lines:
-                thread.join(STOP_SECONDS)
-            said = " / ".join(self.last) or log.read_text(errors="replace").strip()
-            raise Refusal(f"the worker ended with exit code {process.returncode} while it started. {said}".strip())
-        say("ready", **json.loads(ready))
-        if detach:
-            self.unfinished.remove(self.process_file)
-            self.child.let_go()
+        if ready and detach:
+            self.worker = None
+        if ready:
+            say("ready", **json.loads(ready))
+        if ready and detach:
             return
         code = process.wait()
-        for thread in lines:
-            thread.join(STOP_SECONDS)
-        raise Refusal(f"the worker ended with exit code {code}")
+        forwarding.join(STOP_SECONDS)
+        said = " / ".join(self.last) or log.read_text(errors="replace").strip()
+        text = f"the worker ended with exit code {code}"
+        raise Refusal(text if ready else f"{text} while it started. {said}".strip())
 
     def _forward(self, pipe: Any) -> None:
         for line in pipe:
@@ -248,11 +192,11 @@ class Machine:
         self.leave()
 
     def leave(self) -> NoReturn:
-        self.child.end()
-        for path in self.unfinished:
-            shutil.rmtree(path, ignore_errors=True)
-            if path.is_file():
-                path.unlink(missing_ok=True)
+        """End this program, and the worker if it is not detached."""
+        worker = self.worker  # both the main thread and that of `_watch` may be here
+        if worker is not None:
+            stop(worker.pid, worker.poll)
+            self.process_file.unlink(missing_ok=True)
         os._exit(0)
 
 
@@ -265,49 +209,18 @@ def installed(name: str) -> str:
 
 def main() -> None:
     os.umask(0o077)
-    taken = os.fdopen(os.dup(0), "rb", buffering=0)
-    machine = Machine(json.loads(read_line(taken)))
+    taken = os.fdopen(os.dup(0), "rb")
+    machine = Machine(json.loads(taken.readline()))
     try:
         if machine.request["do"] == "up":
-            machine.up(Unbuffered(taken))
+            machine.up(taken)
         else:
             machine.down()
     except Refusal as refusal:
         say("refused", text=str(refusal))
     except OSError as error:
         say("refused", text=f"{error.filename or machine.folder}: {error.strerror}")
-    if machine.unfinished:
-        machine.leave()
-
-
-def read_line(taken: Any) -> bytes:
-    """Read one line byte by byte, since a buffered reader would take what follows as well."""
-    line = b""
-    while not line.endswith(b"\n"):
-        part = taken.read(1)
-        if not part:
-            break
-        line += part
-    return line
-
-
-class Unbuffered:
-    """A reader that reads no more bytes than requested."""
-
-    def __init__(self, taken: Any) -> None:
-        self._taken = taken
-
-    def readline(self) -> bytes:
-        return read_line(self._taken)
-
-    def read(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            part = self._taken.read(size - len(found))
-            if not part:
-                break
-            found += part
-        return bytes(found)
+    machine.leave()
 
 
 if __name__ == "__main__":

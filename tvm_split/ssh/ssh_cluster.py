@@ -13,8 +13,8 @@ from rpc_runtime.processes import Closing, before_end, cleared
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
+from tvm_split.ssh.kits import Kits
 from tvm_split.ssh.ssh_worker import SshWorker
-from tvm_split.worker_kit.worker_source import worker_source
 
 AT_ONCE = 32
 REACH_SECONDS = 10.0
@@ -44,10 +44,10 @@ class SshCluster(Closing):
         self._detached: list[Machine] = []
         """Machines whose workers are detached already, while others are still starting."""
         before_end(self, self.close)
-        source = worker_source()
+        kits = Kits()
 
         def start(worker: SshWorker) -> None:
-            process = worker.start(source, detach)
+            process = worker.start(kits, detach)
             if detach:
                 self._detached.append(worker.machine)
             require_fit(worker.machine, _answer(worker))

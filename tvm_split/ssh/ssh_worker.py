@@ -27,14 +27,16 @@ from rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.cluster.machine import Machine, SshAccess
 from tvm_split.errors import ClusterError
 from tvm_split.ssh import remote_side
-from tvm_split.worker_kit.worker_source import WorkerSource
+from tvm_split.ssh.kits import Kits
+from tvm_split.units import bytes_text
+from tvm_split.worker_kit.distributions import Platform
 
 SSH_VARIABLE = "TVM_SPLIT_SSH"
 """The environment variable with the command, and its options, to run instead of ``ssh``, like GIT_SSH_COMMAND."""
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 30.0
 """The time limit for the machine's first answer, and for every answer that needs no long work."""
-INSTALL_SECONDS = 1200.0
+SEND_SECONDS = 1200.0
 SILENT_END_SECONDS = 1.0
 """The time limit for ssh to end if the machine has not answered yet, so that nothing runs there."""
 END_SECONDS = remote_side.STOP_SECONDS + 5.0
@@ -45,7 +47,7 @@ _END = None
 class SshWorker(Closing):
     """A connection to one machine and the worker that it starts there. Thread-safe.
 
-    ``on_line`` gets the machine's name and each line of the installation's output and of the worker's log.
+    ``on_line`` gets the machine's name and each line of the worker's log.
     """
 
     def __init__(self, machine: Machine, on_line: Callable[[str, str], None]) -> None:
@@ -63,31 +65,26 @@ class SshWorker(Closing):
         self._said: list[str] = []
         self._heard = False
 
-    def start(self, source: WorkerSource, detach: bool) -> int:
+    def start(self, kits: Kits, detach: bool) -> int:
         """Start the worker and return its process number on the machine once it listens.
 
         Raises:
             WorkerUnavailableError: ssh cannot connect.
-            WorkerError: the machine refuses, or installing or starting fails; the message says why.
+            WorkerError: the machine refuses, or starting fails; the message says why.
             DeadlineError: the machine does not answer in time.
+            KitError: no worker can be packed for the machine's Python and processor.
         """
         self._connect()
-        self._send({**self._request("up"), "detach": detach, "digest": source.digest, "needs": source.needs})
-        seconds = ANSWER_SECONDS
-        while True:
-            event = self._next(seconds)
-            match event.get("event"):
-                case "wanted":
-                    self._write(f"{len(source.packed)}\n".encode() + source.packed)
-                case "installing":
-                    seconds = INSTALL_SECONDS
-                    self._on_line(self.machine.name, f"installs {', '.join(event['needs'])}")
-                case "known":
-                    pass
-                case "ready":
-                    return int(event["pid"])
-            if event.get("event") in ("known", "wanted"):
-                seconds = remote_side.READY_SECONDS + ANSWER_SECONDS
+        self._send({**self._request("up"), "detach": detach, "digest": kits.digest, "needs": kits.needs})
+        event = self._next(ANSWER_SECONDS)
+        if event.get("event") == "wanted":
+            device = "cuda" if self.machine.has_gpu else "cpu"
+            major, minor = map(int, event["python"])
+            packed = kits.packed(Platform((major, minor), str(event["architecture"])), device, event["has_packages"])
+            if not event["has_packages"]:
+                self._on_line(self.machine.name, f"gets a worker with its packages ({bytes_text(len(packed))})")
+            self._write(f"{len(packed)}\n".encode() + packed)
+        return int(self._next(remote_side.READY_SECONDS + ANSWER_SECONDS)["pid"])
 
     def wait(self) -> None:
         """Wait until the worker ends, which is an error: always raises.
@@ -106,10 +103,7 @@ class SshWorker(Closing):
         """
         self._connect()
         self._send({**self._request("down"), "remove": remove})
-        while True:
-            event = self._next(ANSWER_SECONDS + 2 * remote_side.STOP_SECONDS)
-            if event.get("event") == "stopped":
-                return int(event["process"])
+        return int(self._next(ANSWER_SECONDS + 2 * remote_side.STOP_SECONDS)["process"])
 
     def close(self) -> None:
         """End the connection, and with it the worker unless it was detached. May be called again."""
@@ -210,7 +204,7 @@ class SshWorker(Closing):
     def _write(self, data: bytes) -> None:
         try:
             if self._socket is not None:
-                self._socket.settimeout(INSTALL_SECONDS)
+                self._socket.settimeout(SEND_SECONDS)
                 self._socket.sendall(data)
         except OSError:
             pass  # the reading threads report why the other side ended

@@ -1,1 +1,1 @@
-"""Pack a worker for another machine: its own source files for ssh, or a kit with all packages that it imports."""
+"""Pack a worker for another machine: a kit with its own files and all packages that it imports."""

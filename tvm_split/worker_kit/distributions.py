@@ -20,6 +20,18 @@ from tvm_split.errors import KitError
 NEWEST_GLIBC_MINOR, OLDEST_GLIBC_MINOR = 28, 5
 """Minor versions of glibc 2 for which wheels are accepted, from 2018 and 2006; older wheels run with a newer glibc."""
 DOWNLOAD_SECONDS = 1200.0
+NEEDED = (
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "grpcio",
+    "grpcio-health-checking",
+    "ml_dtypes",
+    "numpy",
+    "platformdirs",
+    "protobuf",
+)
+IF_HERE = ("lz4", "zstandard")
+"""Packages for the codecs of links, included if they are installed here."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,17 @@ class Distribution:
     version: str
     files: Mapping[str, Path]
     glibc_minor: int
+
+
+def needed_versions() -> dict[str, str]:
+    """Return the packages that a worker imports, with the versions installed here."""
+    needs = {name: metadata.version(name) for name in NEEDED}
+    for name in IF_HERE:
+        try:
+            needs[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return needs
 
 
 def installed_for(name: str, versions: str, platform: Platform) -> Distribution | None:

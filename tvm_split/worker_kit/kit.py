@@ -28,9 +28,15 @@ from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import KitError
 from tvm_split.steps import StepProgress
 from tvm_split.worker_kit import start
-from tvm_split.worker_kit.distributions import Distribution, Platform, downloaded, installed_for
-from tvm_split.worker_kit.needed_files import CUDA_RUNTIME, TVM_CUDA_RUNTIME, TVM_RUNTIME, is_needed, place_of
-from tvm_split.worker_kit.worker_source import needed_versions, own_files
+from tvm_split.worker_kit.distributions import Distribution, Platform, downloaded, installed_for, needed_versions
+from tvm_split.worker_kit.needed_files import (
+    CUDA_RUNTIME,
+    TVM_CUDA_RUNTIME,
+    TVM_RUNTIME,
+    is_needed,
+    own_files,
+    place_of,
+)
 
 REMOVALS = 50
 FORMAT = "tvm-split worker kit"
@@ -138,7 +144,8 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
         if compression is not None:
             report("packing", len(wanted) + 1, len(wanted) + 2)
             packed = beside / output.name
-            _pack(folder, packed, compression)
+            content = {f"{name}/{path.relative_to(folder)}": path for path in folder.rglob("*") if path.is_file()}
+            pack(content, packed, compression)
             packed_bytes = packed.stat().st_size
             packed.rename(output)
         else:
@@ -260,13 +267,12 @@ def _require_libraries(folder: Path, device: str, platform: Platform) -> None:
         )
 
 
-def _pack(folder: Path, packed: Path, compression: str) -> None:
-    """Write a tar file whose uncompressed bytes depend only on the contents, not on user or time."""
+def pack(files: Mapping[str, Path], packed: Path, compression: str = "gz") -> None:
+    """Write a tar file of files by their paths in it; its uncompressed bytes depend only on their contents."""
     level = {"compresslevel": GZIP_LEVEL} if compression == "gz" else {}
     with tarfile.open(packed, f"w:{compression}", **level) as written:  # type: ignore[call-overload]
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                entry = tarfile.TarInfo(f"{folder.name}/{path.relative_to(folder)}")
-                content = path.read_bytes()
-                entry.size, entry.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
-                written.addfile(entry, io.BytesIO(content))
+        for name, path in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            content = path.read_bytes()
+            entry.size, entry.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
+            written.addfile(entry, io.BytesIO(content))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+
+import rpc_runtime
 
 TVM_RUNTIME = "libtvm_runtime.so", "libtvm_runtime_extra.so"
 """TVM's runtime libraries; the second one is for tuning (`rpc_runtime.worker.tuning_process`)."""
@@ -55,3 +58,9 @@ def place_of(package: str, name: str) -> str:
     if package == "nvidia-cuda-runtime" and name.startswith("nvidia/"):
         return f"tvm/lib/{name.rpartition('/')[2]}"
     return name
+
+
+def own_files() -> dict[str, Path]:
+    """Return the worker's own files by their paths relative to the folder that it is imported from."""
+    root = Path(rpc_runtime.__file__).parent.parent
+    return {str(path.relative_to(root)): path for path in (root / "rpc_runtime").rglob("*.py")}

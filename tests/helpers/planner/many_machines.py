@@ -11,11 +11,10 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import numpy as np
-
+from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.round_robin import with_turns
-from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.strategy import FirstFit
 
 MachineKinds = Literal["equal", "three kinds", "unlike"]
 LinkKinds = Literal["alike", "two racks", "four sites", "a third slow"]
@@ -115,52 +114,11 @@ def _branches(start: int, pieces: int) -> Iterable[tuple[int, int]]:
 
 
 def first_fit(problem: Problem) -> tuple[Stage, ...] | None:
-    """From the fastest machine to the slowest, each takes as many pieces as fit under a period that is halved upon.
-
-    Twenty lines, as anyone writes them: pieces in their order, tensors over the link from the machine before.
-    """
-    instance = instance_of(problem)
-    order = np.argsort(instance.seconds.sum(axis=0), kind="stable")
-    low, high = 0.0, float(instance.seconds[:, order[0]].sum()) * 2
-    best: list[tuple[int, list[int]]] | None = None
-    for _ in range(40):
-        middle = (low + high) / 2
-        found = _filled(instance, order.tolist(), middle)
-        low, high = (low, middle) if found else (middle, high)
-        best = found or best
-    if best is None:
+    """From the fastest machine to the slowest, each takes as many pieces as fit under a period that is halved."""
+    try:
+        return FirstFit().solve(problem, 0.0).stages
+    except PlanError:
         return None
-    return tuple(
-        Stage((instance.machines[machine],), tuple(instance.pieces[piece] for piece in held)) for machine, held in best
-    )
-
-
-def _filled(instance: Instance, order: Sequence[int], period: float) -> list[tuple[int, list[int]]] | None:
-    length, client = len(instance.pieces), instance.client
-    sizes = [0.0] * (length + 1)  # of all tensors that pass each cut
-    for tensor in instance.tensors:
-        last = length if client in tensor.destinations else max(tensor.destinations)
-        for cut in range(tensor.source + 1, last + 1):
-            sizes[cut] += tensor.bytes
-    stages: list[tuple[int, list[int]]] = []
-    start, before = 0, client
-    for machine in order:
-        if not instance.linked[before, machine]:
-            continue
-        if sizes[start] * instance.seconds_per_byte[before, machine] > period:
-            continue
-        seconds, end, last_fit = 0.0, start, start
-        while end < length and seconds + instance.seconds[end, machine] <= period:
-            seconds += float(instance.seconds[end, machine])
-            end += 1
-            if sizes[end] * instance.seconds_per_byte[machine, client] <= period:
-                last_fit = end
-        if last_fit > start:
-            stages.append((machine, list(range(start, last_fit))))
-            start, before = last_fit, machine
-        if start == length:
-            return stages
-    return None
 
 
 def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:

@@ -67,14 +67,8 @@ def test_cuts_are_where_values_are_made_and_joins_where_they_are_used() -> None:
 def test_a_model_s_input_is_cut_by_who_needs_it_and_its_output_joined_by_the_largest_share() -> None:
     found = parted(model_of(chain), shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.375, B: 0.625}))
     assert found == {
-        "stage_0_machine_a_0": (
-            A,
-            ["conv1_machine_a", "relu_machine_a", "conv2_machine_a", "last_machine_a"],
-        ),
-        "stage_0_machine_b_0": (
-            B,
-            ["conv1_machine_b", "relu_machine_b", "conv2_machine_b", "last_machine_b"],
-        ),
+        "stage_0_machine_a_0": (A, ["conv1_machine_a", "relu_machine_a", "conv2_machine_a", "last_machine_a"]),
+        "stage_0_machine_b_0": (B, ["conv1_machine_b", "relu_machine_b", "conv2_machine_b", "last_machine_b"]),
         "stage_0_machine_b_1": (B, ["last"]),
     }
 
@@ -107,14 +101,8 @@ def test_an_input_that_a_machine_needs_whole_is_not_cut_for_it() -> None:
 def test_a_level_rises_where_a_halo_comes_from_another_machine() -> None:
     found = parted(model_of(chain), shared("rows", "conv1", "relu", "conv2", exchange="each"), whole(B, "last"))
     assert found == {
-        "stage_0_machine_a_0": (
-            A,
-            ["conv1_machine_a", "relu_machine_a", "relu_machine_a_halo_for_machine_b"],
-        ),
-        "stage_0_machine_b_0": (
-            B,
-            ["conv1_machine_b", "relu_machine_b", "relu_machine_b_halo_for_machine_a"],
-        ),
+        "stage_0_machine_a_0": (A, ["conv1_machine_a", "relu_machine_a", "relu_machine_a_halo_for_machine_b"]),
+        "stage_0_machine_b_0": (B, ["conv1_machine_b", "relu_machine_b", "relu_machine_b_halo_for_machine_a"]),
         "stage_0_machine_a_1": (A, ["relu_machine_a_with_halo", "conv2_machine_a"]),
         "stage_0_machine_b_1": (B, ["relu_machine_b_with_halo", "conv2_machine_b"]),
         "stage_1": (B, ["conv2", "last"]),

@@ -19,7 +19,7 @@ from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.launchers.local import InProcess
 from tvm_split.profiling import cluster_timing
-from tvm_split.profiling.cluster_profile import MeasuredCluster, ModelProfiler, model_digest
+from tvm_split.profiling.cluster_profile import MeasuredCluster, measured_pieces, model_digest, model_timing
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
@@ -42,7 +42,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredCluster:
-    return ModelProfiler(model).measure(workers, cache_folder=cache)
+    return measured_pieces(model, workers, model_timing(model), cache_folder=cache)
 
 
 def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
@@ -66,7 +66,7 @@ def test_every_piece_on_every_machine(model: tvm_split.Model, measured: Measured
 def test_what_is_known_is_not_measured_again(
     model: tvm_split.Model, workers: Cluster, cache: Path, measured: MeasuredCluster
 ) -> None:
-    again = ModelProfiler(model).measure(workers, cache_folder=cache)
+    again = measured_pieces(model, workers, model_timing(model), cache_folder=cache)
     assert [report.measured for report in again.reports] == [0, 0]
     assert [report.cached for report in again.reports] == [report.measured for report in measured.reports]
     for machine, before in zip(again.profile.machines, measured.profile.machines, strict=True):
@@ -74,20 +74,16 @@ def test_what_is_known_is_not_measured_again(
     assert again.profile.model_digest == measured.profile.model_digest
 
 
-@pytest.mark.slow
-def test_refreshing_measures_again(model: tvm_split.Model, workers: Cluster, cache: Path) -> None:
-    begun = time.time()
-    again = ModelProfiler(model).measure(workers, cache_folder=cache, refresh=True)
-    assert all(report.cached == 0 and report.measured > 0 for report in again.reports)
-    assert all(machine.measured_at >= begun for machine in again.profile.machines)
-
-
 def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
     model: tvm_split.Model, workers: Cluster, tmp_path: Path
 ) -> None:
     steps: list[tuple[str, int, int]] = []
-    found = ModelProfiler(model).measure(
-        workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
+    found = measured_pieces(
+        model,
+        workers,
+        model_timing(model),
+        cache_folder=tmp_path,
+        on_progress=lambda what, done, total: steps.append((what, done, total)),
     )
     kernels = found.reports[0].measured
     first, second = (f"timing {kernels} kernels on {name}" for name in ("machine-a", "machine-b"))
@@ -106,11 +102,15 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
     steps: list[str] = []
     names = [f"machine-{letter}" for letter in "abcde"]
     with Cluster.local(5) as cluster:
-        found = ModelProfiler(model).measure(
-            cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what)
+        found = measured_pieces(
+            model,
+            cluster,
+            model_timing(model),
+            cache_folder=tmp_path,
+            on_progress=lambda what, done, total: steps.append(what),
         )
         timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
-        again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+        again = measured_pieces(model, cluster, model_timing(model), cache_folder=tmp_path)
     machines = {each.machine: each for each in found.profile.machines}
     assert timed >= {"machine-a", "machine-e"}
     assert machines["machine-b"].pieces == machines["machine-d"].pieces
@@ -123,21 +123,8 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
 
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
     wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
-    found = ModelProfiler(wider).measure(workers, cache_folder=cache)
+    found = measured_pieces(wider, workers, model_timing(wider), cache_folder=cache)
     assert all(report.measured == 1 and report.cached > 3 for report in found.reports)
-
-
-def test_one_machine_alone_has_no_company(model: tvm_split.Model, tmp_path: Path) -> None:
-    steps: list[tuple[str, int, int]] = []
-    cluster = Cluster.in_process(1, threads=1)
-    found = ModelProfiler(model).measure(
-        cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
-    )
-    (machine,) = found.profile.machines
-    assert all(found.seconds == found.contended_seconds for found in machine.pieces.values())
-    assert [done for _, done, _ in steps] == sorted(done for _, done, _ in steps)
-    assert steps[-1][0] == "done"
-    assert all(done <= total for _, done, total in steps)
 
 
 def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
@@ -147,11 +134,12 @@ def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
 
     numbers = torch.ones(4, 6, dtype=torch.int64)
     model = tvm_split.load_model(Divides().eval(), (numbers, numbers))
-    found = ModelProfiler(model).measure(Cluster.in_process(1, threads=1), cache_folder=tmp_path)
+    found = measured_pieces(model, Cluster.in_process(1, threads=1), model_timing(model), cache_folder=tmp_path)
     (machine,) = found.profile.machines
     assert "estimated" in {piece.origin for piece in machine.pieces.values()}
     assert all(piece.seconds > 0 for piece in machine.pieces.values())
     assert found.reports[0].estimated > 0
+    assert all(piece.seconds == piece.contended_seconds for piece in machine.pieces.values())  # nothing runs beside it
 
 
 def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
@@ -165,7 +153,7 @@ def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
 def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path: Path) -> None:
     cluster = Cluster((Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),), launcher=InProcess())
     with pytest.raises(ProfileError, match="only the CPU can be timed"):
-        ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+        measured_pieces(model, cluster, model_timing(model), cache_folder=tmp_path)
 
 
 @pytest.fixture
@@ -191,20 +179,20 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
 def test_what_is_kept_is_used_unless_one_kernel_is_faster_or_surely_slower(
     model: tvm_split.Model, tmp_path: Path, noise: Noise, later: list[float], is_measured_again: bool
 ) -> None:
-    profiler, cluster = ModelProfiler(model), Cluster.in_process(1, threads=1)
-    first = profiler.measure(cluster, cache_folder=tmp_path).reports[0]
+    timing, cluster = model_timing(model), Cluster.in_process(1, threads=1)
+    first = measured_pieces(model, cluster, timing, cache_folder=tmp_path).reports[0]
     noise.change(later)
-    again = profiler.measure(cluster, cache_folder=tmp_path).reports[0]
+    again = measured_pieces(model, cluster, timing, cache_folder=tmp_path).reports[0]
     assert (again.measured, again.cached) == ((first.measured, 0) if is_measured_again else (0, first.measured))
 
 
 def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, tmp_path: Path, noise: Noise) -> None:
-    profiler, cluster = ModelProfiler(model), Cluster.in_process(1, threads=1)
+    timing, cluster = model_timing(model), Cluster.in_process(1, threads=1)
     noise.change([1.0 + number for number in range(20)])
-    found = profiler.measure(cluster, cache_folder=tmp_path)
+    found = measured_pieces(model, cluster, timing, cache_folder=tmp_path)
     assert "machine-a" in found.profile.doubts[0]
     noise.change([1.0])
-    again = profiler.measure(cluster, cache_folder=tmp_path)
+    again = measured_pieces(model, cluster, timing, cache_folder=tmp_path)
     assert again.reports[0].cached == 0
     assert again.profile.doubts == ()
 
@@ -212,13 +200,13 @@ def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, 
 def test_a_kept_time_gives_way_to_a_faster_one_and_to_a_confirmed_slower_one(
     model: tvm_split.Model, tmp_path: Path, noise: Noise
 ) -> None:
-    profiler, cluster = ModelProfiler(model), Cluster.in_process(1, threads=1)
+    timing, cluster = model_timing(model), Cluster.in_process(1, threads=1)
 
     def kept_seconds(script: list[float]) -> float:
         noise.change(script)
-        profiler.measure(cluster, cache_folder=tmp_path, refresh=True)
+        measured_pieces(model, cluster, timing, cache_folder=tmp_path, refresh=True)
         noise.change([1.0])
-        (machine,) = profiler.measure(cluster, cache_folder=tmp_path).profile.machines
+        (machine,) = measured_pieces(model, cluster, timing, cache_folder=tmp_path).profile.machines
         return sum(piece.seconds for piece in machine.pieces.values())
 
     first = kept_seconds([1.0])

@@ -1,12 +1,14 @@
-"""When the fastest of several measurements counts, on scripted noise."""
+"""When the fastest of several measurements counts, and what is measured together or instead of others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations
 
 import pytest
+from hypothesis import given, strategies as st
 
-from tvm_split.profiling.rounds import Confirmed, confirmed_fastest
+from tvm_split.profiling.rounds import PARALLEL_PAIRS, Confirmed, confirmed_fastest, rounds_of, spot_checked
 
 
 class Scripted:
@@ -58,3 +60,43 @@ def test_no_round_begins_that_would_not_end_in_time() -> None:
     scripted = Scripted(a=[1.0], b=[2.0])
     assert found(scripted, limit_seconds=0.0) == {"a": Confirmed(1.0, False), "b": Confirmed(2.0, False)}
     assert scripted.order == ["a", "b"]
+
+
+VALUES = st.dictionaries(st.integers(0, 30), st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=12)
+"""By item: its kind, and what would be measured of it."""
+
+
+@given(VALUES)
+def test_each_item_has_a_value_of_its_own_or_of_an_agreeing_kind(items: dict[int, tuple[int, int]]) -> None:
+    asked: list[int] = []
+
+    def measure(some: Sequence[int]) -> dict[int, int]:
+        asked.extend(some)
+        return {item: items[item][1] for item in some}
+
+    found = spot_checked(list(items), lambda item: items[item][0], measure, lambda one, other: one == other, float)
+    assert set(found.values) == set(items)
+    assert len(asked) == len(set(asked))
+    assert set(asked) == set(items) - found.assumed
+    for item in asked:
+        assert found.values[item] == items[item][1]
+    kinds = {kind: [item for item in items if items[item][0] == kind] for kind, _ in items.values()}
+    for kind in kinds.values():
+        looked_at = {kind[0], kind[-1]}
+        if items[kind[0]][1] != items[kind[-1]][1] and len(kind) > 2:
+            looked_at.add(kind[len(kind) // 2])
+        assert found.assumed & set(kind) == set(kind) - looked_at
+        typical = sorted(items[item][1] for item in looked_at)[len(looked_at) // 2]
+        assert all(found.values[item] == typical for item in found.assumed & set(kind))
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=8))
+def test_pairs_are_measured_together_that_share_no_host(hosts_of: list[int]) -> None:
+    hosts = {f"machine-{index}": f"host-{host}" for index, host in enumerate(hosts_of)}
+    pairs = list(permutations(hosts, 2))
+    rounds = list(rounds_of(pairs, hosts))
+    assert sorted(pair for together in rounds for pair in together) == sorted(pairs)
+    for together in rounds:
+        assert len(together) <= PARALLEL_PAIRS
+        busy = [host for pair in together for host in {hosts[name] for name in pair}]
+        assert len(busy) == len(set(busy))

@@ -26,11 +26,10 @@ from tests.helpers.empty_root import OUTSIDE, can_make_roots
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 from tvm_split.errors import KitError
-from tvm_split.worker_kit.distributions import Platform
+from tvm_split.worker_kit.distributions import IF_HERE, NEEDED, Platform
 from tvm_split.worker_kit.kit import ALSO, WorkerKit, write_kit
 from tvm_split.worker_kit.needed_files import TVM_CUDA_RUNTIME, is_needed
 from tvm_split.worker_kit.start import problem_of
-from tvm_split.worker_kit.worker_source import IF_HERE, NEEDED
 
 HERE = Platform(sys.version_info[:2], platform.machine())
 MOST_PACKED_BYTES = 60_000_000

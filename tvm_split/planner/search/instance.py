@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import heapq
 import math
 from collections.abc import Hashable, Sequence
@@ -181,27 +182,26 @@ def topological_order(problem: Problem) -> list[int]:
     Raises:
         PlanError: the pieces depend on each other in a cycle.
     """
-    index = {piece.name: place for place, piece in enumerate(problem.pieces)}
-    successors: list[list[int]] = [[] for _ in problem.pieces]
-    waiting = [0] * len(problem.pieces)
+    number = {piece.name: place for place, piece in enumerate(problem.pieces)}
+    before: dict[int, set[int]] = {place: set() for place in number.values()}
     for edge in problem.edges:
         if CLIENT not in (edge.source, edge.destination):
-            successors[index[edge.source]].append(index[edge.destination])
-            waiting[index[edge.destination]] += 1
-    ready = [place for place, count in enumerate(waiting) if count == 0]
-    order: list[int] = []
-    while ready:
-        place = heapq.heappop(ready)
-        order.append(place)
-        for successor in successors[place]:
-            waiting[successor] -= 1
-            if waiting[successor] == 0:
-                heapq.heappush(ready, successor)
-    if len(order) < len(problem.pieces):
-        stuck = [piece.name for piece, count in zip(problem.pieces, waiting, strict=True) if count]
+            before[number[edge.destination]].add(number[edge.source])
+    sorter = graphlib.TopologicalSorter(before)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        stuck = [problem.pieces[place].name for place in sorted({*error.args[1]})]
         raise PlanError(
             f"the edges form a circle among {', '.join(map(repr, stuck[:6]))}; no piece of it can run first"
-        )
+        ) from error
+    order: list[int] = []
+    ready: list[int] = []
+    while sorter.is_active():
+        for place in sorter.get_ready():
+            heapq.heappush(ready, place)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
     return order
 
 

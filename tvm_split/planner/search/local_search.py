@@ -1,15 +1,14 @@
 """Local search: improves a plan by small random changes (simulated annealing), each evaluated exactly.
 
-A plan is a topological order of the pieces, cut into segments, each with its machines. No change of the order, the cuts
-or the machines can make stages wait for each other in a cycle.
+A change moves pieces between stages such that no stage reads a later one, so stages never wait for each other in a
+cycle.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,20 +31,8 @@ FURTHEST = 0.25
 """Largest share of all pieces by which one change moves a cut."""
 
 
-@dataclass(frozen=True)
-class _State:
-    """A plan as segments: segment ``i`` is ``order[ends[i - 1] : ends[i]]`` on ``machines[i]``."""
-
-    order: tuple[int, ...]
-    ends: tuple[int, ...]
-    machines: tuple[tuple[int, ...], ...]
-
-    def pieces(self, segment: int) -> tuple[int, ...]:
-        start = self.ends[segment - 1] if segment else 0
-        return self.order[start : self.ends[segment]]
-
-    def stages(self) -> list[Placement]:
-        return [Placement(group, tuple(sorted(self.pieces(each)))) for each, group in enumerate(self.machines)]
+State = tuple[Placement, ...]
+"""Stages in topological order."""
 
 
 class LocalSearch:
@@ -54,11 +41,8 @@ class LocalSearch:
     def __init__(self, instance: Instance, *, replicas: bool, seed: int = 0) -> None:
         self._instance, self._replicas = instance, replicas
         self._random = random.Random(seed)  # noqa: S311
-        self._before = instance.before
-        self._behind = instance.behind
-        self._classes = instance.classes
         self._able = np.isfinite(instance.seconds)
-        self._changes: list[Callable[[_State], _State | None]] = [
+        self._changes: list[Callable[[State], State | None]] = [
             self._move_cut,
             self._move_cut,
             self._exchange_machines,
@@ -81,8 +65,7 @@ class LocalSearch:
         return best
 
     def _annealed(self, plan: Candidate, budget: Budget) -> Candidate:
-        problem = self._instance.problem
-        state, current, best = self._state(plan), plan, plan
+        problem, current, best = self._instance.problem, plan, plan
         hot, cold = TEMPERATURES
         changes = ROUND * sum(self._instance.seconds.shape)
         start = budget.used_share
@@ -93,153 +76,139 @@ class LocalSearch:
             if used >= 1.0:
                 break
             temperature = hot * (cold / hot) ** used
-            changed = self._random.choice(self._changes)(state)
-            budget.spend(EVALUATION_WORK * len(state.machines))
-            found = None if changed is None else self._evaluated(changed)
-            if changed is None or found is None:
+            stages = self._random.choice(self._changes)(current.stages)
+            budget.spend(EVALUATION_WORK * len(current.stages))
+            changed = None if stages is None else self._evaluated(stages)
+            if changed is None:
                 continue
-            value, least = found.value(problem), current.value(problem)
+            value, least = changed.value(problem), current.value(problem)
             if value <= least * (1 + temperature * self._random.expovariate(1.0)):
-                state, current = changed, found
-                if found.rank(problem) < best.rank(problem):
-                    best = found
+                current = changed
+                if changed.rank(problem) < best.rank(problem):
+                    best = changed
         return best
 
-    def _evaluated(self, state: _State) -> Candidate | None:
-        """Evaluate a state; None if the plan violates a limit."""
-        instance, stages = self._instance, state.stages()
+    def _evaluated(self, stages: State) -> Candidate | None:
+        """Evaluate stages; None if they violate a limit."""
         if not all(self._able[np.ix_(stage.pieces, stage.machines)].all() for stage in stages):
             return None
         try:
-            plan = candidate(instance, stages)
+            plan = candidate(self._instance, stages)
         except PlanError:
             return None
-        return plan if fits(instance, plan) and within_limits(instance.problem, plan.flow) else None
+        return plan if fits(self._instance, plan) and within_limits(self._instance.problem, plan.flow) else None
 
-    @staticmethod
-    def _state(plan: Candidate) -> _State:
-        order: tuple[int, ...] = ()
-        ends = []
-        for stage in plan.stages:
-            order += stage.pieces
-            ends.append(len(order))
-        return _State(order, tuple(ends), tuple(stage.machines for stage in plan.stages))
+    def _pair(self, stages: State) -> int | None:
+        """Return the number of a stage that another one follows; None if there is one stage."""
+        return self._random.randrange(len(stages) - 1) if len(stages) > 1 else None
 
-    def _move_cut(self, state: _State) -> _State | None:
-        if len(state.ends) < 2:
-            return None
-        at = self._random.randrange(len(state.ends) - 1)
-        low, high = state.ends[at - 1] if at else 0, state.ends[at + 1]
-        step = math.ceil(self._random.random() ** 4 * FURTHEST * len(state.order)) * self._random.choice((-1, 1))
-        end = min(max(state.ends[at] + step, low + 1), high - 1)
-        return _State(state.order, (*state.ends[:at], end, *state.ends[at + 1 :]), state.machines)
-
-    def _exchange_machines(self, state: _State) -> _State | None:
-        if len(state.machines) < 2:
-            return None
-        one, other = self._random.sample(range(len(state.machines)), 2)
-        machines = list(state.machines)
-        machines[one], machines[other] = machines[other], machines[one]
-        return _State(state.order, state.ends, tuple(machines))
-
-    def _idle(self, state: _State) -> int | None:
+    def _idle(self, stages: State) -> int | None:
         """Return a machine without a stage, or None; each machine class is equally likely."""
-        used = {machine for group in state.machines for machine in group}
-        idle = [left for members in self._classes if (left := [each for each in members if each not in used])]
+        used = {machine for stage in stages for machine in stage.machines}
+        idle = [left for members in self._instance.classes if (left := [m for m in members if m not in used])]
         return self._random.choice(idle)[0] if idle else None
 
-    def _use_idle(self, state: _State) -> _State | None:
-        machine, at = self._idle(state), self._random.randrange(len(state.machines))
+    def _move_cut(self, stages: State) -> State | None:
+        at = self._pair(stages)
+        if at is None:
+            return None
+        one, other = stages[at : at + 2]
+        most = math.ceil(self._random.random() ** 4 * FURTHEST * len(self._able))
+        if self._random.random() < 0.5:
+            kept = max(len(one.pieces) - most, 1)
+            pieces = one.pieces[:kept], tuple(sorted((*one.pieces[kept:], *other.pieces)))
+        else:
+            moved = min(len(other.pieces) - 1, most)
+            pieces = tuple(sorted((*one.pieces, *other.pieces[:moved]))), other.pieces[moved:]
+        changed = Placement(one.machines, pieces[0]), Placement(other.machines, pieces[1])
+        return (*stages[:at], *changed, *stages[at + 2 :])
+
+    def _exchange_machines(self, stages: State) -> State | None:
+        if len(stages) < 2:
+            return None
+        one, other = self._random.sample(range(len(stages)), 2)
+        return _with_machines(stages, {one: stages[other].machines, other: stages[one].machines})
+
+    def _use_idle(self, stages: State) -> State | None:
+        machine, at = self._idle(stages), self._random.randrange(len(stages))
         if machine is None:
             return None
-        group = list(state.machines[at])
-        group[self._random.randrange(len(group))] = machine
-        return self._with_machines(state, {at: tuple(group)})
+        machines = list(stages[at].machines)
+        machines[self._random.randrange(len(machines))] = machine
+        return _with_machines(stages, {at: tuple(machines)})
 
-    def _merge(self, state: _State) -> _State | None:
-        if len(state.machines) < 2:
+    def _merge(self, stages: State) -> State | None:
+        at = self._pair(stages)
+        if at is None:
             return None
-        at = self._random.randrange(len(state.machines) - 1)
-        kept = state.machines[at + self._random.randrange(2)]
+        one, other = stages[at : at + 2]
+        kept = self._random.choice((one, other)).machines
         if self._replicas and self._random.random() < 0.5:
-            kept = (*state.machines[at], *state.machines[at + 1])
-        ends = (*state.ends[:at], *state.ends[at + 1 :])
-        return _State(state.order, ends, (*state.machines[:at], kept, *state.machines[at + 2 :]))
+            kept = (*one.machines, *other.machines)
+        return (*stages[:at], Placement(kept, tuple(sorted(one.pieces + other.pieces))), *stages[at + 2 :])
 
-    def _split(self, state: _State) -> _State | None:
-        at = self._random.randrange(len(state.machines))
-        start, group = state.ends[at - 1] if at else 0, state.machines[at]
-        if state.ends[at] - start < 2:
+    def _split(self, stages: State) -> State | None:
+        at = self._random.randrange(len(stages))
+        pieces, machines = stages[at].pieces, stages[at].machines
+        if len(pieces) < 2:
             return None
-        parts: tuple[tuple[int, ...], tuple[int, ...]]
-        if len(group) > 1 and self._random.random() < 0.5:
-            size = self._random.randrange(1, len(group))
-            parts = group[:size], group[size:]
+        cut = self._random.randrange(1, len(pieces))
+        if len(machines) > 1 and self._random.random() < 0.5:
+            size = self._random.randrange(1, len(machines))
+            parts = [machines[:size], machines[size:]]
         else:
-            machine = self._idle(state)
+            machine = self._idle(stages)
             if machine is None:
                 return None
-            parts = (group, (machine,)) if self._random.random() < 0.5 else ((machine,), group)
-        middle = self._random.randrange(start + 1, state.ends[at])
-        ends = (*state.ends[:at], middle, *state.ends[at:])
-        return _State(state.order, ends, (*state.machines[:at], *parts, *state.machines[at + 1 :]))
+            parts = [machines, (machine,)]
+            self._random.shuffle(parts)
+        return (*stages[:at], Placement(parts[0], pieces[:cut]), Placement(parts[1], pieces[cut:]), *stages[at + 1 :])
 
-    def _move_run(self, state: _State) -> _State | None:
-        """Move a run of pieces to another segment, or to a new segment on an idle machine.
+    def _move_run(self, stages: State) -> State | None:
+        """Move a run of pieces to another stage, or to a new stage on an idle machine.
 
-        The target lies between the segments of its predecessors and of its successors.
+        The target lies between the stages of its predecessors and of its successors.
         """
-        own = self._random.randrange(len(state.ends))
-        held = state.pieces(own)
+        own = self._random.randrange(len(stages))
+        held = stages[own].pieces
         start = self._random.randrange(len(held))
         run = set(held[start : start + 1 + int(self._random.expovariate(RUN))])
-        segment_of = {piece: number for number in range(len(state.ends)) for piece in state.pieces(number)}
-        first = max((segment_of[each] for piece in run for each in self._before[piece] - run), default=-1)
-        last = min((segment_of[each] for piece in run for each in self._behind[piece] if each not in run), default=None)
-        last = len(state.ends) if last is None else last
-        segments = [[piece for piece in state.pieces(number) if piece not in run] for number in range(len(state.ends))]
-        machines = list(state.machines)
+        before, behind = self._instance.before, self._instance.behind
+        stage_of = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
+        first = max((stage_of[each] for piece in run for each in before[piece] - run), default=-1)
+        last = min((stage_of[each] for piece in run for each in behind[piece] if each not in run), default=len(stages))
+        left = [
+            Placement(stage.machines, tuple(piece for piece in stage.pieces if piece not in run)) for stage in stages
+        ]
         if self._random.random() < 0.5 and first < last:
-            machine, at = self._idle(state), self._random.randint(first + 1, last)
+            machine, at = self._idle(stages), self._random.randint(first + 1, last)
             if machine is None:
                 return None
-            segments.insert(at, sorted(run))
-            machines.insert(at, (machine,))
+            left.insert(at, Placement((machine,), tuple(sorted(run))))
         else:
-            targets = [each for each in range(max(first, 0), min(last + 1, len(segments))) if each != own]
+            targets = [number for number in range(max(first, 0), min(last + 1, len(stages))) if number != own]
             if not targets:
                 return None
-            target = self._random.choice(targets)
-            segments[target] = sorted([*segments[target], *run])
-        kept = [number for number, pieces in enumerate(segments) if pieces]
-        return self._joined([segments[number] for number in kept], [machines[number] for number in kept])
+            at = self._random.choice(targets)
+            left[at] = Placement(left[at].machines, tuple(sorted((*left[at].pieces, *run))))
+        return tuple(stage for stage in left if stage.pieces)
 
-    @staticmethod
-    def _joined(segments: Sequence[Sequence[int]], machines: Sequence[tuple[int, ...]]) -> _State:
-        order: list[int] = []
-        ends = []
-        for held in segments:
-            order += held
-            ends.append(len(order))
-        return _State(tuple(order), tuple(ends), tuple(machines))
+    def _add_replica(self, stages: State) -> State | None:
+        machine, at = self._idle(stages), self._random.randrange(len(stages))
+        return None if machine is None else _with_machines(stages, {at: (*stages[at].machines, machine)})
 
-    def _add_replica(self, state: _State) -> _State | None:
-        machine, at = self._idle(state), self._random.randrange(len(state.machines))
-        return None if machine is None else self._with_machines(state, {at: (*state.machines[at], machine)})
-
-    def _take_replica(self, state: _State) -> _State | None:
+    def _take_replica(self, stages: State) -> State | None:
         """Move a replica from its stage to another stage, or leave it idle."""
-        several = [number for number, group in enumerate(state.machines) if len(group) > 1]
+        several = [number for number, stage in enumerate(stages) if len(stage.machines) > 1]
         if not several:
             return None
-        source, target = self._random.choice(several), self._random.randrange(len(state.machines) + 1)
-        machine = self._random.choice(state.machines[source])
-        changed = {source: tuple(each for each in state.machines[source] if each != machine)}
-        if target < len(state.machines) and target != source:
-            changed[target] = (*state.machines[target], machine)
-        return self._with_machines(state, changed)
+        source, target = self._random.choice(several), self._random.randrange(len(stages) + 1)
+        machine = self._random.choice(stages[source].machines)
+        changed = {source: tuple(each for each in stages[source].machines if each != machine)}
+        if target < len(stages) and target != source:
+            changed[target] = (*stages[target].machines, machine)
+        return _with_machines(stages, changed)
 
-    @staticmethod
-    def _with_machines(state: _State, changed: dict[int, tuple[int, ...]]) -> _State:
-        machines = tuple(changed.get(number, group) for number, group in enumerate(state.machines))
-        return _State(state.order, state.ends, machines)
+
+def _with_machines(stages: State, changed: dict[int, tuple[int, ...]]) -> State:
+    return tuple(Placement(changed.get(at, stage.machines), stage.pieces) for at, stage in enumerate(stages))

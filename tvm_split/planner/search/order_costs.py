@@ -210,6 +210,11 @@ class Stretches:
         ends = np.concatenate([np.where(blocked, np.arange(length), length), np.full((kinds, 1), length)], axis=1)
         self._ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
 
+    def end(self, kind: int, start: int, period: float) -> int:
+        """Return the last cut up to which all pieces from ``start`` compute within the period on one kind of unit."""
+        limit = self.prefix[kind, start] + period * (1 + 1e-12)
+        return int(min(np.searchsorted(self.prefix[kind], limit, side="right") - 1, self._ends[kind, start]))
+
     def reach(self, period: float) -> npt.NDArray[np.intp]:
         """Return (K, P): for each cut, the last cut up to which all pieces between them compute within the period."""
         limit = period * (1 + 1e-12)

@@ -1,13 +1,15 @@
 """Search for the least period on more machines than tables can hold: beam searches inside a binary search of periods.
 
 Stages follow an order of the pieces. With replicas, the search also tries the whole network on all machines, and the
-machines of one site as one unit.
+machines of one site as one unit. Of machines on oversubscribed cores, it uses only as many as have cores of their own.
+This loses nothing if pieces are small, and needs fewer transfers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +18,9 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, delivered, fits
-from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.mixed_integer import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
-from tvm_split.planner.search.oversubscribed_cores import oversubscribed_cores, pooled, ways_to_count
-from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 
 WIDTH = 4
@@ -61,9 +61,9 @@ class PricedSearch:
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
         worth = float(_fastest(self._singles.counts, self._prices, self._most_machines) @ self._prices.classes)
         self.bound = self._prices.bound / max(worth / float(self._counts @ self._prices.classes), 1e-12) * (1 - 1e-9)
-        self._oversubscribed = oversubscribed_cores(instance)
+        self._oversubscribed = _oversubscribed_cores(instance)
         if self._oversubscribed:
-            cores = fair_prices(*pooled(self._singles, self._counts, self._oversubscribed), budget.rest(0.15))
+            cores = fair_prices(*_pooled(self._singles, self._counts, self._oversubscribed), budget.rest(0.15))
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
@@ -76,9 +76,7 @@ class PricedSearch:
         instance = self._instance
         order = range(len(instance.pieces))
         costs = OrderCosts(instance, order)
-        if instance.problem.replicas:
-            self._deal_out()
-        else:
+        if not instance.problem.replicas:
             slowest = self._singles.seconds.min(axis=1).max()
             self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
         self._place(costs, self._singles, self._prices)
@@ -94,29 +92,19 @@ class PricedSearch:
             prices = _disturbed(self._prices, generator)
             self._place(costs, self._singles, prices, low=self._shortest * (1 - COARSE))
 
-    def surpasses(self, machines: Collection[int], period: float) -> bool:
-        """Whether no plan on only these machines, and at least two of them, can have a period below ``period``."""
-        counts = np.array([sum(unit[0] in machines for unit in units) for units in self._singles.members])
-        return self._prices.bound >= period * float(counts @ self._prices.classes) * (1 - 1e-9)
-
     def _is_near(self) -> bool:
         return self._shortest <= self.bound * (1 + NEAR_ENOUGH)
 
     def _place(self, costs: OrderCosts, units: Units, prices: Prices, low: float = 0.0) -> None:
         """Search the period of plans on all units, or on the fastest ones if not all may be used."""
         size = len(units.members[0][0])
-        for counted, counts in ways_to_count(units, self._oversubscribed, prices.classes):
-            beam = StageBeam(costs, counted, prices, WIDTH)
-            left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
-            self._halve(beam, left, low)
-            is_none = len(self.found) == known
-            if is_none and self._most_machines < len(self._instance.machines):  # some must be on slow machines
-                self._halve(beam, counts, low)
-
-    def _with_own_cores(self) -> Counts:
-        """Return the number of machines of each kind that have cores of their own."""
-        _, counts = next(ways_to_count(self._singles, self._oversubscribed, self._prices.classes))
-        return counts
+        counts = _counts_with_own_cores(units, self._oversubscribed, prices.classes)
+        beam = StageBeam(costs, units, prices, WIDTH)
+        left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
+        self._halve(beam, left, low)
+        is_none = len(self.found) == known
+        if is_none and (left != units.counts).any():  # some must be on slow machines, or share cores
+            self._halve(beam, units.counts, low)
 
     @property
     def _most_stages(self) -> int:
@@ -164,16 +152,10 @@ class PricedSearch:
         self._shortest = min(self._shortest, period)
         return period
 
-    def _deal_out(self) -> None:
-        """Try the whole network as one stage on all machines that can hold it."""
-        ways = (self._with_own_cores(), self._singles.counts)
-        members = dict.fromkeys(tuple(_members(self._singles, counts)) for counts in ways)
-        for each in dict.fromkeys(chosen for able in members for chosen in whole_sets(self._instance, able)):
-            self._keep([Placement(each, tuple(range(len(self._instance.pieces))))])
-
     def _place_sets(self, costs: OrderCosts) -> None:
         """Try pipelines whose stages have replicas, with smaller and smaller units."""
-        for sets in _groupings(self._instance, self._singles, self._prices, self._with_own_cores()):
+        counts = _counts_with_own_cores(self._singles, self._oversubscribed, self._prices.classes)
+        for sets in _groupings(self._instance, self._singles, self._prices, counts):
             if self._is_near() or self._budget.until(0.5).is_used_up:
                 return
             units = units_of(self._instance, self._classes, sets)
@@ -200,12 +182,6 @@ def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
     return left
 
 
-def _members(singles: Units, counts: Counts) -> list[int]:
-    return sorted(
-        unit[0] for units, count in zip(singles.members, counts.tolist(), strict=True) for unit in units[:count]
-    )
-
-
 def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Counts) -> Iterator[list[Unit]]:
     """Yield groupings of machines into units: all of one neighbourhood, then 2, 4, … of similar speed in each.
 
@@ -223,38 +199,95 @@ def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Count
         yield [tuple(each[start : start + size]) for each in places.values() for start in range(0, len(each), size)]
 
 
-def _with_count(instance: Instance, stages: Sequence[Placement], wanted: int) -> list[Placement]:
-    """Cut the longest stages in two until there are ``wanted`` stages; use an idle machine or a replica for each.
+def _with_count(instance: Instance, stages: Sequence[Placement], wanted: int) -> Sequence[Placement]:
+    """Cut the longest stages in two until there are ``wanted`` stages.
 
     Returns fewer stages if no stage can be cut; the caller checks the plan.
     """
-    found = list(stages)
-    idle = set(range(len(instance.machines))) - {machine for stage in stages for machine in stage.machines}
-    used = len(instance.machines) - len(idle)
-    while len(found) < wanted:
-        seconds = [_mean_seconds(instance, stage) for stage in found]
-        for number in sorted(range(len(found)), key=lambda each: -seconds[each]):
-            stage = found[number]
-            if len(stage.pieces) == 1:
-                continue
-            kept, others = stage.machines, stage.machines
-            pieces, held = stage.pieces[: len(stage.pieces) // 2], stage.pieces[len(stage.pieces) // 2 :]
-            free = [machine for machine in idle if np.isfinite(instance.seconds[list(held), machine]).all()]
-            if free and used < instance.machine_limit:
-                others = (min(free, key=lambda machine: float(instance.seconds[list(held), machine].sum())),)
-                idle -= {*others}
-                used += 1
-            elif len(stage.machines) > 1:
-                half = len(stage.machines) // 2
-                kept, others = stage.machines[:half], stage.machines[half:]
-            else:
-                continue
-            found[number : number + 1] = [Placement(kept, pieces), Placement(others, held)]
+    while len(stages) < wanted:
+        seconds = [float(instance.times[np.ix_(stage.pieces, stage.machines)].sum()) for stage in stages]
+        longest_first = sorted(range(len(stages)), key=lambda number: -seconds[number])
+        cut = next(filter(None, (_with_halves(instance, stages, number) for number in longest_first)), None)
+        if cut is None:
             break
-        else:
-            return found
-    return found
+        stages = cut
+    return stages
 
 
-def _mean_seconds(instance: Instance, stage: Placement) -> float:
-    return float(instance.times[np.ix_(stage.pieces, stage.machines)].sum(axis=0).mean()) / len(stage.machines)
+def _with_halves(instance: Instance, stages: Sequence[Placement], number: int) -> list[Placement] | None:
+    """Cut a stage in two; the second half is for an idle machine, or for half of the replicas."""
+    pieces, machines = stages[number].pieces, stages[number].machines
+    half, size = len(pieces) // 2, (len(machines) + 1) // 2
+    busy = {machine for stage in stages for machine in stage.machines}
+    able = np.isfinite(instance.seconds[list(pieces[half:])]).all(axis=0)
+    idle = next((machine for machine in np.flatnonzero(able).tolist() if machine not in busy), None)
+    kept, moved = (machines[:size], machines[size:]) if idle is None else (machines, (idle,))
+    if not half or not moved:
+        return None
+    return [*stages[:number], Placement(kept, pieces[:half]), Placement(moved, pieces[half:]), *stages[number + 1 :]]
+
+
+@dataclass(frozen=True)
+class _Cores:
+    """A set of ``cores`` shared by machines that want more of them; ``wanted`` is the number of cores per machine."""
+
+    wanted: dict[int, int]
+    cores: int
+
+    @property
+    def oversubscription(self) -> float:
+        """Cores wanted divided by cores available: the slowdown when all machines compute at the same time."""
+        return sum(self.wanted.values()) / self.cores
+
+
+def _oversubscribed_cores(instance: Instance) -> tuple[_Cores, ...]:
+    """Return the oversubscribed sets of cores of an instance; the client's use of cores is not counted."""
+    own = [machine.cores for machine in instance.problem.machines]
+    sets = (
+        _Cores({each: own[each] for each in members if each != instance.client and own[each]}, cores)
+        for members, cores in instance.core_sets
+    )
+    return tuple(each for each in sets if each.wanted and each.oversubscription > 1)
+
+
+def _counts_with_own_cores(units: Units, oversubscribed: Sequence[_Cores], worth: Floats) -> Counts:
+    """Return the number of units of each kind to use such that their cores suffice; all units if all cores do.
+
+    Args:
+        worth: (K,) price of a unit's time; units with the least price per core are left out first.
+    """
+    needed = [_needed(units, each) for each in oversubscribed]
+    counts = units.counts.copy()
+    taken = np.sum(needed, axis=0) if needed else np.zeros(len(counts))
+    order = np.argsort(-worth / np.maximum(taken, 1.0), kind="stable")
+    for each, cores in zip(oversubscribed, needed, strict=True):
+        left = float(each.cores)
+        for kind in order[cores[order] > 0]:
+            whole = int(left // cores[kind]) if left < each.cores else max(1, int(left // cores[kind]))
+            counts[kind] = min(counts[kind], whole)
+            left = max(0.0, left - counts[kind] * cores[kind])
+    return counts
+
+
+def _pooled(units: Units, counts: Floats, oversubscribed: Sequence[_Cores]) -> tuple[Floats, Floats]:
+    """Return seconds (n, K') and counts (K',) in which each oversubscribed core set replaces the machines on it.
+
+    In every plan, the core time of these machines is at most cores × period. So a lower bound on the period for these
+    kinds also holds for the machines. If a machine is in several sets, the most oversubscribed set counts.
+    """
+    seconds, found = units.seconds.copy(), counts.astype(np.float64)
+    columns, cores = [], []
+    for each in sorted(oversubscribed, key=lambda one: -one.oversubscription):
+        needed = np.where(found > 0, _needed(units, each), 0.0)
+        here = needed > 0
+        if here.any() and float(needed @ found) > each.cores:
+            columns.append((seconds[:, here] * needed[here]).min(axis=1))
+            cores.append(float(each.cores))
+            found[here] = 0.0
+    left = found > 0
+    return np.column_stack([seconds[:, left], *columns]), np.concatenate([found[left], cores])
+
+
+def _needed(units: Units, cores: _Cores) -> Floats:
+    """Return (K,) the number of these cores that a unit of each kind keeps busy."""
+    return np.array([sum(cores.wanted.get(machine, 0) for machine in each[0]) for each in units.members], dtype=float)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +11,7 @@ import numpy as np
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits
 from tvm_split.planner.search.instance import Floats, Instance
-from tvm_split.planner.search.order_costs import OrderCosts
+from tvm_split.planner.search.order_costs import OrderCosts, Stretches
 
 FINE = 1e-10
 """Relative width at which the binary search of periods ends."""
@@ -37,7 +36,7 @@ def simple_plans(instance: Instance) -> list[Candidate]:
             plans += [filling.under(problem.maximum_period_seconds), *filling.under_longer()]
     if problem.replicas:
         everything = tuple(range(len(instance.pieces)))
-        plans += [[Placement(each, everything)] for each in whole_sets(instance, range(len(instance.machines)))]
+        plans += [[Placement(each, everything)] for each in _whole_sets(instance)]
     found = []
     for stages in filter(None, plans):
         with contextlib.suppress(PlanError):  # a link is missing between stages that are not adjacent
@@ -65,9 +64,9 @@ class _Filling:
     def __init__(self, instance: Instance, machines: Sequence[int]) -> None:
         self._instance, self._machines = instance, machines
         seconds = instance.seconds
-        self._sums = np.concatenate([np.zeros((1, len(instance.machines))), np.cumsum(seconds, axis=0)])
+        self._stretches = Stretches(seconds)
         self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
-        self._cut = cut_bytes(instance)
+        self._cut = _cut_bytes(instance)
         limited = bool(np.isfinite(instance.memory).any())
         self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
 
@@ -94,7 +93,7 @@ class _Filling:
         return best
 
     def under(self, period: float) -> list[Placement] | None:
-        instance, cut, sums = self._instance, self._cut, self._sums
+        instance, cut = self._instance, self._cut
         length, client = len(instance.pieces), instance.client
         stages: list[Placement] = []
         start, before = 0, client
@@ -103,14 +102,7 @@ class _Filling:
                 continue
             if cut[start] * instance.seconds_per_byte[before, machine] > period:
                 continue
-            # Sums after a piece that may not run on this machine are infinite.
-            own = sums[start, machine]
-            if math.isfinite(own) and math.isfinite(period):
-                end = int(np.searchsorted(sums[:, machine], own + period * (1 + 1e-12), side="right")) - 1
-            else:
-                own_seconds = itertools.accumulate(instance.seconds[start:, machine].tolist())
-                ends = itertools.takewhile(lambda seconds: seconds <= period and math.isfinite(seconds), own_seconds)
-                end = start + sum(1 for _ in ends)
+            end = self._stretches.end(machine, start, period)
             end = self._held(start, end, float(instance.memory[machine]))
             while end > start and cut[end] * instance.seconds_per_byte[machine, client] > period:
                 end -= 1
@@ -133,7 +125,7 @@ class _Filling:
         return start + 1 + int(possible[-1]) if len(possible) else start
 
 
-def cut_bytes(instance: Instance) -> Floats:
+def _cut_bytes(instance: Instance) -> Floats:
     """Return the bytes of all tensors that cross each cut, including before the first and after the last piece."""
     length, client = len(instance.pieces), instance.client
     steps = np.zeros(length + 2)
@@ -144,10 +136,9 @@ def cut_bytes(instance: Instance) -> Floats:
     return np.maximum(np.cumsum(steps)[: length + 1], 0.0)
 
 
-def whole_sets(instance: Instance, machines: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _whole_sets(instance: Instance) -> Iterator[tuple[int, ...]]:
     """Yield sets of machines that can run and hold the whole network in time, with slower and slower client links."""
-    able = np.array(machines, dtype=np.intp)
-    able = able[np.isfinite(instance.seconds[:, able]).all(axis=0)]
+    able = np.flatnonzero(np.isfinite(instance.seconds).all(axis=0))
     able = able[instance.times[:, able].sum(axis=0) <= instance.problem.maximum_latency_seconds]
     seconds = instance.seconds[:, able].sum(axis=0)
     able = able[np.argsort(seconds, kind="stable")][: instance.machine_limit]

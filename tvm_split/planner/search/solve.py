@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import (
@@ -16,16 +17,29 @@ from tvm_split.planner.problem import (
 )
 from tvm_split.planner.search.budget import WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import Candidate, best_delivered, delivered
-from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
-from tvm_split.planner.search.diagnosis import require_places, why_impossible
+from tvm_split.planner.search.explain import (
+    alternatives,
+    require_places,
+    why_impossible,
+    why_no_more_machines,
+)
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.search import Found, Search
-from tvm_split.planner.strategy import solution_of
+from tvm_split.planner.strategy import Strategy, solution_of
 from tvm_split.units import seconds_text
 
 DIAGNOSIS_WORK = WORK_PER_SECOND
 """Units of work of each attempt with a demand left out; none starts after twice as much in total."""
 SCHEDULED_AFTERWARDS = "; that is of shares of any size: replicas have those of their round-robin schedule"
+
+
+class Best(Strategy):
+    """Strategy that returns the best plan found within the time limit, with its optimality gap."""
+
+    name: ClassVar[str] = "best"
+
+    def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
+        return solve(problem, time_limit_seconds=time_limit_seconds)
 
 
 def solve(

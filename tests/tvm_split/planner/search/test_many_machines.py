@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
 
 import numpy as np
 import pytest
@@ -24,24 +23,15 @@ from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Objective, Pin, Problem, ProblemLink, ProblemMachine, Solution
+from tvm_split.planner.problem import Objective, Problem, ProblemLink, ProblemMachine, Solution
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.priced_search import PricedSearch
-from tvm_split.planner.search.simple_plans import simple_plans
 
 SEEDS = st.integers(0, 2**32)
 LITTLE = 1.0e8
 """Work of one search, about half a second."""
-CASES: list[tuple[MachineKinds, LinkKinds, Networks, bool]] = [
-    ("equal", "alike", "residual", False),
-    ("three kinds", "alike", "chain", False),
-    ("three kinds", "four sites", "unet", True),
-    ("unlike", "alike", "branches", False),
-    ("unlike", "a third slow", "chain", True),
-    ("unlike", "two racks", "unet", False),
-]
 
 
 def solved(problem: Problem, work: float = LITTLE) -> Solution:
@@ -55,45 +45,27 @@ def least_of_simple_plans(problem: Problem) -> float:
     return min(evaluate_stages(problem, each).period_seconds for each in plans if each)
 
 
-@pytest.mark.parametrize(("machines", "pieces", "work"), [(12, 30, LITTLE), (60, 90, 0.0)])
-@pytest.mark.parametrize(("kinds", "links", "network", "replicas"), CASES)
-def test_no_simple_plan_is_better(
-    kinds: MachineKinds, links: LinkKinds, network: Networks, replicas: bool, machines: int, pieces: int, work: float
-) -> None:
-    """However little work the search may do."""
-    problem = many_machines_problem(
-        machines, pieces, kinds=kinds, links=links, network=network, replicas=replicas, seed=3
-    )
-    found = solved(problem, work)
-    assert found.lower_bound_seconds <= found.evaluation.period_seconds
-    assert found.evaluation.period_seconds <= least_of_simple_plans(problem) * (1 + 1e-9)
-
-
-@settings(max_examples=8)
+@settings(max_examples=14)
 @given(
-    st.integers(17, 128),
+    st.integers(10, 128),
+    st.sampled_from(["equal", "three kinds", "unlike"]),
     st.sampled_from(["alike", "two racks", "four sites", "a third slow"]),
     st.sampled_from(["chain", "residual", "unet", "branches"]),
     st.booleans(),
+    st.sampled_from([0.0, 1e7]),
     SEEDS,
 )
-def test_no_simple_plan_on_up_to_128_unlike_machines_is_better(
-    machines: int, links: LinkKinds, network: Networks, replicas: bool, seed: int
+@example(11, "equal", "four sites", "chain", False, LITTLE, 189)
+def test_no_simple_plan_is_better(
+    machines: int, kinds: MachineKinds, links: LinkKinds, network: Networks, replicas: bool, work: float, seed: int
 ) -> None:
-    problem = many_machines_problem(machines, 60, links=links, network=network, replicas=replicas, seed=seed)
-    assert solved(problem, 1e7).evaluation.period_seconds <= least_of_simple_plans(problem) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("machines", "pieces", "network", "seed"),
-    [
-        (11, 30, "chain", 189),  # by 0.02 %, where halving ends at a tenth of a percent
-        (4, 15, "residual", 626),  # by 4 %, if what goes around pieces is sent twice wherever its readers are
-    ],
-)
-def test_what_first_fit_once_did_better(machines: int, pieces: int, network: Networks, seed: int) -> None:
-    problem = many_machines_problem(machines, pieces, kinds="equal", links="four sites", network=network, seed=seed)
-    assert solved(problem).evaluation.period_seconds <= least_of_simple_plans(problem) * (1 + 1e-9)
+    """However little work the search may do."""
+    problem = many_machines_problem(
+        machines, 60, kinds=kinds, links=links, network=network, replicas=replicas, seed=seed
+    )
+    found = solved(problem, work)
+    assert 0.0 < found.lower_bound_seconds <= found.evaluation.period_seconds
+    assert found.evaluation.period_seconds <= least_of_simple_plans(problem) * (1 + 1e-9)
 
 
 def test_what_the_client_sends_is_a_bound_however_many_machines_there_are() -> None:
@@ -185,42 +157,6 @@ def test_too_few_machines_for_the_stages_are_counted() -> None:
         solve(dataclasses.replace(problem, pieces=pieces, stages=16), budget=Budget(work=LITTLE))
 
 
-def test_idle_machines_are_named_up_to_a_dozen() -> None:
-    problem = dataclasses.replace(many_machines_problem(30, 40), maximum_machines=4)
-    why = solved(problem).why_no_more_machines
-    assert why.count("is idle") == 12
-    assert why.endswith("; 14 more machines are idle")
-
-
-def test_a_search_without_time_still_has_a_plan_and_a_bound() -> None:
-    problem = many_machines_problem(16, 40)
-    found = solve(problem, budget=Budget(work=0.0))
-    assert 0.0 < found.lower_bound_seconds < found.evaluation.period_seconds
-    assert found.evaluation.period_seconds < evaluate_stages(problem, best_single(problem)).period_seconds / 2
-
-
-@settings(max_examples=40)
-@given(st.integers(2, 9), st.integers(2, 25), st.sampled_from(["alike", "four sites"]), st.booleans(), SEEDS)
-def test_the_planner_fills_machines_as_anyone_would(
-    machines: int, pieces: int, links: LinkKinds, pins: bool, seed: int
-) -> None:
-    problem = many_machines_problem(machines, pieces, links=links, network="residual", seed=seed)
-    if pins:
-        chosen = random.Random(seed)
-        problem = dataclasses.replace(
-            problem, pins=(Pin(chosen.choice(problem.pieces).name, not_on=chosen.choice(problem.machines).name),)
-        )
-    by_hand, found = first_fit(problem), simple_plans(instance_of(problem))
-    assert (by_hand is None) == (not found)
-    if by_hand is not None:
-        period, least = (
-            evaluate_stages(problem, by_hand).period_seconds,
-            min(each.flow.period_seconds for each in found),
-        )
-        assert least <= period * (1 + 1e-9)
-        assert pins or least == pytest.approx(period, rel=1e-9)  # who may not run all comes last by hand
-
-
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_machines_are_filled_as_far_as_their_memory_goes(objective: Objective) -> None:
     """With activations, and with what is in flight: no machine can hold a third of it all."""
@@ -232,7 +168,6 @@ def test_machines_are_filled_as_far_as_their_memory_goes(objective: Objective) -
         dataclasses.replace(each, memory_bytes=whole / 5 + largest + crossing) for each in problem.machines
     )
     problem = dataclasses.replace(problem, machines=machines, objective=objective)
-    assert simple_plans(instance_of(problem))
     assert solve(problem, budget=Budget(work=0.0)).stages
 
 
@@ -254,11 +189,7 @@ def oversubscribed(problem: Problem, machines_a_host: int, cores: int) -> Proble
     ("kinds", "replicas", "hosts", "pieces"),
     [
         ("three kinds", False, 3, 60),
-        *(
-            pytest.param(kinds, replicas, 6, 120, marks=pytest.mark.slow)
-            for kinds in ("three kinds", "unlike")
-            for replicas in (False, True)
-        ),
+        *(pytest.param("unlike", replicas, 6, 120, marks=pytest.mark.slow) for replicas in (False, True)),
     ],
 )
 def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(
@@ -302,25 +233,6 @@ def test_what_only_many_machines_can_hold_is_planned_for_latency(network: Networ
     found = solved(latency_problem(24, 48, 3.2, network=network, seed=6))
     assert len(found.stages) > 12
     assert found.lower_bound_seconds <= found.evaluation.latency_seconds
-
-
-def test_a_machine_for_every_piece_is_planned_for_latency() -> None:
-    problem = latency_problem(100, 98, seed=8)
-    problem = dataclasses.replace(
-        problem,
-        pieces=tuple(dataclasses.replace(piece, weight_bytes=1e9) for piece in problem.pieces),
-        machines=tuple(dataclasses.replace(machine, memory_bytes=1.5e9) for machine in problem.machines),
-    )
-    assert len(solved(problem).stages) == 98
-
-
-@pytest.mark.parametrize(("kinds", "room"), [("unlike", 3.0), ("equal", 2.0)])
-def test_no_work_is_too_little_for_a_latency_by_first_fit(kinds: MachineKinds, room: float) -> None:
-    problem = latency_problem(60, 100, 1.5 * room, kinds=kinds, network="branches", seed=9)
-    simple = simple_plans(instance_of(problem))
-    assert simple
-    found = solved(problem, 0.0).evaluation.latency_seconds
-    assert found <= min(each.flow.latency_seconds for each in simple) * (1 + 1e-9)
 
 
 def test_each_piece_goes_where_it_is_fastest() -> None:

@@ -114,21 +114,6 @@ def test_replicas_share_one_slow_piece() -> None:
     assert found.stages[0].shares == pytest.approx((2 / 3, 1 / 3))
 
 
-def test_twenty_equal_machines_are_one_class() -> None:
-    names = [f"machine-{index}" for index in range(20)]
-    found = solve(chain(dict.fromkeys(names, 1.0), count=40))
-    assert found.gap == 0.0
-    assert found.evaluation.period_seconds == 2.0
-    assert len(found.stages) == 20
-
-
-def test_many_unlike_machines_get_a_plan_and_a_bound() -> None:
-    names = {f"machine-{index}": 1.0 + index / 7 for index in range(16)}
-    found = solve(chain(names, count=60), budget=Budget(work=4e8))
-    assert 0.0 < found.lower_bound_seconds <= found.evaluation.period_seconds
-    assert len(found.stages) > 4
-
-
 def test_alternatives_say_why_they_lost() -> None:
     found = solve(chain({"a": 1.0, "b": 1.5, "c": 2.0}, count=6))
     assert 1 <= len(found.alternatives) <= 4

@@ -1,12 +1,18 @@
-"""Samples of link probes, and the line through them: latency and bandwidth. Pure functions; seconds and bytes."""
+"""Probes of links, the lines through them, and the link profiles that plans use. Pure; in seconds and bytes."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
+
+from rpc_runtime.program.routes import CLIENT
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.planner.profile import LinkProfile
+from tvm_split.profiling.rounds import SpotChecked
 
 DISAGREEMENT = 2.0
 """Largest ratio between two undisturbed measurements of the same transfer."""
@@ -22,9 +28,6 @@ MOST_OVER_ARRIVED = 4.0
 """Limit of a link's bandwidth, relative to the rate at which its largest tensors arrived."""
 SHORTEST_SECONDS = 1e-9
 """Resolution of clocks, in seconds."""
-EDGE_STEP, LARGEST_EDGE = 32, 1024
-"""Step and limit of matrix edges: multiples of the step compute whole vectors; a matrix of the largest edge exceeds a
-core's own caches."""
 ALIKE_SECONDS = 2e-4
 """Difference in seconds that is always noise between similar machines or links: the variation of thread wake-ups."""
 SLOWEST_STREAM = 1.1
@@ -56,11 +59,6 @@ class StreamSample:
     single_seconds: float
     period_seconds: float
 
-    @property
-    def is_contradictory(self) -> bool:
-        """Whether results come slower in a stream than in single runs."""
-        return self.period_seconds > SLOWEST_STREAM * self.single_seconds
-
 
 @dataclass(frozen=True)
 class StreamCost:
@@ -82,6 +80,47 @@ class ChainSample:
     single_seconds: float
     period_seconds: float
     busy_seconds: float
+
+
+@dataclass(frozen=True)
+class MachineProbe:
+    """Probe of the link between a machine and the client, in both directions.
+
+    ``seconds_per_byte`` is the machine's processor time per byte of a tensor. ``transports`` names the transport by
+    destination (the machine or the client). ``measured_at`` is in seconds since 1970.
+    """
+
+    measured_at: float
+    round_trip_seconds: float
+    to_machine: tuple[LinkSample, ...]
+    from_machine: tuple[LinkSample, ...]
+    seconds_per_byte: float
+    transports: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PairProbe:
+    """Probe of the link from one machine to another."""
+
+    measured_at: float
+    samples: tuple[LinkSample, ...]
+    transport: str
+
+
+@dataclass(frozen=True)
+class StreamProbe:
+    """Probe of streams through a machine: one sample per compute duration."""
+
+    measured_at: float
+    samples: tuple[StreamSample, ...]
+
+
+@dataclass(frozen=True)
+class ChainProbe:
+    """Probe of a chain over machines that keep all cores of a host busy: one sample per size."""
+
+    measured_at: float
+    samples: tuple[ChainSample, ...]
 
 
 @dataclass(frozen=True)
@@ -123,11 +162,6 @@ def in_chain(line: LinkLine, along: Sequence[LinkLine], chain: ChainCost) -> Lin
 def are_alike(one: float, other: float) -> bool:
     """Whether the times of two machines or links are equal within noise."""
     return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= DISAGREEMENT * min(one, other)
-
-
-def matrix_edge(size_bytes: float) -> int:
-    """Return the edge of a square float32 matrix of about ``size_bytes`` bytes."""
-    return min(max(round(math.sqrt(size_bytes / 4) / EDGE_STEP), 1) * EDGE_STEP, LARGEST_EDGE)
 
 
 def handed_on_bytes(wanted: Sequence[int]) -> int:
@@ -237,3 +271,82 @@ def waking_seconds(samples: Sequence[StreamSample], round_trip_seconds: float) -
 
 def _compute(sample: StreamSample) -> float:
     return sample.compute_seconds
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A probed chain over machines of a host, and its cost."""
+
+    machines: tuple[str, ...]
+    cost: ChainCost
+
+
+def link_profiles(
+    cluster: Cluster,
+    machines: SpotChecked[str, MachineProbe],
+    pairs: SpotChecked[tuple[str, str], PairProbe],
+    waking: Mapping[str, float],
+    chains: Mapping[str, Chain],
+) -> Iterator[LinkProfile]:
+    """Yield the profile of every link that is not closed.
+
+    Args:
+        waking: extra seconds of a hop to a machine whose threads sleep.
+        chains: the probed chain of each machine on a host without spare cores. Links between such machines, and to the
+            client, use its cost instead of ``waking``.
+    """
+    ends = (CLIENT, *cluster.machine_names)
+    for source, destination in ((a, b) for a in ends for b in ends if a != b):
+        given = cluster.link(source, destination)
+        if given is not None and given.is_closed:
+            continue
+        if given is not None and given.bytes_per_second is not None:
+            speed = (given.bytes_per_second, given.latency_seconds)
+            transport = cluster.transport_between_gpus(source, destination)
+            yield LinkProfile(source, destination, *speed, "given", time.time(), transport)
+            continue
+        found: MachineProbe | PairProbe
+        if CLIENT in (source, destination):
+            found = machines.values[source if destination == CLIENT else destination]
+            # The probe may come from a similar machine, and then names that machine.
+            (transport,) = (how for end, how in found.transports.items() if (end == CLIENT) == (destination == CLIENT))
+            is_assumed = not machines.assumed.isdisjoint((source, destination))
+        else:
+            found = pairs.values[source, destination]
+            transport = found.transport
+            is_assumed = (source, destination) in pairs.assumed
+        line = _line(cluster, (source, destination), machines.values, pairs.values)
+        through = {chains.get(end) for end in (source, destination) if end != CLIENT}
+        chain = through.pop() if len(through) == 1 else None
+        if chain is not None:
+            hops = pairwise((CLIENT, *chain.machines, CLIENT))
+            along = [_line(cluster, hop, machines.values, pairs.values) for hop in hops]
+            line = in_chain(line, along, chain.cost)
+        else:
+            slept = statistics.fmean(waking[end] for end in (source, destination) if end in waking)
+            line = replace(line, latency_seconds=line.latency_seconds + slept)
+        yield LinkProfile(
+            source,
+            destination,
+            line.bytes_per_second,
+            line.latency_seconds,
+            "estimated" if is_assumed else "measured",
+            found.measured_at,
+            transport,
+        )
+
+
+def _line(
+    cluster: Cluster,
+    ends: tuple[str, str],
+    machines: Mapping[str, MachineProbe],
+    pairs: Mapping[tuple[str, str], PairProbe],
+) -> LinkLine:
+    """Return a link's line as given in the cluster, or as measured without other traffic."""
+    source, destination = ends
+    given = cluster.link(source, destination)
+    if given is not None and given.bytes_per_second is not None:
+        return LinkLine(given.latency_seconds, given.bytes_per_second)
+    if source == CLIENT:
+        return fitted_line(machines[destination].to_machine)
+    return fitted_line(machines[source].from_machine if destination == CLIENT else pairs[ends].samples)

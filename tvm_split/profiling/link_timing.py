@@ -1,30 +1,85 @@
-"""Measures how much streams slow compute down, with stages that compute for a short and for a longer time."""
+"""Times pipelines of probe programs: single runs and streams, through one machine and through a chain of machines."""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from rpc_runtime.client.session import Session
-from tvm_split.profiling.link_samples import SMALLEST_BYTES, ChainSample, StreamSample, median_sample
-from tvm_split.profiling.link_store import CERTAIN, ChainProbe, StreamProbe
+from tvm_split.profiling.link_model import (
+    SMALLEST_BYTES,
+    ChainProbe,
+    ChainSample,
+    StreamProbe,
+    StreamSample,
+    median_sample,
+)
 
+FEWEST, MOST = 3, 60
+HOPELESS_SECONDS = 0.5
+"""A run that takes longer, in seconds, is not repeated."""
 PRODUCTS = (1, 5)
 """Matrix products per stage: about 1 and 5 ms on a present-day core."""
 MOST_HANDED_ON_SECONDS = 0.1
 """Longest time of one large tensor through a chain, in seconds; a stream of slower ones would take too long."""
 ROUNDS = 3
 """Rounds that alternate short and long compute: a disturbance affects both, and the median of the rounds counts."""
-MOST_ROUNDS, MOST_SECONDS = 5 * ROUNDS, 1.0
-"""Most rounds, and most seconds, while the medians still contradict each other."""
 SINGLE_RUNS = 5
 SINGLE_SECONDS, MOST_SINGLE_RUNS = 0.02, 30
 """Seconds and largest number of single runs; at least `SINGLE_RUNS` are made, because the first few run cold."""
 STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, FILL, UNDER_WAY_PER_LINK = 0.05, 6, 3, 4, 3
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Times of a pass-through program: median and best run without compute, and means per micro-batch, in seconds."""
+
+    single_seconds: float
+    best_seconds: float
+    stream_seconds: float | None
+    processor_seconds: Mapping[str, float]
+    transports: Mapping[tuple[str, str], str]
+
+
+def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_seconds: float) -> Passage:
+    """Measure single runs for about ``series_seconds`` and a stream for as long, after one warm-up run."""
+    machines = pipeline.program.machines
+    pipeline.run(inputs)
+    start = time.perf_counter()
+    pipeline.run(inputs)
+    first = time.perf_counter() - start
+    before = pipeline.processor_seconds()
+    singles = [first]
+    count = _times(series_seconds, first)
+    for _ in range(count):
+        start = time.perf_counter()
+        pipeline.run(inputs)
+        singles.append(time.perf_counter() - start)
+    arrivals: list[float] = []
+    if first < HOPELESS_SECONDS:
+        for _ in pipeline.stream([inputs] * (1 + _times(series_seconds, first / 2))):
+            arrivals.append(time.perf_counter())
+    after = pipeline.processor_seconds()
+    computing = dict.fromkeys(machines, 0.0)
+    for stage in pipeline.statistics():
+        computing[stage.machine] += stage.median_compute_seconds
+    passed = count + len(arrivals)
+    return Passage(
+        max(statistics.median(singles) - sum(computing.values()), 0.0),
+        max(min(singles) - sum(computing.values()), 0.0),
+        (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None,
+        {who: max((after[who] - before[who]) / passed - computing[who], 0.0) for who in computing},
+        {(link.source, link.destination): link.transport for link in pipeline.links()},
+    )
+
+
+def _times(series_seconds: float, seconds: float) -> int:
+    return 1 if seconds > HOPELESS_SECONDS else min(max(int(series_seconds / max(seconds, 1e-6)), FEWEST), MOST)
 
 
 def probe_stream(opened: Callable[[int], Session]) -> StreamProbe:
@@ -37,75 +92,35 @@ def probe_stream(opened: Callable[[int], Session]) -> StreamProbe:
     samples: list[list[StreamSample]] = [[] for _ in PRODUCTS]
     with contextlib.ExitStack() as stack:
         pipelines = [stack.enter_context(contextlib.closing(opened(products))) for products in PRODUCTS]
-        begin = time.monotonic()
-        for number in range(MOST_ROUNDS):
-            if number >= ROUNDS and (time.monotonic() - begin > MOST_SECONDS or not _are_contradictory(samples)):
-                break
+        for _ in range(ROUNDS):
             for pipeline, found in zip(pipelines, samples, strict=True):
                 found.append(StreamSample(*_single_runs(pipeline), _period(pipeline)))
     return StreamProbe(time.time(), tuple(map(median_sample, samples)))
 
 
-def probe_chain(
-    machines: Sequence[str], cores: int, opened: Callable[[Sequence[str], int], Session], size_bytes: int
-) -> ChainProbe:
+def probe_chain(cores: int, opened: Callable[[int], Session], size_bytes: int) -> ChainProbe:
     """Probe a chain of machines that keep all ``cores`` of a host busy, with streams and single micro-batches.
 
-    Of several rounds, the `ROUNDS` with the shortest streams count, because disturbances make streams longer. The cost
-    of a start is the extra compute time of stages on all machines over that of all stages on the first machine.
-
     Args:
-        opened: opens a pipeline over machines, closed here. Its stages forward tensors of the given bytes, or compute
-            if these are 0.
-        size_bytes: size of larger tensors, which are only forwarded; 0 for none, if their bytes do not matter.
+        opened: opens a pipeline over the machines, closed here. Its stages forward tensors of the given bytes.
+        size_bytes: size of larger tensors; 0 for none, if their bytes do not matter.
     """
-    sizes = [SMALLEST_BYTES]
     rounds: list[list[ChainSample]] = []
-    starts: list[float] = []
     with contextlib.ExitStack() as stack:
 
-        def kept_open(names: Sequence[str], size: int) -> Session:
-            return stack.enter_context(contextlib.closing(opened(names, size)))
+        def kept_open(size: int) -> Session:
+            return stack.enter_context(contextlib.closing(opened(size)))
 
-        alone = [machines[0]] * len(machines)
-        computing = [(kept_open(names, 0), kept_open(names, SMALLEST_BYTES)) for names in (machines, alone)]
-        handing_on = [computing[0][1]]
+        pipelines = {SMALLEST_BYTES: kept_open(SMALLEST_BYTES)}
         if size_bytes:
-            large = kept_open(machines, size_bytes)
+            large = kept_open(size_bytes)
             if _seconds_of_run(large, _inputs(large)) < MOST_HANDED_ON_SECONDS:
-                sizes.append(size_bytes)
-                handing_on.append(large)
-        for pipeline in handing_on:  # warm up: the first stream runs cold
+                pipelines[size_bytes] = large
+        for pipeline in pipelines.values():  # warm up: the first stream runs cold
             _period(pipeline)
-        begin = time.monotonic()
-        while len(rounds) < ROUNDS or (
-            len(rounds) < MOST_ROUNDS
-            and time.monotonic() - begin < MOST_SECONDS
-            and _scatter(_quietest(rounds)) > CERTAIN
-        ):
-            rounds.append(
-                [_chain_sample(size, cores, pipeline) for size, pipeline in zip(sizes, handing_on, strict=True)]
-            )
-            # Subtract the chain that only forwards, to keep the compute alone.
-            apart, together = (_single_runs(busy)[0] - _single_runs(idle)[0] for busy, idle in computing)
-            starts.append((apart - together) / len(machines))
-    kept = _quietest(rounds)
-    samples = tuple(map(_median_of_chain, zip(*kept, strict=True)))
-    return ChainProbe(time.time(), samples, max(0.0, statistics.median(starts)), _scatter(kept))
-
-
-def _quietest(rounds: Sequence[Sequence[ChainSample]]) -> list[Sequence[ChainSample]]:
-    return sorted(rounds, key=lambda found: sum(each.period_seconds for each in found))[:ROUNDS]
-
-
-def _scatter(rounds: Sequence[Sequence[ChainSample]]) -> float:
-    """Return the largest spread (most minus least) of a sample's periods, relative to their median."""
-    found = [0.0]
-    for samples in zip(*rounds, strict=True):
-        periods = [each.period_seconds for each in samples if each.period_seconds]
-        if periods:
-            found.append((max(periods) - min(periods)) / statistics.median(periods))
-    return max(found)
+        for _ in range(ROUNDS):
+            rounds.append([_chain_sample(size, cores, pipeline) for size, pipeline in pipelines.items()])
+    return ChainProbe(time.time(), tuple(map(_median_of_chain, zip(*rounds, strict=True))))
 
 
 def _median_of_chain(samples: Sequence[ChainSample]) -> ChainSample:
@@ -115,10 +130,6 @@ def _median_of_chain(samples: Sequence[ChainSample]) -> ChainSample:
         statistics.median(each.period_seconds for each in samples),
         statistics.median(each.busy_seconds for each in samples),
     )
-
-
-def _are_contradictory(samples: Sequence[Sequence[StreamSample]]) -> bool:
-    return any(median_sample(found).is_contradictory for found in samples)
 
 
 def _single_runs(pipeline: Session) -> tuple[float, float]:
