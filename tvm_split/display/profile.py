@@ -163,9 +163,8 @@ def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
     for machine in profile.machines:
         cost = machine.streaming
         lines.append(
-            f"{machine.machine}: a stream takes {cost.alone_transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
-            f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and "
-            f"{cost.ratio:.2f} times while the others of its host compute too"
+            f"{machine.machine}: a stream takes {cost.transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
+            f"computing {cost.ratio:.2f} times as long"
         )
     for report in found.reports:
         for problem in report.problems:

@@ -156,14 +156,14 @@ class _Probing:
             for name in host:
                 own = stream_cost(samples[name])
                 # Each stage receives one tensor and sends one, so the cost is halved per transfer.
-                alone_seconds, transfer_seconds = own.seconds / 2, own.seconds / 2
+                transfer_seconds = own.seconds / 2
                 per_byte = machines.values[name].seconds_per_byte
                 waking[name] = waking_seconds(samples[name], machines.values[name].round_trip_seconds)
                 if chain is not None:
                     chains[name] = chain
                     transfer_seconds = chain.cost.transfer_seconds
                     per_byte = max(per_byte, chain.cost.transfer_seconds_per_byte)
-                costs[name] = StreamingCost(transfer_seconds, per_byte, own.ratio, alone_seconds, own.ratio)
+                costs[name] = StreamingCost(transfer_seconds, per_byte, own.ratio)
         self._steps.done()
         return LinkProbe(tuple(link_profiles(self._cluster, machines, measured, waking, chains)), costs)
 
