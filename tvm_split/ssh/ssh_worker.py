@@ -134,7 +134,7 @@ class SshWorker(Closing):
         command = ssh_command()
         remote = shlex.join([self._access.python, "-c", _script()])
         settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=15")
-        options = ["-T", *(f"-o{each}" for each in settings)]
+        options = ["-T", *(f"-o{setting}" for setting in settings)]
         self._socket, other = socket.socketpair()
         with other, self._lock:
             if self._closed:

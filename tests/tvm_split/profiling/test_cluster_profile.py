@@ -111,7 +111,7 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
         )
         timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
         again = measured_pieces(model, cluster, model_timing(model), cache_folder=tmp_path)
-    machines = {each.machine: each for each in found.profile.machines}
+    machines = {machine.machine: machine for machine in found.profile.machines}
     assert timed >= {"machine-a", "machine-e"}
     assert machines["machine-b"].pieces == machines["machine-d"].pieces
     if not found.profile.doubts:

@@ -96,7 +96,10 @@ def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_pa
     try:
         lines = [process.stdout.readline() for _ in range(2)] if process.stdout else []
         assert sorted(line.split(": answers at ")[0] for line in lines) == ["box", "box 2"], process.communicate()
-        assert sorted(describe(each, 60).machine for each in cluster.start().endpoints().values()) == ["box", "box 2"]
+        assert sorted(describe(endpoint, 60).machine for endpoint in cluster.start().endpoints().values()) == [
+            "box",
+            "box 2",
+        ]
         assert len(left(remote)) >= 2
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
