@@ -39,10 +39,10 @@ def kernel_sources(lowered: tvm.IRModule, fused: tvm.IRModule) -> dict[str, tupl
         own = {used.name: roots.get(used.name, used.name) for used in used_variables(value)}
         originals.setdefault(_key(value, own), []).append(name)
     main = main_function(fused)
-    found = _sources(main, {each.name: each.name for each in main.params}, fused, originals)
+    matches = _sources(main, {parameter.name: parameter.name for parameter in main.params}, fused, originals)
     return {
-        name: tuple(each for source in sources for each in (source, *other_names.get(source, ())))
-        for name, sources in found.items()
+        name: tuple(variable for source in sources for variable in (source, *other_names.get(source, ())))
+        for name, sources in matches.items()
     }
 
 
@@ -53,7 +53,7 @@ def _sources(
 
     ``values`` has the identities of the function's parameters by name; those of its variables are added.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    matches: dict[str, tuple[str, ...]] = {}
     for binding in bindings_of(function):
         name, value = binding.var.name, binding.value
         if isinstance(value, relax.Var):
@@ -68,14 +68,14 @@ def _sources(
                 for parameter, identity in zip(group.params, identities, strict=True)
                 if identity is not None
             }
-            found[name] = tuple(chain.from_iterable(_sources(group, inside, module, originals).values()))
+            matches[name] = tuple(chain.from_iterable(_sources(group, inside, module, originals).values()))
         else:
             # Equal operations on equal values may occur twice; both forms have them in the same order.
             waiting = originals.get(_key(value, values), [])
-            found[name] = (waiting.pop(0),) if waiting else ()
-        if found[name]:
-            values[name] = found[name][-1]
-    return found
+            matches[name] = (waiting.pop(0),) if waiting else ()
+        if matches[name]:
+            values[name] = matches[name][-1]
+    return matches
 
 
 def _key(value: relax.Expr, values: Mapping[str, str]) -> Key:

@@ -49,7 +49,7 @@ def _simplified(expression: relax.Expr, bound: dict[str, relax.Expr], builder: r
         return operand if _shape(expression) is not None and _shape(expression) == _shape(operand) else None
     if operator == "relax.sum" and not expression.attrs.keepdims and expression.attrs.axis is not None:
         stack = _bound_to(expression.args[0], bound)
-        if operator_name(stack) == "relax.stack" and [int(each) for each in expression.attrs.axis] == [
+        if operator_name(stack) == "relax.stack" and [int(axis) for axis in expression.attrs.axis] == [
             int(stack.attrs.axis)
         ]:
             terms = stack.args[0].fields if isinstance(stack.args[0], relax.Tuple) else ()

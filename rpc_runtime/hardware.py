@@ -150,34 +150,17 @@ def usable_together(cores: Iterable[HostCores]) -> int:
     return min(count, max(1, math.floor(math.fsum(quotas.values()))))
 
 
-ALL_USERS = 2**32 - 1
-"""The number of user ids in the initial user namespace; a ``uid_map`` with this count maps all users of the host."""
-
-
 @cache
 def memory_domain() -> str:
     """Identify the processes that can share memory with this one; empty if the system does not say.
 
-    They have the same kernel, network namespace (for the names of sockets) and user.
+    They have the same kernel, network namespace (for the names of sockets), user namespace and user.
     """
     try:
-        namespace, user = Path("/proc/self/ns/net").readlink(), _user_outside()
-    except (OSError, ValueError):
+        network, users = (Path(f"/proc/self/ns/{name}").readlink() for name in ("net", "user"))
+    except OSError:
         return ""
-    return f"{boot_id()} {namespace} {user}" if boot_id() and user is not None else ""
-
-
-def _user_outside() -> int | None:
-    """Return this process's user id in the parent user namespace, which is usually the host's id.
-
-    Return None if the user has the overflow id: the kernel shows it for every unmapped user as well.
-    """
-    own, overflow_id = os.geteuid(), int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
-    mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text("ascii").splitlines()]
-    maps_all = any(count == ALL_USERS for _, _, count in mapped)
-    if own == overflow_id and not maps_all:
-        return None
-    return next((outside + own - first for first, outside, count in mapped if first <= own < first + count), None)
+    return f"{boot_id()} {network} {users} {os.geteuid()}" if boot_id() else ""
 
 
 @cache

@@ -50,7 +50,7 @@ def compile(
     that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.
 
     Raises:
-        TuningError: the tuning database is damaged, or the given one does not exist.
+        TuningError: the tuning database is damaged, or the named one does not exist.
         PlanError: the plan does not fit the model.
         CompileError: a stage cannot be compiled for its target.
         VerificationError: the compiled stages and the source disagree; names the first layer whose values differ.
@@ -124,7 +124,7 @@ def compile(
 
 def _program(plan: Plan, program: Program) -> Program:
     """Return the program with the plan's codecs; raises a `PlanError` that names a tensor whose codec does not fit."""
-    codecs = tuple(RouteCodec(each.tensor, each.source, each.destination, each.codec) for each in plan.codecs)
+    codecs = tuple(RouteCodec(codec.tensor, codec.source, codec.destination, codec.codec) for codec in plan.codecs)
     program = replace(program, codecs=codecs)
     try:
         program.handovers  # noqa: B018  (refuses codecs of routes that there are not)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 from jax import export, lax
+from jaxlib.mlir import ir
 
 from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage
 from tests.helpers.frontends.contract import assert_keeps_contract
@@ -19,8 +20,8 @@ from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.stablehlo.conversions import elementwise
-from tvm_split.frontends.stablehlo.layer_names import Frame
-from tvm_split.frontends.stablehlo.locations import words_of
+from tvm_split.frontends.stablehlo.layer_names import Frame, words_of
+from tvm_split.frontends.stablehlo.modules import in_context
 
 WEIGHTS = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")
 X = np.random.default_rng(1).standard_normal((2, 3)).astype("float32")
@@ -138,13 +139,14 @@ def scoped(function: Any) -> Any:
         (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), "case", "chooses what to compute"),
         (lambda x: jnp.fft.fft(x).real, "fft", ""),
         (lambda x: jnp.linalg.cholesky(x @ x.T), "cholesky|custom_call|potrf", ""),
+        (lambda x: jnp.linalg.inv(x @ x.T), "lapack_sgetrf", ""),
         (lambda x: lax.cumlogsumexp(x, 1), "reduce_window", "in a way of its own"),
         (lambda x: lax.population_count(x.astype("int32")), "popcnt", ""),
         (lambda x: jnp.bitwise_or.reduce(x.astype("int32")), "reduce", "bits of int32 by or"),
         (lambda x: lax.reduce_precision(x, 5, 3), "reduce_precision", "5 bits of exponent"),
         (lambda x: jax.random.uniform(jax.random.key(x[0, 0].astype("int32")), (3,)), "", ""),
     ],
-    ids=["while", "branch", "fft", "cholesky", "window", "popcnt", "bits", "precision", "random"],
+    ids=["while", "branch", "fft", "cholesky", "inverse", "window", "popcnt", "bits", "precision", "random"],
 )
 def test_what_cannot_be_imported_is_refused_by_layer_and_operator(function: Any, operator: str, reason: str) -> None:
     with pytest.raises(ModelImportError, match=rf"(?s)({operator}).*{reason}.*block/layer|block/layer.*{reason}"):
@@ -200,9 +202,9 @@ def test_a_linen_module_needs_its_variables() -> None:
 
 def test_a_difference_names_its_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = functools.partial(elementwise.elementwise, change=lambda op, x: op.sigmoid(x))
-    from tvm_split.frontends.stablehlo import adapter
+    from tvm_split.frontends.stablehlo import importer
 
-    monkeypatch.setitem(adapter.CONVERSIONS, "stablehlo.tanh", wrong)
+    monkeypatch.setitem(importer.CONVERSIONS, "tanh", wrong)
     model = load_model(network, (X,))
     layer, operator, _ = first_parting_layer(model, model.reference, (X,))
     assert (layer, operator) == ("hidden", "sigmoid")
@@ -227,17 +229,28 @@ def test_values_of_a_layer_lie_as_its_variables_hold_them() -> None:
     assert first_parting_layer(model, model.reference, (image,)) is None
 
 
-def test_locations_tell_the_user_s_words() -> None:
-    assert words_of('loc("jit(f)/Conv_0/add"("file.py":1:2))') == ("jit(f)", "Conv_0", "add")
-    assert words_of('loc("file.py":1:2)') == ()
-    assert words_of("loc(unknown)") == ()
-    assert words_of('loc(fused["file.py":1:2, "a/b"])') == ("a", "b")
-    assert words_of('loc(callsite("inner/op" at "outer"("file.py":1:2)))') == ("outer", "inner", "op")
-    assert words_of('loc(fused["Conv2D:", "net/conv/Conv2D@__inference_1"])') == ("net", "conv", "Conv2D")
-    assert words_of('loc("net/act/Relu;net/conv/Add"(unknown))') == ("net", "conv", "Add")
-    assert words_of('loc("jit(f)/add:"("tanh"("file.py":1:2)))') == ("jit(f)", "add:", "tanh")
-    assert words_of(r'loc("gr\C3\B6\C3\9Fe \22a\22/b\\/c\09d/\FF"(unknown))') == ('größe "a"', "b\\", "c\td", r"\xff")
-    words = words_of('loc("jit(f)/vmap(block/layer)/bhqd,bkhd->bhqk/dot"(unknown))')
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ('loc("jit(f)/Conv_0/add"("file.py":1:2))', ("jit(f)", "Conv_0", "add")),
+        ('loc("file.py":1:2)', ()),
+        ("loc(unknown)", ()),
+        ('loc("jit(f)/vmap(block/layer)/dot"(unknown))', ("jit(f)", "block", "layer", "dot")),
+        ('loc(fused["file.py":1:2, "a/b"])', ("a", "b")),
+        ('loc(callsite("inner/op" at "outer"("file.py":1:2)))', ("outer", "inner", "op")),
+        ('loc(fused["Conv2D:", "net/conv/Conv2D@__inference_1"])', ("net", "conv", "Conv2D")),
+        ('loc("net/act/Relu;net/conv/Add"(unknown))', ("net", "conv", "Add")),
+        ('loc("jit(f)/add:"("tanh"("file.py":1:2)))', ("jit(f)", "add:", "tanh")),
+        (r'loc("gr\C3\B6\C3\9Fe \22a\22/b\\/c\09d/\FF"(unknown))', ('größe "a"', "b\\", "c\td", r"\xff")),
+    ],
+)
+def test_locations_hold_the_user_s_words(location: str, words: tuple[str, ...]) -> None:
+    with in_context():
+        assert words_of(ir.Module.parse(f"module {{}} {location}").operation.location) == words
+
+
+def test_words_of_jax_are_left_out_of_paths() -> None:
+    words = ("jit(f)", "block", "layer", "bhqd,bkhd->bhqk", "dot")
     assert Frame().path_of(words[:-1]) == ("block", "layer")
     loop = Frame(("jit(f)", "Conv_0", "while"), Frame(), "while", True)
     assert loop.path_of(("jit(f)", "Conv_0", "while", "body", "closed_call", "body")) == ("Conv_0", "body")
@@ -314,7 +327,7 @@ def test_the_command_line_takes_functions_and_files(tmp_path: Path) -> None:
 
 def test_reading_text_needs_no_jax() -> None:
     code = (
-        "import sys; from tvm_split.frontends.stablehlo import modules, flattening, adapter\n"
+        "import sys; from tvm_split.frontends.stablehlo import modules, flattening, importer\n"
         "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

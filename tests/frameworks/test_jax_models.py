@@ -14,6 +14,7 @@ import pytest
 from flax import linen, nnx
 
 import tvm_split
+from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tvm_split.frontends import load_model
 
@@ -165,10 +166,7 @@ def test_answers_are_those_of_jax(name: str, three_workers: tvm_split.Cluster) -
     build, inputs, (first, second) = NETWORKS[name]
     network = build()
     wanted = jax.tree.leaves(network(*map(jnp.asarray, inputs)))
-    split = {"machine-a": [first], "machine-b": [second]}
-    with tvm_split.compile_and_deploy(network, inputs, three_workers, split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        found = deployment.run(*inputs)
+    found = run_split(network, inputs, (first, second), three_workers)
     assert len(found) == len(wanted)
     for mine, right in zip(found, map(np.asarray, wanted), strict=True):
         assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
@@ -180,9 +178,7 @@ def test_half_precision_stays_what_it_is(three_workers: tvm_split.Cluster) -> No
     module, variables = network.unbind()
     halved = module.bind(jax.tree.map(lambda leaf: leaf.astype("bfloat16"), variables))
     x = SEQUENCE.astype(ml_dtypes.bfloat16)
-    split = {"machine-a": ["attention"], "machine-b": ["up"]}
-    with tvm_split.compile_and_deploy(halved, (x,), three_workers, split) as deployment:
-        (found,) = deployment.run(x)
+    (found,) = run_split(halved, [x], ("attention", "up"), three_workers)
     right = np.asarray(halved(x))
     assert found.dtype == right.dtype == ml_dtypes.bfloat16
     assert (

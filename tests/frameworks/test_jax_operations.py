@@ -14,9 +14,8 @@ import pytest
 from jax import lax
 
 import tvm_split
+from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.digits import TRAINED, digits
-from tvm_split.errors import ModelImportError
-from tvm_split.frontends import load_model
 
 LIMIT = 1e-4
 
@@ -131,10 +130,7 @@ def assert_split_like(
     function: Any, inputs: tuple[Any, ...], names: tuple[str, str], cluster: tvm_split.Cluster
 ) -> Any:
     wanted = jax.tree.leaves(function(*map(jnp.asarray, inputs)))
-    split = {"machine-a": [names[0]], "machine-b": [names[1]]}
-    with tvm_split.compile_and_deploy(function, inputs, cluster, split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        found = deployment.run(*inputs)
+    found = run_split(function, inputs, names, cluster)
     for mine, right in zip(found, map(np.asarray, wanted), strict=True):
         assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
         assert np.abs(mine.astype("float64") - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())
@@ -165,21 +161,3 @@ def test_trained_digits_are_read_as_jax_reads_them(three_workers: tvm_split.Clus
     images, labels = (each[TRAINED:] for each in digits())
     (scores,) = assert_split_like(functools.partial(network, parameters), (images,), ("conv", "dense"), three_workers)
     assert (scores.argmax(1) == labels).mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda x: jnp.abs(jnp.fft.rfft(x)), "fft"),
-        (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), "case .it chooses what to compute while it runs"),
-        (lambda x: lax.while_loop(lambda v: v.sum() < 30, lambda v: v * 1.1, x), "while .it loops while it runs"),
-        (lambda x: jnp.linalg.inv(x @ x.T), "lapack_sgetrf"),
-    ],
-)
-def test_what_cannot_be_imported_is_named_with_its_layer(function: Callable[[Any], Any], message: str) -> None:
-    def network(x: Any) -> Any:
-        with jax.named_scope("spectrum"):
-            return function(x)
-
-    with pytest.raises(ModelImportError, match=rf"{message}.* in spectrum"):
-        load_model(network, (X,))

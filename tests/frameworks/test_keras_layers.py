@@ -11,6 +11,7 @@ import pytest
 from keras import layers, ops
 
 import tvm_split
+from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.keras_networks import assert_same, with_random_statistics
 from tvm_split.frontends import load_model
@@ -118,10 +119,7 @@ def test_answers_are_those_of_keras(build: Callable[[], Any], second: str, three
     wanted = [ops.convert_to_numpy(each) for each in keras.tree.flatten(network(inputs if inputs[1:] else inputs[0]))]
     model = load_model(network, tuple(inputs))
     assert_keeps_contract(model)
-    split = {"machine-a": [model.layer_names[0]], "machine-b": [second]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        assert_same(deployment.run(*inputs), wanted)
+    assert_same(run_split(model, inputs, (model.layer_names[0], second), three_workers), wanted)
 
 
 @pytest.mark.parametrize(("policy", "limit"), [("mixed_float16", 5e-3), ("mixed_bfloat16", 4e-2)])
@@ -141,8 +139,6 @@ def test_mixed_precision_rounds_as_keras_does(
     network = with_random_statistics(network)
     (x,) = random_inputs(network)
     wanted = ops.convert_to_numpy(network(x))
-    split = {"machine-a": ["conv"], "machine-b": ["pool"]}
-    with tvm_split.compile_and_deploy(network, (x,), three_workers, split) as deployment:
-        (found,) = deployment.run(x)
+    (found,) = run_split(network, [x], ("conv", "pool"), three_workers)
     assert found.dtype == wanted.dtype == np.float32
     assert np.abs(found - wanted).max() < limit * np.ptp(wanted)

@@ -20,6 +20,7 @@ from keras import layers
 
 import tvm_split
 from relay_passes.ir import bindings_of, operator_name
+from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.keras_networks import assert_same, random_inputs, with_random_statistics
 from tvm_split.cluster.machine import Machine
@@ -112,11 +113,7 @@ def test_answers_are_those_of_keras(
     assert_keeps_contract(model)
     assert [spec.name for spec in model.inputs] == [each.name for each in network.inputs]
     first = model.layer_names[0]
-    with tvm_split.compile_and_deploy(
-        model, cluster=three_workers, split={"machine-a": [first], "machine-b": [second]}
-    ) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        found = deployment.run(*inputs)
+    found = run_split(model, inputs, (first, second), three_workers)
     assert_same(found, wanted)
 
 
@@ -162,9 +159,7 @@ def test_inputs_by_keys_of_their_own(keys: tuple[str, str], three_workers: tvm_s
     network.save(tmp_path / "keyed.keras")
     model = load_model(tmp_path / "keyed.keras", batch=3)
     assert [spec.name for spec in model.inputs] == ["x", "y"]
-    split = {"machine-a": ["hidden"], "machine-b": ["head"]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert_same(deployment.run(given["x"], given["y"]), [wanted])
+    assert_same(run_split(model, [given["x"], given["y"]], ("hidden", "head"), three_workers), [wanted])
     assert_same(load_model(network, given).reference.outputs([given["x"], given["y"]]), [wanted])
     with pytest.raises(ModelImportError, match=r"inputs are \['x', 'y'\], example_inputs has \['a', 'b'\]"):
         load_model(network, {"a": given["x"], "b": given["y"]})
@@ -204,9 +199,7 @@ def test_a_model_without_known_inputs_needs_examples(three_workers: tvm_split.Cl
     wanted = keras.ops.convert_to_numpy(network(x))
     model = load_model(network, x)
     assert {"hidden", "out"} <= set(model.layer_names)
-    split = {"machine-a": ["hidden"], "machine-b": ["out"]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert_same(deployment.run(x), [wanted])
+    assert_same(run_split(model, [x], ("hidden", "out"), three_workers), [wanted])
 
 
 @pytest.mark.parametrize("backend", ["nonsense", "tensorflow"])

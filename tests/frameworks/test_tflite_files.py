@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tvm_split
-from tests.helpers.frontends.comparison import run
+from tests.helpers.frontends.comparison import run, run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.tflite_files import Writer
 from tests.helpers.frontends.tflite_networks import SAME, network
@@ -44,10 +44,7 @@ def test_answers_over_two_workers_are_those_of_litert(
     model = load_model(tmp_path / "net.tflite", x)  # of integers, only what is given can be compared
     assert model.tolerance == (QUANTIZED_TOLERANCE if kind == "int8" else None)
     (wanted,) = model.reference.outputs([x])
-    split = {"machine-a": ["stem"], "machine-b": ["skip"]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        (found,) = deployment.run(x)
+    (found,) = run_split(model, [x], ("stem", "skip"), three_workers)
     assert (found.dtype, found.shape) == (wanted.dtype, (2, 5))
     if kind == "int8":
         assert np.abs(found.astype("int64") - wanted).max() <= 1  # of 256 steps
@@ -187,10 +184,7 @@ def test_without_names_operators_are_layers_by_their_numbers(three_workers: tvm_
     assert model.layer_names == ("conv_2d_0", "conv_2d_1", "add_0")
     assert ([each.name for each in model.inputs], [each.name for each in model.outputs]) == (["input_0"], ["output_0"])
     x = image_of(model)
-    split = {"machine-a": ["conv_2d_0"], "machine-b": ["conv_2d_1"]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        (found,) = deployment.run(x)
+    (found,) = run_split(model, [x], ("conv_2d_0", "conv_2d_1"), three_workers)
     (wanted,) = model.reference.outputs([x])
     assert np.abs(found - wanted).max() < 1e-4 * np.ptp(wanted)
     assert first_parting_layer(model, model.reference, [x]) is None

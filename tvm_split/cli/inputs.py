@@ -113,7 +113,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _by_input(expected: Sequence[TensorSpec], found: Mapping[str, np.ndarray], path: Path) -> Arrays:
-    from tvm_split.frontends.normal_form import identifier
+    from tvm_split.frontends.names import identifier
 
     names = [spec.name for spec in expected]
     numbered = [f"arr_{position}" for position in range(len(expected))]

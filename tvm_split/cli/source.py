@@ -19,7 +19,7 @@ from tvm_split.cli.inputs import random_inputs
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError, wrong_use
 from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
-from tvm_split.frontends.frontend import file_suffixes, is_network
+from tvm_split.frontends import file_suffixes, is_network
 from tvm_split.planner.request import PlanRequest, RequestError
 
 

@@ -149,5 +149,5 @@ def _old_driver(worker: WorkerDescription, least: int, what: str) -> str:
 
 def _numbers(arch: str) -> tuple[int, int, str] | None:
     """Parse a CUDA architecture: ``sm_90a`` gives (9, 0, "a"); None if it cannot be parsed."""
-    found = _ARCH.fullmatch(arch)
-    return (int(found.group(1)), int(found.group(2)), found.group(3)) if found else None
+    match = _ARCH.fullmatch(arch)
+    return (int(match.group(1)), int(match.group(2)), match.group(3)) if match else None

@@ -38,15 +38,17 @@ def describe(model: Model) -> ModelDescription:
     for binding in bindings_of(main_function(model.module)):
         layer = model.layers.get(binding.var.name)
         if layer is not None and isinstance(binding.value, relax.Call):
-            constants = [each for each in binding.value.args if is_tensor_constant(each)]
-            weights[layer] += sum(size_bytes(each.ty) for each in constants)
-    return ModelDescription(model.name, model.graph, {name: tuple(each) for name, each in costs.items()}, weights)
+            constants = [operand for operand in binding.value.args if is_tensor_constant(operand)]
+            weights[layer] += sum(size_bytes(constant.ty) for constant in constants)
+    return ModelDescription(
+        model.name, model.graph, {layer: tuple(of_layer) for layer, of_layer in costs.items()}, weights
+    )
 
 
 def layer_graph(model: Model) -> LayerGraph:
     """Build the graph of a model's layers. A model caches it as ``model.graph``."""
     function = main_function(model.module)
-    bindings = [each for each in bindings_of(function) if each.var.name in model.layers]
+    bindings = [binding for binding in bindings_of(function) if binding.var.name in model.layers]
     inputs = {parameter.name for parameter in function.params}
     returned = {getattr(field, "name", "") for field in returned_fields(function)}
     depends_on_input = set(inputs)
@@ -82,9 +84,9 @@ def layer_graph(model: Model) -> LayerGraph:
             if (name := binding.var.name) in returned or (name in depends_on_input and name in consumers)
         ),
         inputs=tuple(
-            Value(size_bytes(each.ty), CLIENT, frozenset(consumers.get(name, ())), name, name in returned)
-            for each in function.params
-            if (name := each.name)
+            Value(size_bytes(parameter.ty), CLIENT, frozenset(consumers.get(name, ())), name, name in returned)
+            for parameter in function.params
+            if (name := parameter.name)
         ),
     )
 
@@ -96,7 +98,7 @@ def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
         result = tensors_in(call.ty) if isinstance(call, relax.Call) else []
         if result:
             operands = [tensor for argument in call.args for tensor in tensors_in(argument.ty)]
-            work = operations(operator_name(call), [shape_of(each) for each in operands], shape_of(result[0]))
+            work = operations(operator_name(call), [shape_of(operand) for operand in operands], shape_of(result[0]))
             yield binding.var.name, work, sum(size_bytes(tensor) for tensor in [*result, *operands])
 
 

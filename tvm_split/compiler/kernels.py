@@ -44,12 +44,12 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
     counted = {name: work for name, work, _ in calls(phases["simplify"])}
     origins = schedules.origins_of(main_function(phases["layout"]))
     sources = {
-        name: [origins.get(each, each) for each in behind]
+        name: [origins.get(variable, variable) for variable in behind]
         for name, behind in kernel_sources(phases["lower"], phases["group"]).items()
     }
     scheduled = phases["schedule"]
     rules = schedules.chosen_rules(scheduled)
-    found = []
+    kernels = []
     for binding in bindings_of(main_function(scheduled)):
         call = binding.value
         if operator_name(call) != "relax.call_tir":
@@ -57,7 +57,7 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
         function = str(call.args[0].name_hint)
         behind = sources.get(binding.var.name, ())
         operands = [tensor for argument in call.args[1].fields for tensor in tensors_in(argument.ty)]
-        found.append(
+        kernels.append(
             Kernel(
                 function=function,
                 layers=tuple(dict.fromkeys(layers[name] for name in behind if name in layers)),
@@ -68,4 +68,4 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
                 moved_bytes=sum(size_bytes(tensor) for tensor in [*operands, *tensors_in(call.ty)]),
             )
         )
-    return tuple(found)
+    return tuple(kernels)

@@ -77,8 +77,8 @@ def reached_workers(cluster: Workers) -> dict[str, WorkerDescription]:
     if cluster.launcher.on_this_host:
         return {}
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        found = zip(cluster.machine_names, pool.map(_if_reached, cluster.endpoints().values()), strict=True)
-        return {name: worker for name, worker in found if worker is not None}
+        described = zip(cluster.machine_names, pool.map(_if_reached, cluster.endpoints().values()), strict=True)
+        return {name: worker for name, worker in described if worker is not None}
 
 
 def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:

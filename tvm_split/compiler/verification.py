@@ -101,19 +101,19 @@ def verify_bundle(
     error = 0.0
     inputs, expected = compared
     tolerances = _tolerances(model)
-    allowed = [tolerances.get(getattr(each, "name", "")) for each in returned_fields(main_function(model.module))]
+    allowed = [tolerances.get(getattr(output, "name", "")) for output in returned_fields(main_function(model.module))]
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
             runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
             with InProcessRunner(runnable.program, runnable.blob_path) as pipeline:
                 actual = pipeline.run(inputs)
         for tensor, mine, right, tolerance in zip(model.outputs, actual, expected, allowed, strict=True):
-            found = difference(mine, right, tolerance, plan.precision)
-            error = max(error, found.share)
-            if not found.is_within:
+            gap = difference(mine, right, tolerance, plan.precision)
+            error = max(error, gap.share)
+            if not gap.is_within:
                 raise VerificationError(
                     f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
-                    f"output {tensor.name!r} by {found.largest:.3g} (allowed for {tensor.dtype}: {found.allowed:.3g}). "
+                    f"output {tensor.name!r} by {gap.largest:.3g} (allowed for {tensor.dtype}: {gap.allowed:.3g}). "
                     + _where_values_part(model, model.reference, inputs, plan.precision)
                 )
     foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
@@ -131,7 +131,8 @@ def one_by_one(program: Program) -> tuple[Program, ...]:
     ]
     return tuple(
         replace(
-            program, stages=tuple(replace(each[min(turn, len(each) - 1)], replica=0, turns=(0,)) for each in libraries)
+            program,
+            stages=tuple(replace(stages[min(turn, len(stages) - 1)], replica=0, turns=(0,)) for stages in libraries),
         )
         for turn in range(max(map(len, libraries)))
     )
@@ -172,16 +173,16 @@ def _made_inputs(model: Model) -> tuple[np.ndarray, ...]:
 
     Each row of integers starts with 1, since a mask of zeros alone would select nothing."""
     generator = np.random.default_rng(0)
-    found = []
+    inputs = []
     for tensor in model.inputs:
         if tensor.dtype in TOLERANCES:
-            found.append(generator.standard_normal(tensor.shape).astype(np.dtype(tensor.dtype)))
+            inputs.append(generator.standard_normal(tensor.shape).astype(np.dtype(tensor.dtype)))
         else:
             values = np.asarray(generator.integers(0, 2, tensor.shape))
             if values.ndim:
                 values[..., :1] = 1
-            found.append(values.astype(np.dtype(tensor.dtype)))
-    return tuple(found)
+            inputs.append(values.astype(np.dtype(tensor.dtype)))
+    return tuple(inputs)
 
 
 def _runnable_here(plan: Plan, bundle: Bundle, computations: Sequence[Computation], folder: Path) -> Bundle:
@@ -205,13 +206,13 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
             "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a schedule: "
             "compile with dump_folder= and report the stage"
         )
-    layer, operator, found = part
+    layer, operator, gap = part
     why = "The importer translates it wrongly for these inputs"
     if precision != "float32":
         why = f"That may be what {precision} cannot hold or keeps too little of: try another precision"
     return (
-        f"The first layer whose values part is {layer!r} ({operator}): by {found.largest:.3g}, allowed "
-        f"{found.allowed:.3g}. {why}"
+        f"The first layer whose values part is {layer!r} ({operator}): by {gap.largest:.3g}, allowed "
+        f"{gap.allowed:.3g}. {why}"
     )
 
 
@@ -228,16 +229,16 @@ def first_parting_layer(
     tolerances = _tolerances(model)
     for name, expected in reference.values(inputs):
         if name in mine:
-            found = difference(mine[name], expected, tolerances.get(name), precision)
-            if not found.is_within:
-                return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", found
+            gap = difference(mine[name], expected, tolerances.get(name), precision)
+            if not gap.is_within:
+                return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", gap
     return None
 
 
 def _tolerances(model: Model) -> dict[str, float]:
     """The tolerance of each variable; the model's own tolerance, if it has one, applies to all."""
-    found = tolerances_of(main_function(model.module))
-    return found if model.tolerance is None else dict.fromkeys(model.layers, model.tolerance)
+    tolerances = tolerances_of(main_function(model.module))
+    return tolerances if model.tolerance is None else dict.fromkeys(model.layers, model.tolerance)
 
 
 def _every_value_returned(model: Model) -> tuple[list[str], tvm.IRModule]:

@@ -1,16 +1,20 @@
-"""Import trained networks of several frameworks as ``tvm_split.model.Model``."""
+"""Import trained networks of several frameworks as ``tvm_split.model.Model``.
+
+The table of frontends has the sources, packages and loader of each; it imports no framework.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rpc_runtime.registry import Registry
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.frontend import FRONTENDS, Frontend, ImportRequest, frontend_of
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -22,6 +26,139 @@ MOST_ELEMENTS = 2**31 - 1
 
 _LOCK = threading.RLock()
 """Held during an import: tracing patches classes of the frameworks, which must not overlap."""
+
+
+@dataclass(frozen=True)
+class ImportRequest:
+    """The arguments of `load_model` besides the source; its docstring explains each."""
+
+    example_inputs: Any = None
+    batch: int | None = None
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """One kind of source, and how to load it as a Model.
+
+    Args:
+        name: the framework's name.
+        title: a description of its sources, such as "models in ONNX files".
+        load: ``module:function`` of (source, `ImportRequest`) → Model; imported when it is used.
+        packages: the import names of the packages that it needs.
+        install: the argument of ``pip install`` for them; by default the extra of its name, ``tvm-split[name]``.
+        suffixes: the suffixes of its files, in lower case.
+        classes: full names of base classes of its sources, which are compared without importing them.
+        claims: whether it takes a source without such a suffix or class: bytes, folders, functions.
+        rank: if several frontends take a source, the one with the highest rank loads it.
+    """
+
+    name: str
+    title: str
+    load: str
+    packages: tuple[str, ...] = ()
+    install: str = ""
+    suffixes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    claims: Callable[[Any], bool] = lambda source: False
+    rank: int = 0
+
+    def takes(self, source: Any) -> bool:
+        """Whether this frontend can load ``source``."""
+        is_file = isinstance(source, str | Path) and Path(source).suffix.lower() in self.suffixes
+        return is_file or self.has_class_of(source) or self.claims(source)
+
+    def has_class_of(self, source: Any) -> bool:
+        """Whether ``source`` is an object of the framework: a network, or its exported form."""
+        return any(f"{base.__module__}.{base.__qualname__}" in self.classes for base in type(source).__mro__)
+
+
+_TFLITE = b"TFL3"
+_MLIR_BYTECODE = b"ML\xefR"
+
+
+def _is_bytes(source: Any) -> bool:
+    return isinstance(source, bytes | bytearray | memoryview)
+
+
+def _is_function_or_bytecode(source: Any) -> bool:
+    if _is_bytes(source):
+        return bytes(source[:4]) == _MLIR_BYTECODE
+    return callable(source) and not isinstance(source, type)
+
+
+_TABLE = (
+    Frontend(
+        "torch", "models of PyTorch", "tvm_split.frontends.torch.load:load_torch",
+        packages=("torch",), suffixes=(".pt2",),
+        classes=("torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"),
+    ),
+    Frontend(
+        "onnx", "models in ONNX files", "tvm_split.frontends.onnx.load:load_onnx",
+        packages=("onnx",), suffixes=(".onnx",), classes=("onnx.onnx_ml_pb2.ModelProto",),
+        claims=_is_bytes, rank=-2,  # takes bytes that no other frontend takes
+    ),
+    Frontend(
+        "jax", "models of JAX and Flax, and StableHLO files", "tvm_split.frontends.jax:load_jax",
+        packages=("jax",), suffixes=(".mlir", ".mlirbc", ".stablehlo", ".jax"),
+        classes=("flax.linen.module.Module", "flax.nnx.module.Module", "jax._src.export._export.Exported"),
+        claims=_is_function_or_bytecode, rank=-1,  # networks of other frameworks are callable as well
+    ),
+    Frontend(
+        "keras", "models of Keras", "tvm_split.frontends.keras:load_keras",
+        packages=("keras",), suffixes=(".keras",), classes=("keras.src.models.model.Model",),
+        rank=1,  # with the torch backend, models of Keras are torch modules as well
+    ),
+    Frontend(
+        "tensorflow", "TensorFlow's SavedModels", "tvm_split.frontends.tensorflow:load_tensorflow",
+        packages=("tensorflow", "jax"),
+        claims=lambda source: isinstance(source, str | Path) and (Path(source) / "saved_model.pb").is_file(),
+    ),
+    Frontend(
+        "tflite", "TFLite files", "tvm_split.frontends.tflite.load:load_tflite",
+        packages=("tflite", "ai_edge_litert"), suffixes=(".tflite",),
+        claims=lambda source: _is_bytes(source) and bytes(source[4:8]) == _TFLITE,
+    ),
+)  # fmt: skip
+
+FRONTENDS: Registry[Frontend] = Registry(
+    "tvm_split.frontends",
+    "frontend",
+    {frontend.name: frontend for frontend in _TABLE},
+    Frontend,
+    ModelImportError,
+    instances=True,
+)
+"""All frontends by name; installed packages add theirs by entry points of the group ``tvm_split.frontends``."""
+
+
+def file_suffixes() -> tuple[str, ...]:
+    """The suffixes of all files that can be imported."""
+    return tuple(dict.fromkeys(suffix for _, frontend in FRONTENDS.items() for suffix in frontend.suffixes))
+
+
+def is_network(value: Any) -> bool:
+    """Whether a value is itself an object of a framework, and not a function that returns one."""
+    return any(frontend.has_class_of(value) for _, frontend in FRONTENDS.items())
+
+
+def frontend_of(source: Any) -> Frontend:
+    """Return the frontend that loads ``source``. Raises ModelImportError, which lists valid sources, if none does."""
+    able = [frontend for _, frontend in FRONTENDS.items() if frontend.takes(source)]
+    if able:
+        return max(able, key=lambda frontend: frontend.rank)
+    shown = repr(str(source)) if isinstance(source, str | Path) else _class_of(source)
+    titles = ", ".join(frontend.title for _, frontend in FRONTENDS.items())
+    raise ModelImportError(
+        f"{shown} is no model that can be imported. Give one of these: {titles}; files end in "
+        f"{', '.join(file_suffixes())}. Other files (checkpoints, TorchScript) hold no exported graph: load them in "
+        "their framework and give the network"
+    )
+
+
+def _class_of(source: Any) -> str:
+    return f"a {type(source).__module__}.{type(source).__qualname__}"
 
 
 def load_model(
@@ -58,8 +195,9 @@ def load_model(
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     frontend = frontend_of(source)
-    if isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes:
-        _require_file(Path(source), frontend)
+    is_named = isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes
+    if is_named and not Path(source).is_file():
+        raise ModelImportError(f"there is no file {str(source)!r}")
     install = frontend.install or f"tvm-split[{frontend.name}]"
     for package in frontend.packages:
         if importlib.util.find_spec(package) is None:
@@ -80,16 +218,3 @@ def _require_sizes(request: ImportRequest) -> None:
         is_whole = isinstance(size, Integral) and not isinstance(size, bool)
         if not is_whole or not 1 <= size <= MOST_ELEMENTS:
             raise ModelImportError(f"{shown} is {size!r}; a size is a whole number from 1 to {MOST_ELEMENTS}")
-
-
-def _require_file(path: Path, frontend: Frontend) -> None:
-    """Raise unless a file exists and begins like one of its suffix. This check needs no installed framework."""
-    if not path.is_file():
-        raise ModelImportError(f"there is no file {str(path)!r}")
-    with path.open("rb") as file:
-        content = file.read(4096)
-    suffix = path.suffix.lower()
-    if not content:
-        raise ModelImportError(f"{str(path)!r} is empty")
-    if not frontend.is_intact(suffix, content):
-        raise ModelImportError(f"{str(path)!r} is damaged, or no {suffix} file: it does not begin as one")

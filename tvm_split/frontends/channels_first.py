@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 
+from relay_passes.ir import bindings_of
 from relay_passes.sharding.compute_rules import ELEMENTWISE, REDUCTIONS
-from tvm_split.frontends.importing import Imported, RecordingBuilder
-from tvm_split.frontends.normal_form import layers_of_all
+from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.operators import Operators, numbers_of, shape_of
 
 _FIRST = "NCHW"
@@ -77,39 +78,25 @@ Result = Value | list[Value]
 Rule = Callable[[Arranger, relax.Call, Sequence[Value]], Result]
 
 
-@dataclass(frozen=True)
-class LaidOut:
-    """The rewritten function; axis i of the variable for ``source`` is the source's axis ``orders[source][i]``."""
+def channels_first(built: Built) -> tuple[Built, dict[str, tuple[int, ...]]]:
+    """Rewrite a network to channels first.
 
-    imported: Imported
-    orders: Mapping[Any, tuple[int, ...]]
-
-    def named(self, variables: Mapping[Any, str]) -> dict[str, tuple[int, ...]]:
-        """The orders of axes by the names of ``variables``."""
-        return {variable: self.orders[source] for source, variable in variables.items()}
-
-
-def channels_first(imported: Imported) -> LaidOut:
-    """Rewrite ``imported`` to channels first; it must be one block of straight-line code with static shapes."""
-    function = imported.function
-    bindings = [binding for block in function.body.blocks for binding in block.bindings]
-    layer_of = layers_of_all(bindings, imported.layers)
-    builder = RecordingBuilder()
+    Returns it with the orders of axes by variable: axis i of a variable is axis ``order[i]`` of the source's value.
+    """
+    function = built.module["main"]
+    builder = ModelBuilder()
     op = Arranger(builder)
-    values: dict[relax.Var, Result] = {parameter: in_place(parameter) for parameter in function.params}
-    with builder.function("main", function.params):
-        with builder.dataflow():
-            for binding in bindings:
-                builder.layer = layer_of[binding.var]
-                values[binding.var] = _converted(op, binding.value, values)
-            fields = [_returned(op, value) for value in _listed(_value(op, function.body.body, values))]
-            builder.layer = "output"
-            result = builder.emit_output(relax.Tuple(fields))
-        builder.emit_func_output(result)
+    values: dict[relax.Var, Result] = {}
+    with builder.main(built.inputs) as parameters:
+        values.update((old, in_place(new)) for old, new in zip(function.params, parameters, strict=True))
+        for binding in bindings_of(function):
+            builder.layer = built.layers[binding.var.name]
+            values[binding.var] = _converted(op, binding.value, values)
+        builder.outputs = [_returned(op, value) for value in _listed(_value(op, function.body.body, values))]
     by_name = {variable.name: value for variable, value in values.items() if isinstance(value, Value)}
-    held = {source: by_name[name] for name, source in imported.held.items() if name in by_name}
-    orders = {source: value.order for source, value in held.items()}
-    return LaidOut(builder.imported({source: value.expr for source, value in held.items()}), orders)
+    held = {source: by_name[name] for source, name in built.held.items()}
+    arranged = builder.built({source: value.expr for source, value in held.items()})
+    return arranged, {name: held[source].order for source, name in arranged.held.items()}
 
 
 def _returned(op: Arranger, value: Value) -> relax.Expr:
@@ -156,24 +143,27 @@ def _as_it_is(op: Arranger, call: relax.Call, values: Mapping[relax.Var, Result]
         found = [op.in_order(value) for value in _listed(values[argument])]
         return found[0] if isinstance(argument.ty, relax.TensorType) else relax.Tuple(found)
 
-    return _emitted(op, call, [substituted(argument) for argument in call.args])
-
-
-def _emitted(op: Arranger, call: relax.Call, arguments: Sequence[relax.Expr]) -> Result:
-    result = op.builder.emit(relax.Call(call.op, list(arguments), call.attrs, call.ty_args))
+    result = _changed(op, call, [substituted(argument) for argument in call.args])
     if isinstance(result.ty, relax.TupleType):
-        fields = range(len(result.ty.fields))
-        return [in_place(op.builder.emit(relax.TupleGetItem(result, index))) for index in fields]
+        return [in_place(op.item(result, index)) for index in range(len(result.ty.fields))]
     return in_place(result)
+
+
+def _changed(op: Arranger, call: relax.Call, arguments: Sequence[relax.Expr], **changes: Any) -> relax.Expr:
+    """Emit ``call`` with other arguments, and with ``changes`` of its attributes."""
+    attributes = call.attrs
+    if changes:
+        info = type(attributes).__tvm_ffi_type_info__
+        values = {entry.name: getattr(attributes, entry.name) for entry in info.fields}
+        attributes = tvm.ir.make_node(info.type_key, **{**values, **changes})
+    return op.builder.emit(relax.Call(call.op, list(arguments), attributes, call.ty_args))
 
 
 def _elementwise(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     ranked = [_with_rank(op, value, len(shape_of(call))) for value in operands]
     order = _leading_order([value for value in ranked if value.rank] or ranked)
     tensors = iter(op.in_order(value, order) if value.rank else value.expr for value in ranked)
-    arguments = [next(tensors) if _is_tensor(argument) else argument for argument in call.args]
-    result = op.builder.emit(relax.Call(call.op, arguments, call.attrs, call.ty_args))
-    return Value(result, order)
+    return Value(_changed(op, call, [next(tensors) if _is_tensor(each) else each for each in call.args]), order)
 
 
 def _with_rank(op: Arranger, value: Value, rank: int) -> Value:
@@ -193,59 +183,40 @@ def _transposed(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Va
 
 def _reduced(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     (data,) = operands
-    given = call.attrs.axis
+    given, keeps = call.attrs.axis, bool(call.attrs.keepdims)
     if given is None:
-        return in_place(op.builder.emit(relax.Call(call.op, [op.in_order(data)], call.attrs, call.ty_args)))
+        return in_place(_changed(op, call, [op.in_order(data)]))
     axes = {int(axis) % data.rank for axis in (given if hasattr(given, "__len__") else [given])}
     places = sorted(data.order.index(axis) for axis in axes)
-    keeps = bool(call.attrs.keepdims)
-    name = call.op.name.removeprefix("relax.")
-    place: Any = places if hasattr(given, "__len__") else places[0]
-    result = getattr(op, name)(data.expr, axis=place, keepdims=keeps)
+    result = _changed(op, call, [data.expr], axis=places if hasattr(given, "__len__") else places[0])
     left = [axis for axis in data.order if keeps or axis not in axes]
     return Value(result, tuple(sorted(left).index(axis) for axis in left))
 
 
-def _normalised(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    (data,) = operands
-    place = data.order.index(int(call.attrs.axis) % data.rank)
-    result = getattr(op.nn, call.op.name.removeprefix("relax.nn."))(data.expr, axis=place)
-    return Value(result, data.order)
-
-
-def _scaled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    """Convert ``quantize`` and ``dequantize``, whose scales lie along one axis."""
-    data, scale, zero_point = operands
+def _along_one_axis(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
+    """Convert a softmax, or ``quantize`` and ``dequantize``, whose scales lie along one axis."""
+    data, *scales = operands
     axis = int(call.attrs.axis) % max(data.rank, 1)
     place = data.order.index(axis) if data.rank else 0
-    convert = getattr(op, call.op.name.removeprefix("relax."))
-    result = convert(data.expr, scale.expr, zero_point.expr, axis=place, out_dtype=str(call.attrs.out_dtype))
-    return Value(result, data.order)
+    return Value(_changed(op, call, [data.expr, *(scale.expr for scale in scales)], axis=place), data.order)
 
 
 def _padded(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     (data,) = operands
-    attributes = call.attrs
-    pairs = np.asarray([int(width) for width in attributes.pad_width]).reshape(-1, 2)
+    pairs = np.asarray([int(width) for width in call.attrs.pad_width]).reshape(-1, 2)
     widths = [int(width) for width in pairs[list(data.order)].reshape(-1)]
-    filling = float(attributes.pad_value)
-    result = op.nn.pad(data.expr, widths, str(attributes.pad_mode), filling)
-    return Value(result, data.order)
+    return Value(_changed(op, call, [data.expr, *call.args[1:]], pad_width=widths), data.order)
 
 
 def _joined(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     order = _leading_order(operands)
-    parts = [op.in_order(value, order) for value in operands]
-    axis = int(call.attrs.axis) % len(order)
-    return Value(op.concat(relax.Tuple(parts), axis=order.index(axis)), order)
+    parts = relax.Tuple([op.in_order(value, order) for value in operands])
+    return Value(_changed(op, call, [parts], axis=order.index(int(call.attrs.axis) % len(order))), order)
 
 
 def _split(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> list[Value]:
     (data,) = operands
-    axis = int(call.attrs.axis) % data.rank
-    parts = call.attrs.indices_or_sections
-    parts = [int(part) for part in parts] if hasattr(parts, "__len__") else int(parts)
-    made = op.split(data.expr, parts, data.order.index(axis))
+    made = _changed(op, call, [data.expr], axis=data.order.index(int(call.attrs.axis) % data.rank))
     return [Value(op.item(made, index), data.order) for index in range(len(call.ty.fields))]
 
 
@@ -293,66 +264,29 @@ def _order(layout: str) -> tuple[int, ...]:
 
 def _convolved(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     data, weight = operands
-    attributes = call.attrs
-    is_transposed = call.op.name.endswith("transpose")
-    order = _order(attributes.data_layout)
-    kernel = "IOHW" if is_transposed else "OIHW"
-    weights = op.in_order(weight, [attributes.kernel_layout.index(axis) for axis in kernel])
-    options = {
-        "strides": _integers(attributes.strides),
-        "padding": _integers(attributes.padding),
-        "dilation": _integers(attributes.dilation),
-        "groups": int(attributes.groups),
-    }
-    if is_transposed:
-        options["output_padding"] = _integers(attributes.output_padding)
-    convolve = op.nn.conv2d_transpose if is_transposed else op.nn.conv2d
-    result = convolve(op.in_order(data, order), weights, **options)
-    return Value(result, order)
+    order = _order(call.attrs.data_layout)
+    kernel = "IOHW" if call.op.name.endswith("transpose") else "OIHW"
+    weights = op.in_order(weight, [call.attrs.kernel_layout.index(axis) for axis in kernel])
+    layouts = {"data_layout": _FIRST, "out_layout": _FIRST, "kernel_layout": kernel}
+    return Value(_changed(op, call, [op.in_order(data, order), weights], **layouts), order)
 
 
 def _pooled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    (data,) = operands
-    attributes = call.attrs
-    order = _order(attributes.layout)
-    pool = getattr(op.nn, call.op.name.removeprefix("relax.nn."))
-    result = pool(
-        op.in_order(data, order),
-        _integers(attributes.pool_size),
-        _integers(attributes.strides),
-        _integers(attributes.padding),
-        _integers(attributes.dilation),
-        bool(attributes.ceil_mode),
-        bool(attributes.count_include_pad),
-    )
-    return Value(result, order)
+    order = _order(call.attrs.layout)
+    return Value(_changed(op, call, [op.in_order(operands[0], order)], layout=_FIRST, out_layout=_FIRST), order)
 
 
 def _resized(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    data = operands[0]
-    attributes = call.attrs
-    order = _order(attributes.layout)
-    result = op.image.resize2d(
-        op.in_order(data, order),
-        call.args[1],
-        [float(each) for each in attributes.roi],
-        _FIRST,
-        attributes.method,
-        attributes.coordinate_transformation_mode,
-        attributes.rounding_method,
-    )
-    return Value(result, order)
-
-
-def _integers(numbers: Any) -> list[int]:
-    return [int(number) for number in numbers]
+    order = _order(call.attrs.layout)
+    return Value(_changed(op, call, [op.in_order(operands[0], order), *call.args[1:]], layout=_FIRST), order)
 
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _reduced),
-    **dict.fromkeys(("relax.nn.softmax", "relax.nn.log_softmax"), _normalised),
-    **dict.fromkeys(("relax.quantize", "relax.dequantize"), _scaled),
+    **dict.fromkeys(
+        ("relax.nn.softmax", "relax.nn.log_softmax", "relax.quantize", "relax.dequantize"), _along_one_axis
+    ),
     **dict.fromkeys(("relax.nn.conv2d", "relax.nn.conv2d_transpose"), _convolved),
     **dict.fromkeys(("relax.nn.max_pool2d", "relax.nn.avg_pool2d"), _pooled),
     "relax.image.resize2d": _resized,

@@ -1,4 +1,4 @@
-"""Operators that TVM lacks or gets wrong, composed as torch and ONNX both define them."""
+"""Operators that TVM lacks or gets wrong, composed of others for all frontends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, shape_of
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, shape_of, wide
 
 
 def shifted(op: Operators, value: relax.Expr, by: relax.Expr, to_the_left: bool) -> relax.Expr:
@@ -99,6 +99,33 @@ def limited(op: Operators, value: relax.Expr, low: Any, high: Any) -> relax.Expr
     return value if high is None else op.minimum(value, high)
 
 
+def cumulative_sum(
+    op: Operators, data: relax.Expr, axis: int, is_exclusive: bool = False, is_reversed: bool = False
+) -> relax.Expr:
+    """Sum ``data`` up along ``axis``, from the end if ``is_reversed``; an exclusive sum leaves out its own element."""
+    data = op.flip(data, axis) if is_reversed else data
+    total = op.cumsum(data, axis, dtype_of(data), is_exclusive)
+    return op.flip(total, axis) if is_reversed else total
+
+
+def padded_with_rows(op: Operators, data: relax.Expr, axis: int, widths: tuple[int, int], mode: str) -> relax.Expr:
+    """Pad ``data`` with its own rows, in a ``mode`` of ``numpy.pad`` such as ``reflect``."""
+    if not any(widths):
+        return data
+    rows = np.pad(np.arange(shape_of(data)[axis]), widths, mode=mode)  # type: ignore[call-overload]
+    return op.take(data, constant(rows, "int64"), axis)
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """The distance of neighbours along each axis in a flat tensor of this shape."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def flat_index(op: Operators, indices: relax.Expr, steps: Sequence[int]) -> relax.Expr:
+    """Return the positions in a flat tensor for ``indices``, whose last axis has an index for each of ``steps``."""
+    return op.sum(op.multiply(indices, np.array(steps)), [-1])
+
+
 def counted_from_front(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
     """Return int64 indices in 0 … size − 1; negative ones count from the end. TVM would read outside the tensor."""
     index = op.cast(index, "int64")
@@ -114,3 +141,58 @@ def parts(op: Operators, data: relax.Expr, sizes: Sequence[int], axis: int) -> r
     if 0 not in sizes:
         return op.split(data, ends[1:-1], axis)
     return relax.Tuple([op.strided_slice(data, [axis], [first], [last]) for first, last in itertools.pairwise(ends)])
+
+
+def exp_minus_one(op: Operators, operand: relax.Expr) -> relax.Expr:
+    """Return exp(x) - 1; for abs(x) < 0.5 by Taylor's series, since the subtraction would lose x's digits."""
+    dtype = dtype_of(operand)
+    x = op.cast(operand, wide(dtype))
+    series: Any = op.full_like(x, 1)
+    for count in range(16 if dtype == "float64" else 9, 1, -1):
+        series = op.add(op.multiply(op.multiply(x, 1 / count), series), 1)
+    is_small = op.less(op.abs(x), 0.5)
+    return op.cast(op.where(is_small, op.multiply(x, series), op.subtract(op.exp(x), 1)), dtype)
+
+
+def log_one_plus(op: Operators, operand: relax.Expr) -> relax.Expr:
+    """Return log(1 + x); for abs(x) < 0.5 by the series of 2 artanh(x / (2 + x)) (Abramowitz and Stegun, 4.1.27)."""
+    dtype = dtype_of(operand)
+    x = op.cast(operand, wide(dtype))
+    is_small = op.less(op.abs(x), 0.5)
+    near = op.where(is_small, x, 0)
+    ratio = op.divide(near, op.add(near, 2))
+    odd = [2 / (2 * count + 1) for count in range(18 if dtype == "float64" else 8)]
+    series = op.multiply(ratio, polynomial(op, op.multiply(ratio, ratio), odd[::-1]))
+    return op.cast(op.where(is_small, series, op.log(op.add(x, 1))), dtype)
+
+
+def erfc(op: Operators, operand: relax.Expr) -> relax.Expr:
+    """Return the complementary error function, with a relative error up to 1.2e-7.
+
+    Press et al., Numerical Recipes, 6.2 (erfcc): a Chebyshev fit in t = 1 / (1 + |x| / 2). In double precision it is
+    used only for x > 2, where 1 - erf(x) is less accurate.
+    """
+    dtype = dtype_of(operand)
+    x = op.cast(operand, wide(dtype))
+    size = op.abs(x)
+    t = op.divide(1, op.add(op.multiply(size, 0.5), 1))
+    exponent = op.subtract(polynomial(op, t, _ERFC), op.multiply(size, size))
+    beyond = op.multiply(t, op.exp(exponent))
+    result = op.where(op.less(x, 0), op.subtract(2, beyond), beyond)
+    if dtype == "float64":
+        result = op.where(op.greater(x, 2), result, op.subtract(1, op.erf(x)))
+    return op.cast(result, dtype)
+
+
+_ERFC = (
+    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
+    -1.26551223,
+)  # fmt: skip
+
+
+def polynomial(op: Operators, x: relax.Expr, factors: tuple[float, ...] | list[float]) -> relax.Expr:
+    """Evaluate a polynomial by Horner's rule; the coefficient of the highest power is first."""
+    result: Any = op.full_like(x, factors[0])
+    for factor in factors[1:]:
+        result = op.add(op.multiply(result, x), factor)
+    return result

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvm_split.errors import ModelImportError, OpenAxesError
-from tvm_split.frontends.frontend import ImportRequest
+from tvm_split.frontends import ImportRequest
 
 Array = np.ndarray[Any, Any]
 Specs = Sequence[tuple[str, Sequence[int | None], str]]
@@ -70,27 +70,20 @@ class OpenSizes:
         return {symbol: size for symbol, (size, _) in self.found.items()}
 
 
-def rows_to_repeat(batch: int, shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether examples of these shapes must be repeated to have ``batch`` rows.
+def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
+    """Return example inputs with ``batch`` rows, made by repeating their rows; unchanged if ``batch`` is None.
 
     Raises ModelImportError if their numbers of rows differ: then the batch axes are unknown.
     """
-    rows = {shape[0] if len(shape) else None for shape in shapes}
-    if rows == {batch}:
-        return False
+    rows = {array.shape[0] if array.ndim else None for array in arrays}
+    if batch is None or rows == {batch}:
+        return arrays
     if len(rows) != 1 or None in rows or 0 in rows:
-        shown = ", ".join(str(list(shape)) for shape in shapes)
+        shown = ", ".join(str(list(array.shape)) for array in arrays)
         raise ModelImportError(
             f"batch={batch} does not say which axes to change: the first axes of the example inputs differ ({shown}). "
             "Leave batch out and give example inputs of the wanted sizes"
         )
-    return True
-
-
-def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
-    """Return example inputs with ``batch`` rows, made by repeating their rows; unchanged if ``batch`` is None."""
-    if batch is None or not rows_to_repeat(batch, [array.shape for array in arrays]):
-        return arrays
     return [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
 
 
@@ -119,19 +112,26 @@ def bound_inputs(
     Open sizes come from ``dimensions``, ``batch`` or the examples, in this order. ``symbols`` maps the place of an open
     size (``x[1]``) to its name; a size without a name is named by its place. Raises ModelImportError.
     """
-    given = request.example_inputs
-    examples = None if given is None else _checked_examples(specs, given)
-    shapes = _bound_shapes(specs, examples, request.batch, request.dimensions, symbols or {})
-    fits = examples is not None and [list(each.shape) for each in examples] == shapes
+    symbols = symbols or {}
+    examples = None if request.example_inputs is None else checked_examples(specs, request.example_inputs)
+    found = open_sizes(specs, examples, request, symbols).sizes()
+    shapes = [
+        [
+            found[symbols.get(f"{name}[{axis}]", f"{name}[{axis}]")] if size is None else size
+            for axis, size in enumerate(shape)
+        ]
+        for name, shape, _ in specs
+    ]
+    fits = examples is not None and [list(array.shape) for array in examples] == shapes
     return shapes, examples if fits else None
 
 
-def _checked_examples(specs: Specs, given: Any) -> list[Array]:
+def checked_examples(specs: Specs, given: Any) -> list[Array]:
     """Return the examples as arrays. Raises ModelImportError if a shape or dtype does not fit its input."""
-    arrays = [np.asarray(value) for value in in_order([name for name, _, _ in specs], given)]
+    arrays = [np.asarray(value, order="C") for value in in_order([name for name, _, _ in specs], given)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
         fits = array.ndim == len(shape) and all(
-            size in (None, mine) for size, mine in zip(shape, array.shape, strict=True)
+            size in (None, own) for size, own in zip(shape, array.shape, strict=True)
         )
         if not fits or str(array.dtype) != dtype:
             shown = [size if size is not None else "open" for size in shape]
@@ -141,27 +141,27 @@ def _checked_examples(specs: Specs, given: Any) -> list[Array]:
     return arrays
 
 
-def _bound_shapes(
+def open_sizes(
     specs: Specs,
     examples: Sequence[Array] | None,
-    batch: int | None,
-    dimensions: Mapping[str, int],
+    request: ImportRequest,
     symbols: Mapping[str, str],
-) -> list[list[int]]:
-    sizes = OpenSizes(batch, dimensions)
+    symbols_are_names: bool = True,
+) -> OpenSizes:
+    """Return the open sizes of inputs, bound as far as possible. A size with the symbol "" follows from others."""
+    sizes = OpenSizes(request.batch, request.dimensions, symbols_are_names)
     has_open_batch = any(None in shape[:1] for _, shape, _ in specs)
-    shapes: list[list[int | str]] = []
-    for place, (name, shape, _) in enumerate(specs):
-        shapes.append([])
-        for axis, size in enumerate(shape):
-            at = f"{name}[{axis}]"
-            symbol = symbols.get(at, at)
-            if size is not None:
-                sizes.fixed(at, size, *([(batch, "batch")] if axis == 0 and not has_open_batch else []))
-            else:
-                sizes.open(symbol, at)
-                if examples is not None and symbol not in sizes.found:
-                    sizes.bind(symbol, examples[place].shape[axis], f"the example input at {at}")
-            shapes[-1].append(symbol if size is None else size)
-    found = sizes.sizes()
-    return [[size if isinstance(size, int) else found[size] for size in shape] for shape in shapes]
+    places = [(f"{name}[{axis}]", axis, size) for name, shape, _ in specs for axis, size in enumerate(shape)]
+    for place, axis, size in places:
+        symbol = symbols.get(place, place)
+        if size is not None:
+            sizes.fixed(place, size, *([(request.batch, "batch")] if axis == 0 and not has_open_batch else []))
+        elif symbol:
+            sizes.open(symbol, place)
+    said = set(sizes.found)
+    given = [size for array in examples or () for size in array.shape]
+    for (place, _, size), example in zip(places, given, strict=examples is not None):
+        symbol = symbols.get(place, place)
+        if size is None and symbol and symbol not in said:
+            sizes.bind(symbol, example, f"the example input at {place}")
+    return sizes

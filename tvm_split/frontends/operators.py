@@ -23,21 +23,21 @@ _ELEMENTWISE = (
 class Operators:
     """Relax's operators, emitted when called: ``op.add(x, 1)`` emits ``relax.op.add`` with 1 in the dtype of x."""
 
-    def __init__(self, builder: Any, room: Any = relax.op) -> None:
-        """``room`` is the module of the operators: ``relax.op``, or one inside it (``op.nn``, ``op.image``)."""
+    def __init__(self, builder: Any, module: Any = relax.op) -> None:
+        """``module`` has the operators: ``relax.op``, or one inside it (``op.nn``, ``op.image``)."""
         self.builder = builder
-        self._room = room
+        self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        operator = getattr(self._room, name)
+        operator = getattr(self._module, name)
         if isinstance(operator, ModuleType):
             return Operators(self.builder, operator)
 
-        def bound(*arguments: Any, **options: Any) -> relax.Var:
-            given: Any = _with_constants(arguments) if name in _ELEMENTWISE else arguments
-            return self.builder.emit(operator(*given, **options))
+        def emit(*arguments: Any, **options: Any) -> relax.Var:
+            operands: Any = _with_constants(arguments) if name in _ELEMENTWISE else arguments
+            return self.builder.emit(operator(*operands, **options))
 
-        return bound
+        return emit
 
     def cast(self, value: Any, dtype: str) -> relax.Expr:
         """Convert ``value``, an expression or a Python number, to ``dtype``."""
@@ -63,8 +63,8 @@ class Operators:
 
 
 def _with_constants(arguments: tuple[Any, ...]) -> list[relax.Expr]:
-    dtype = next(dtype_of(each) for each in reversed(arguments) if isinstance(each, relax.Expr))
-    return [each if isinstance(each, relax.Expr) else constant(each, dtype) for each in arguments]
+    dtype = next(dtype_of(argument) for argument in reversed(arguments) if isinstance(argument, relax.Expr))
+    return [argument if isinstance(argument, relax.Expr) else constant(argument, dtype) for argument in arguments]
 
 
 def shape_of(value: relax.Expr) -> list[int]:

@@ -9,11 +9,10 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.dimensions import bound_inputs
-from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.keras.scopes import scopes_of_keras
-from tvm_split.frontends.normal_form import identifier
-from tvm_split.frontends.stablehlo.building import model_of
+from tvm_split.frontends.names import identifier, scopes_of_keras
+from tvm_split.frontends.stablehlo.importer import model_of
 from tvm_split.frontends.stablehlo.modules import block_of, main_of, parsed
 from tvm_split.model import Model
 

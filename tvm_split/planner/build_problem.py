@@ -35,10 +35,7 @@ def model_problem(
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
     return Problem(
         objective=request.objective,
-        machines=tuple(
-            _machine(each, memory_limits.get(each.machine), profile.oversubscription(each.machine))
-            for each in profile.machines
-        ),
+        machines=tuple(_machine(each, memory_limits.get(each.machine)) for each in profile.machines),
         links=tuple(_link(link, buses) for link in profile.links),
         pieces=tuple(
             Piece(
@@ -85,7 +82,7 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
-def _machine(machine: MachineProfile, limit: int | None, oversubscription: float) -> ProblemMachine:
+def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
@@ -95,8 +92,7 @@ def _machine(machine: MachineProfile, limit: int | None, oversubscription: float
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
         transfer_seconds=streaming.transfer_seconds,
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
-        # The ratio measured in streams includes contention, but only for a stage that fits into a core's cache.
-        contention=max(slower * streaming.alone_ratio, streaming.ratio if oversubscription == 1 else 1.0),
+        contention=slower * streaming.ratio,
         cores=machine.cores,
     )
 

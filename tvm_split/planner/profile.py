@@ -46,16 +46,13 @@ class StreamingCost:
     """The slowdown of computing in a stream: seconds for every tensor that is sent or received, and a ratio.
 
     A stage that computes for ``c`` seconds alone takes ``ratio * c`` in a stream, plus ``transfer_seconds`` for each
-    tensor. The values with ``alone_`` are for a plan of this machine only. The others are for plans in which the other
-    machines of its host, and the client if it is there, are busy too: they include the time of the host's cores that
-    each end of a transfer takes, the client's included. The costs are 0 where there are spare cores.
+    tensor. With other machines on its host, that includes the time of the host's cores that each end of a transfer
+    takes, the client's included. The costs are 0 where there are spare cores.
     """
 
     transfer_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
     ratio: float = 1.0
-    alone_transfer_seconds: float = 0.0
-    alone_ratio: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -156,21 +156,21 @@ class _Probing:
             for name in host:
                 own = stream_cost(samples[name])
                 # Each stage receives one tensor and sends one, so the cost is halved per transfer.
-                alone_seconds, transfer_seconds = own.seconds / 2, own.seconds / 2
+                transfer_seconds = own.seconds / 2
                 per_byte = machines.values[name].seconds_per_byte
                 waking[name] = waking_seconds(samples[name], machines.values[name].round_trip_seconds)
                 if chain is not None:
                     chains[name] = chain
                     transfer_seconds = chain.cost.transfer_seconds
                     per_byte = max(per_byte, chain.cost.transfer_seconds_per_byte)
-                costs[name] = StreamingCost(transfer_seconds, per_byte, own.ratio, alone_seconds, own.ratio)
+                costs[name] = StreamingCost(transfer_seconds, per_byte, own.ratio)
         self._steps.done()
         return LinkProbe(tuple(link_profiles(self._cluster, machines, measured, waking, chains)), costs)
 
     def _place(self, name: str, worker: WorkerDescription) -> Hashable:
         """Return a key that is equal for machines with similar links to the client."""
         ends = ((CLIENT, name), (name, CLIENT))
-        return worker.hostname, worker.cores, worker.threads, *(self._settings.get(each) for each in ends)
+        return worker.hostname, worker.cores, worker.threads, *(self._settings.get(end) for end in ends)
 
     def _kind_of_pair(self, pair: tuple[str, str]) -> Hashable:
         return self._places[pair[0]], self._places[pair[1]], self._settings.get(pair)

@@ -13,12 +13,13 @@ import tensorflow as tf
 from keras import layers
 
 import tvm_split
+from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.digits import TRAINED, digits
 from tests.helpers.frontends.keras_networks import attention, convolutions
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.frontends.keras.scopes import scopes_of_keras
+from tvm_split.frontends.names import scopes_of_keras
 
 LIMIT = 1e-4
 
@@ -45,10 +46,7 @@ def test_answers_are_those_of_tensorflow(
     wanted = network.predict(x, verbose=0)
     model = load_model(tmp_path / "saved", batch=2)
     assert_keeps_contract(model)
-    split = {"machine-a": [first], "machine-b": [second]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        (found,) = deployment.run(x)
+    (found,) = run_split(model, [x], (first, second), three_workers)
     assert np.abs(found - wanted).max() < LIMIT * np.ptp(wanted)
 
 
@@ -65,10 +63,7 @@ def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_spl
     images, labels = images[TRAINED:], labels[TRAINED:]
     wanted = network.predict(images, verbose=0)
     model = load_model(tmp_path / "saved", batch=len(images))
-    split = {"machine-a": ["conv"], "machine-b": ["head"]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        (found,) = deployment.run(images)
+    (found,) = run_split(model, [images], ("conv", "head"), three_workers)
     assert np.abs(found - wanted).max() < LIMIT * np.ptp(wanted)
     assert (found.argmax(1) == labels).mean() > 0.9
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tvm_split
+from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.keras_networks import attention, convolutions
 from tvm_split.compiler.verification import first_parting_layer
@@ -82,10 +83,7 @@ def test_answers_are_those_of_litert(
     names = [spec.name for spec in model.inputs]
     x = [given[[each.name for each in network.inputs].index(name)] for name in names]
     wanted = model.reference.outputs(x)
-    split = {"machine-a": [first], "machine-b": [second]}
-    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
-        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
-        found = deployment.run(*x)
+    found = run_split(model, x, (first, second), three_workers)
     limit = LIMIT if kind != "int8" else QUANTIZED_TOLERANCE  # LiteRT's own kernels are 0.02 apart
     for mine, right in zip(found, wanted, strict=True):
         assert np.abs(mine - right).max() < limit * np.ptp(right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +35,29 @@ def run_as_stage(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]
         return list(deployment.run(*inputs))
 
 
+def run_split(
+    source: Any, inputs: Sequence[np.ndarray], layers: tuple[str, str], cluster: tvm_split.Cluster
+) -> list[np.ndarray]:
+    """The outputs of a source whose layers from ``layers[0]`` are on machine-a, and from ``layers[1]`` on machine-b."""
+    split = {machine: [layer] for machine, layer in zip(("machine-a", "machine-b"), layers, strict=True)}
+    examples = None if isinstance(source, Model) else tuple(inputs)
+    with tvm_split.compile_and_deploy(source, examples, cluster, split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == set(split)
+        return list(deployment.run(*inputs))
+
+
 def assert_equal_to_source(
     model: Model,
-    inputs: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray] | None = None,
     tolerance: float | None = None,
     computed: Callable[[Model, Sequence[np.ndarray]], list[np.ndarray]] = run,
 ) -> None:
-    """The compiled module has the source's outputs: same number, shapes, dtypes, and values within the tolerance."""
+    """The compiled module has the source's outputs: same number, shapes, dtypes, and values within the tolerance.
+
+    ``inputs`` are the model's example inputs if they are left out.
+    """
+    inputs = model.example_inputs if inputs is None else inputs
+    assert inputs is not None
     assert model.reference is not None
     right = model.reference.outputs(inputs)
     assert len(right) == len(model.outputs)

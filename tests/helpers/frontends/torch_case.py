@@ -27,8 +27,8 @@ class Function(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.function(*inputs, **named)
 
 
 class Group(nn.Module):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from google.protobuf.message_factory import GetMessageClass
@@ -39,10 +38,12 @@ KINDS: dict[type, Any] = {
     TimedKernel: pb.TimedKernel,
     TimingEffort: pb.TimeKernelsRequest,
     KernelTime: pb.KernelTime,
+    KernelSet: pb.LoadKernelsRequest,
     WorkerDescription: pb.DescribeReply,
 }
 OWN = {"machine": "box", "round_trip_seconds": 0.5, "clock_offset_nanoseconds": 7}
 """What the reader knows better than the message, or what is not in it."""
+ONLY_IN_MESSAGES = ("deployment", "clock_nanoseconds")
 TEXT = st.sampled_from(["", "a", "box", "float32", "float8_e4m3fn", "object", "0" * 64, "cpu", "\x00\x1b", "é" * 99])
 LARGE = st.sampled_from([0, 1, 2, 3, 7, 16_384, 16_385, 2**31 - 1, 2**32 - 1])
 
@@ -93,16 +94,21 @@ def messages(draw: st.DrawFn, kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(st.data())
-def test_any_message_is_a_value_or_a_protocol_error(kind: type, data: st.DataObject) -> None:
+def test_any_message_is_a_protocol_error_or_a_value_that_is_read_back_equal(kind: type, data: st.DataObject) -> None:
     message = data.draw(messages(KINDS[kind]))
-    others = {name: value for name, value in OWN.items() if name in get_type_hints(kind)}
+    more = {name: value for name, value in OWN.items() if name in get_type_hints(kind)}
     with contextlib.suppress(ProtocolError):
-        value = value_of(kind, message, **others)
+        value = value_of(kind, message, **more)
         assert isinstance(value, kind)
-        assert all(getattr(value, name) == own for name, own in others.items())
         hash(value)
+        only_in_message = {
+            name: getattr(message, name) for name in ONLY_IN_MESSAGES if name in KINDS[kind].DESCRIPTOR.fields_by_name
+        }
+        again = KINDS[kind].FromString(message_of(KINDS[kind], value, **only_in_message).SerializeToString())
+        read = value_of(kind, again, **more)
+        assert read == value or repr(read) == repr(value)  # the same, also with numbers that are none
 
 
 @settings(max_examples=200)
@@ -112,71 +118,6 @@ def test_any_request_to_load_stages(message: Any) -> None:
         part = program_of(message)
         assert part.machine == message.machine
         link_secrets(message, part)
-
-
-NAMES = st.text(max_size=9)
-COUNTS = st.integers(0, 2**32 - 1)
-BLOBS = st.builds(BlobSpec, st.text("0123456789abcdef", min_size=64, max_size=64), st.integers(0, 2**64 - 1))
-TENSORS = st.builds(
-    TensorSpec,
-    NAMES,
-    st.lists(st.integers(0, 9), max_size=4).map(tuple),
-    st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "uint8"]),
-)
-
-
-@st.composite
-def timed_kernels(draw: st.DrawFn) -> TimedKernel:
-    arguments = tuple(draw(st.lists(TENSORS, min_size=1, max_size=4)))
-    results = draw(st.integers(1, len(arguments)))
-    weights = frozenset(range(len(arguments) - results))
-    return TimedKernel(draw(st.text(min_size=1, max_size=9)), arguments, draw(st.just(weights)), results)
-
-
-def any_of(kind: type) -> st.SearchStrategy[Any]:
-    """Values that are allowed."""
-    if kind is StageSpec:
-        return programs(most_replicas=3).flatmap(lambda program: st.sampled_from(program.stages))
-    special = {BlobSpec: BLOBS, TensorSpec: TENSORS, TimedKernel: timed_kernels()}
-    if kind in special:
-        return special[kind]
-    if kind is TimingEffort:
-        return st.builds(TimingEffort, st.integers(1, 1000), st.floats(0, 1), st.floats(1, 600))
-    if kind is KernelTime:
-        times = st.floats(1e-9, 1e9)
-        return st.builds(KernelTime, NAMES, times, COUNTS, NAMES)
-    return st.builds(kind, **{name: of_type(hint) for name, hint in get_type_hints(kind).items()})
-
-
-def of_type(hint: Any) -> st.SearchStrategy[Any]:
-    if get_origin(hint) is tuple:
-        return st.lists(of_type(get_args(hint)[0]), max_size=3).map(tuple)
-    if dataclasses.is_dataclass(hint):
-        return any_of(hint)
-    simple = {str: NAMES, int: COUNTS, float: st.floats(allow_nan=False), bool: st.booleans()}
-    return simple[hint]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=60)
-@given(st.data())
-def test_what_is_written_is_read_back_equal(kind: type, data: st.DataObject) -> None:
-    value = data.draw(any_of(kind))
-    names = {field.name for field in dataclasses.fields(value)}
-    wire = KINDS[kind].DESCRIPTOR.fields_by_name
-    beside = {} if kind is not TimingEffort else {"deployment": "d"}
-    beside |= {"clock_nanoseconds": 1} if kind is WorkerDescription else {}
-    content = message_of(KINDS[kind], value, **beside).SerializeToString()
-    others = {name: getattr(value, name) for name in names if name not in wire}
-    assert value_of(kind, KINDS[kind].FromString(content), **others) == value
-
-
-@settings(max_examples=60)
-@given(st.lists(timed_kernels(), min_size=1, max_size=4, unique_by=lambda kernel: kernel.function), BLOBS, COUNTS)
-def test_kernels_are_read_back_equal(kernels: list[TimedKernel], library: BlobSpec, weight_bytes: int) -> None:
-    value = KernelSet("box", "cpu", library, tuple(kernels), weight_bytes)
-    content = message_of(pb.LoadKernelsRequest, value, deployment="d").SerializeToString()
-    assert value_of(KernelSet, pb.LoadKernelsRequest.FromString(content)) == value
 
 
 @settings(max_examples=60)

@@ -60,26 +60,6 @@ def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("model.mlir", b"", "is empty"),
-        ("model.onnx", b"", "is empty"),
-        ("model.mlir", b"ML\xef\0\0", "is damaged, or no .mlir file"),
-        ("model.mlirbc", b"\0" * 9, "is damaged"),
-        ("model.keras", b"\x89HDF", "is damaged, or no .keras file"),
-        ("model.pt2", b"pickle", "is damaged, or no .pt2 file"),
-    ],
-)
-def test_damage_is_told_before_a_missing_framework(
-    name: str, content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelImportError, match=rf"{name}' {message}"):
-        load_model(tmp_path / name)
-
-
-@pytest.mark.parametrize(
     ("name", "extra"), [("model.onnx", "onnx"), ("model.pt2", "torch"), ("model.mlir", "jax"), ("model.keras", "keras")]
 )
 def test_a_missing_framework_is_named_with_its_extra(

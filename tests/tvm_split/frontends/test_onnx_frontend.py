@@ -146,8 +146,8 @@ def test_shapes_computed_from_an_open_size_are_folded() -> None:
     [
         ((np.zeros((1, 3, 4, 4), "f"),) * 2, "takes 1 inputs.*has 2"),
         (np.zeros((1, 3, 4, 4)), "float32.*float64"),
-        (np.zeros((1, 3, 4, 5), "f"), r"x\[3\] the size 5.*4"),
-        (np.zeros((3, 4, 4), "f"), r"4 axes.*\[3, 4, 4\]"),
+        (np.zeros((1, 3, 4, 5), "f"), r"3, 4, 4\].*3, 4, 5\]"),
+        (np.zeros((3, 4, 4), "f"), r"1, 3, 4, 4\].*\[3, 4, 4\]"),
         ({"y": np.zeros((1, 3, 4, 4), "f")}, r"\['x'\].*\['y'\]"),
     ],
 )

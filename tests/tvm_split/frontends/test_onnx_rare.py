@@ -111,7 +111,7 @@ def test_regions_without_area() -> None:
 def test_the_maximum_of_a_number_of_samples_that_depends_on_the_region_is_refused() -> None:
     x, regions, images = random(1, 1, 4, 4), np.zeros((1, 4), np.float32), i64(0)
     model = node_model("RoiAlign", [x, regions, images], mode="max")
-    with pytest.raises(ModelImportError, match=r"RoiAlign of node 'node'.*sampling_ratio"):
+    with pytest.raises(ModelImportError, match=r"RoiAlign of layer 'node'.*sampling_ratio"):
         load_model(model)
 
 

@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 
 from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
 from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
+from tests.helpers.frontends.torch_case import Function  # noqa: E402
 from tvm_split.errors import ModelImportError  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 
@@ -36,15 +37,6 @@ class Net(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return torch.relu(self.fc(self.layer1(x).flatten(1)))
-
-
-class Lambda(nn.Module):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.function(*inputs, **named)
 
 
 def image(batch: int = 2) -> Any:
@@ -123,25 +115,23 @@ def test_inputs_and_outputs_are_flat_in_torch_s_order() -> None:
         return {"sum": x + others["b"], "nested": [others["a"] * scale, (x,)], "again": x}
 
     arguments = (torch.randn(2, 3), {"b": torch.randn(2, 3), "a": torch.arange(4)})
-    program = torch.export.export(Lambda(forward), arguments, {"scale": torch.tensor(3)})
+    program = torch.export.export(Function(forward), arguments, {"scale": torch.tensor(3)})
     model = load_model(program)
     assert_keeps_contract(model)
     assert [spec.dtype for spec in model.inputs] == ["float32", "float32", "int64", "int64"]
     assert [spec.dtype for spec in model.outputs] == ["float32", "int64", "float32", "float32"]
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_keyword_inputs_are_given_as_a_dict() -> None:
-    model = load_model(Lambda(lambda x, y: x - 2 * y), {"y": torch.ones(3), "x": torch.zeros(3)})
+    model = load_model(Function(lambda x, y: x - 2 * y), {"y": torch.ones(3), "x": torch.zeros(3)})
     assert len(model.inputs) == 2
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 @pytest.mark.parametrize("other", [3, None, True])
 def test_arguments_that_are_no_tensors_stay_as_they_were_given(other: Any) -> None:
-    model = load_model(Lambda(lambda x, other: x * 2 if other is None else x * other), (torch.ones(2), other))
+    model = load_model(Function(lambda x, other: x * 2 if other is None else x * other), (torch.ones(2), other))
     assert len(model.inputs) == 1
     assert_equal_to_source(model, [np.float32([5, 7])])
 
@@ -156,7 +146,7 @@ def test_an_output_given_twice_and_an_input_as_output() -> None:
         y = x * 2
         return y, x, y
 
-    model = load_model(Lambda(forward), torch.randn(3))
+    model = load_model(Function(forward), torch.randn(3))
     assert_keeps_contract(model)
     assert len(model.layers) == 1
     assert_equal_to_source(model, [np.float32([1, 2, 3])])
@@ -174,8 +164,7 @@ def test_constants_and_buffers() -> None:
 
     model = load_model(Positions().eval(), torch.randn(2, 5, 4))
     assert_keeps_contract(model)
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_imported_weights_are_copies() -> None:
@@ -199,8 +188,7 @@ def test_parameters_shared_by_two_layers() -> None:
             return self.head(self.embedding(tokens))
 
     model = load_model(Tied().eval(), torch.tensor([[1, 5]]))
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_state_between_calls_is_refused() -> None:
@@ -265,12 +253,12 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_cannot_be_imported_is_named_with_its_layer(message: str) -> None:
     with pytest.raises(ModelImportError, match=message):
-        load_model(Lambda(REFUSED[message]), torch.randn(4, 4))
+        load_model(Function(REFUSED[message]), torch.randn(4, 4))
 
 
 def test_all_operators_that_cannot_be_imported_are_named_at_once() -> None:
     with pytest.raises(ModelImportError, match=r"(?s)cummax.*cdist|cdist.*cummax") as caught:
-        load_model(Lambda(lambda x: torch.cdist(x, x.cummax(0).values)), torch.randn(4, 4))
+        load_model(Function(lambda x: torch.cdist(x, x.cummax(0).values)), torch.randn(4, 4))
     assert "with other operators, or give the part of the model before or after them" in str(caught.value)
 
 
@@ -278,7 +266,7 @@ def exported(**shapes: Any) -> Any:
     dimension = torch.export.Dim("batch", min=1, max=64)
     length = torch.export.Dim("length", min=2, max=32)
     return torch.export.export(
-        Lambda(lambda x: (x.reshape(x.shape[0], -1) * x.shape[1], x + 1)), (torch.randn(3, 4, 2),),
+        Function(lambda x: (x.reshape(x.shape[0], -1) * x.shape[1], x + 1)), (torch.randn(3, 4, 2),),
         dynamic_shapes={"inputs": ({0: dimension, 1: length},)},
     )  # fmt: skip
 
@@ -294,31 +282,31 @@ def test_open_sizes_are_bound_by_batch_and_name() -> None:
 def test_open_sizes_follow_the_example_inputs() -> None:
     model = load_model(exported(), torch.randn(2, 6, 2))
     assert model.inputs[0].shape == (2, 6, 2)
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
     assert model.reference is not None
     assert len(list(model.reference.values(model.example_inputs))) == 3
 
 
-def test_an_open_size_without_value_is_named() -> None:
-    with pytest.raises(ModelImportError, match=r"axis 1 of input 'inputs_0'.*dimensions="):
-        load_model(exported(), batch=5)
-
-
-def test_sizes_that_contradict_show_both_sides() -> None:
-    with pytest.raises(ModelImportError, match=r"batch is 5.*3|3.*batch is 5"):
-        load_model(exported(), batch=5, dimensions={"inputs_0[0]": 3, "inputs_0[1]": 4})
-
-
-def test_a_fixed_size_given_otherwise_shows_both_sides() -> None:
-    with pytest.raises(ModelImportError, match=r"dimensions\['inputs_0\[2\]'\].*size 3.*fixed size 2"):
-        load_model(exported(), batch=5, dimensions={"inputs_0[1]": 4, "inputs_0[2]": 3})
+@pytest.mark.parametrize(
+    ("batch", "dimensions", "message"),
+    [
+        (5, {}, r"axis 1 of input 'inputs_0'.*dimensions="),
+        (5, {"inputs_0[0]": 3, "inputs_0[1]": 4}, r"batch is 5.*3|3.*batch is 5"),
+        (5, {"inputs_0[1]": 4, "inputs_0[2]": 3}, r"dimensions\['inputs_0\[2\]'\].*size 3.*fixed size 2"),
+        (65, {"inputs_0[1]": 4}, r"65.*1 to 64"),
+        (5, {"sequence": 4}, r"'sequence'.*inputs_0\[1\]"),
+    ],
+    ids=["open", "contradicting", "fixed", "outside the bounds", "unknown"],
+)
+def test_sizes_that_cannot_be_bound_are_named(batch: int, dimensions: dict[str, int], message: str) -> None:
+    with pytest.raises(ModelImportError, match=message):
+        load_model(exported(), batch=batch, dimensions=dimensions)
 
 
 def test_example_inputs_that_disagree_on_one_open_size() -> None:
     batch = {0: torch.export.Dim("batch", min=1, max=64)}
     program = torch.export.export(
-        Lambda(lambda x, y: (x.sum(1) + y.sum(1)) * 2), (torch.randn(3, 4), torch.randn(3, 5)),
+        Function(lambda x, y: (x.sum(1) + y.sum(1)) * 2), (torch.randn(3, 4), torch.randn(3, 5)),
         dynamic_shapes={"inputs": (batch, batch)},
     )  # fmt: skip
     assert load_model(program, (torch.randn(2, 4), torch.randn(2, 5))).outputs[0].shape == (2,)
@@ -326,19 +314,9 @@ def test_example_inputs_that_disagree_on_one_open_size() -> None:
         load_model(program, (torch.randn(2, 4), torch.randn(3, 5)))
 
 
-def test_sizes_outside_the_export_s_bounds() -> None:
-    with pytest.raises(ModelImportError, match=r"65.*1 to 64"):
-        load_model(exported(), batch=65, dimensions={"inputs_0[1]": 4})
-
-
-def test_unknown_names_of_sizes() -> None:
-    with pytest.raises(ModelImportError, match=r"'sequence'.*inputs_0\[1\]"):
-        load_model(exported(), batch=5, dimensions={"sequence": 4})
-
-
 def test_a_fixed_batch_cannot_be_changed() -> None:
     program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
-    with pytest.raises(ModelImportError, match=r"batch=4.*fixed size 2"):
+    with pytest.raises(ModelImportError, match=r"batch gives .* the size 4.*fixed size 2"):
         load_model(program, batch=4)
 
 
@@ -348,13 +326,13 @@ def test_batch_of_a_module_repeats_the_example_s_rows() -> None:
     assert model.example_inputs is not None
     np.testing.assert_array_equal(model.example_inputs[0][0], model.example_inputs[0][2])
     with pytest.raises(ModelImportError, match=r"batch=4"):
-        load_model(Lambda(lambda x, y: x.sum() + y.sum()), (torch.randn(2), torch.randn(3)), batch=4)
+        load_model(Function(lambda x, y: x.sum() + y.sum()), (torch.randn(2), torch.randn(3)), batch=4)
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ((torch.randn(2, 3), torch.randn(2)), "takes 1 tensors.*has 2"),
+        ((torch.randn(2, 3), torch.randn(2)), "takes 1 inputs.*has 2"),
         (torch.randn(2, 4), r"float32\[2, 3\].*float32\[2, 4\]"),
         (torch.randn(2, 3).double(), r"float32\[2, 3\].*float64\[2, 3\]"),
     ],
@@ -372,8 +350,7 @@ def test_a_program_from_a_file(tmp_path: Path) -> None:
     assert_keeps_contract(model)
     assert model.name == "my_net"
     assert "layer1.0.add_" in model.layer_names
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 def test_a_model_passes_through() -> None:

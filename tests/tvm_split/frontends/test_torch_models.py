@@ -24,8 +24,7 @@ def test_network_has_torch_s_answer(name: str) -> None:
     model = load_model(module, inputs, name=name)
     assert_keeps_contract(model)
     assert model.name == name
-    assert model.example_inputs is not None
-    assert_equal_to_source(model, model.example_inputs)
+    assert_equal_to_source(model)
 
 
 @pytest.mark.parametrize("name", ["bert", "efficientnet"])

@@ -82,17 +82,17 @@ def test_machines_of_one_host_slow_each_other_down():
         assert machine.contention == pytest.approx(1.25)
 
 
-def test_streams_take_from_computing_alone_and_in_company():
-    streaming = StreamingCost(0.003, 1e-9, 1.2, alone_transfer_seconds=0.001, alone_ratio=1.1)
-    for contention, expected in ((1.05, 1.2), (1.25, 1.25 * 1.1)):
+def test_streams_take_from_computing_on_top_of_contention():
+    streaming = StreamingCost(0.003, 1e-9, 1.1)
+    for contention in (1.0, 1.25):
         problem = chain_problem(with_streaming(chain_profile(TWO, contention=contention), streaming))
         machine = problem.machines[0]
-        assert machine.contention == pytest.approx(expected)
+        assert machine.contention == pytest.approx(contention * 1.1)
         assert (machine.transfer_seconds, machine.transfer_seconds_per_byte) == (0.003, 1e-9)
 
 
 def test_machines_that_share_cores_wait_for_one_and_the_client_too():
-    streaming = StreamingCost(0.003, 4e-9, 1.0, 0.001, 1.0)
+    streaming = StreamingCost(0.003, 4e-9)
     profile = with_streaming(chain_profile(TWO, contention=2.4), streaming)
     shared = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
     apart, crowded = chain_problem(profile), chain_problem(shared)

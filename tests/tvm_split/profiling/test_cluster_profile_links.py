@@ -21,9 +21,7 @@ def test_pieces_and_links_are_measured(tmp_path):
     for machine in profile.machines:
         assert {time.origin for time in machine.pieces.values()} == {"measured"}
         assert machine.measured_at > 0
-        # Measured apart, in a chain and alone, so that either may come out larger.
         assert machine.streaming.transfer_seconds >= 0
-        assert machine.streaming.alone_transfer_seconds >= 0
     assert {(link.source, link.destination) for link in profile.links} == {
         ("client", A), ("client", B), (A, "client"), (A, B), (B, "client"), (B, A)
     }  # fmt: skip

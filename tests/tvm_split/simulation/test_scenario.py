@@ -51,7 +51,7 @@ def planned(
 ) -> Plan:
     """A plan that is predicted to consist of these parts."""
     profile = chain_profile({name: [1.0] for name in (A, B, C)}, **links)  # type: ignore[arg-type]
-    streaming = StreamingCost(transfer_seconds, 0.0, 1.0, 0.0, 1.0)
+    streaming = StreamingCost(transfer_seconds)
     profile = replace(profile, machines=tuple(replace(each, streaming=streaming) for each in profile.machines))
     problem = chain_problem(profile, "latency")
     prediction = predict(problem, parts, Certificate(0.0, "test"), profile, coded)
@@ -267,7 +267,7 @@ def test_a_plan_is_simulated_as_it_is_predicted(
 
 def test_replicas_that_share_cores_with_the_client() -> None:
     profile = chain_profile({A: [0.02, 0.01], B: [0.02, 0.01], C: [0.02, 0.01]}, latency_seconds=1e-4)
-    streaming = StreamingCost(0.001, 0.0, 1.0, 0.001, 1.0)
+    streaming = StreamingCost(0.001)
     machines = tuple(replace(each, streaming=streaming) for each in profile.machines)
     profile = replace(profile, machines=machines, shared_cores=(SharedCores((A, B, C, "client"), 2),))
     plan = planned_best(profile, (Stage((A, B), ("layer_0",), (0.5, 0.5)), Stage((C,), ("layer_1",))))

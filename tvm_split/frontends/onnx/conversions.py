@@ -8,8 +8,8 @@ split nor planned. Others are wrong or missing in TVM; the comments say which.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial, reduce
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,43 +18,48 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
-from tvm_split.frontends.importing import BRANCH, DYNAMIC, LOOP, RANDOM
-from tvm_split.frontends.operators import Operators, constant, dtype_of, numbers_of, shape_of, wide
-
-Repair = Callable[[Operators, Any, dict[str, Any], int], relax.Expr]
-"""A function of operators, inputs (None beyond the last), attributes and opset that returns the result."""
+from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Call, Conversion
+from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
 
 
-def _by_tvm(operator: str, op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    """Convert ONNX's ``operator`` with TVM's own importer."""
-    convert = onnx_frontend._get_convert_map()[operator].get_converter(opset)
-    return convert(op.builder, inputs, attributes, [{}, {}])
+class OnnxCall(Call):
+    """A call with attributes as ONNX names them; operands beyond the last are None."""
+
+    @property
+    def opset(self) -> int:
+        """The version of the model's operators."""
+        return int(self.importer.opset)
+
+    def by_tvm(
+        self, operands: Sequence[Any] | None = None, attributes: Mapping[str, Any] | None = None, operator: str = ""
+    ) -> relax.Expr:
+        """Return what TVM's importer makes of this call, or of it with other operands, attributes or operator."""
+        inputs = onnx_frontend.onnx_input()
+        inputs.extend(self.operands if operands is None else operands)
+        convert = onnx_frontend._get_convert_map()[operator or self.source.op_type]
+        custom = {"name": self.operation.layer, "num_outputs": len(self.operation.outputs)}
+        attributes = {**(self.attributes if attributes is None else attributes), "tvm_custom": custom}
+        # An operator that stands for this one is called as its newest version.
+        converter = convert.get_converter(18 if operator else self.opset)
+        return converter(self.importer.builder, inputs, attributes, [{}, {}])
 
 
-def _known(value: relax.Expr | None, what: str) -> Any:
-    """The numbers of a constant input; None if it is absent. Raises ModelImportError if it is not constant."""
-    numbers = numbers_of(value)
-    if value is not None and numbers is None:
-        raise ModelImportError(f"its {what} is computed while the network runs; it has to be a constant")
-    return numbers
-
-
-def _clip(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _clip(op: Operators, call: OnnxCall) -> relax.Expr:
     # emit_te
-    low, high = (attributes.get("min"), attributes.get("max")) if opset < 11 else (inputs[1], inputs[2])
-    return compositions.limited(op, inputs[0], low, high)
+    low, high = (call.get("min"), call.get("max")) if call.opset < 11 else (call.operands[1], call.operands[2])
+    return compositions.limited(op, call.operands[0], low, high)
 
 
-def _pad(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _pad(op: Operators, call: OnnxCall) -> relax.Expr:
     # emit_te. Every mode is a selection of rows, one axis after the other.
-    data, rank = inputs[0], len(shape_of(inputs[0]))
-    if opset < 11:
-        pads, value = attributes["pads"], attributes.get("value", 0.0)
+    data, rank = call.operands[0], len(shape_of(call.operands[0]))
+    if call.opset < 11:
+        pads, value = call["pads"], call.get("value", 0.0)
     else:
-        pads, value = _known(inputs[1], "padding"), _known(inputs[2], "padding value")
-    axes = _known(inputs[3], "axes") if opset >= 18 else None
+        pads, value = call.numbers(1, "padding"), call.numbers(2, "padding value")
+    axes = call.numbers(3, "axes") if call.opset >= 18 else None
     befores, afters = np.array(pads, int).reshape(2, -1).tolist()
-    mode = attributes.get("mode", b"constant").decode()
+    mode = call.get("mode", b"constant").decode()
     for axis, before, after in zip(range(rank) if axes is None else axes.tolist(), befores, afters, strict=True):
         data = _padded_axis(op, data, axis % rank, before, after, mode, 0 if value is None else value)
     return data
@@ -63,16 +68,11 @@ def _pad(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> 
 def _padded_axis(
     op: Operators, data: relax.Expr, axis: int, before: int, after: int, mode: str, value: Any
 ) -> relax.Expr:
-    if before == after == 0:
-        return data
-    size = shape_of(data)[axis]
-    rows = np.arange(size)[max(-before, 0) : size - max(-after, 0)]
-    widths = max(before, 0), max(after, 0)
-    if mode != "constant":
-        padded = np.pad(rows, widths, mode=mode)  # type: ignore[call-overload]  # ONNX's modes have numpy's names
-        return op.take(data, constant(padded, "int64"), axis)
+    size, widths = shape_of(data)[axis], (max(before, 0), max(after, 0))
     if before < 0 or after < 0:
         data = op.strided_slice(data, [axis], [max(-before, 0)], [size - max(-after, 0)])
+    if mode != "constant":
+        return compositions.padded_with_rows(op, data, axis, widths, mode)  # ONNX's modes have numpy's names
     # TVM's full does not accept infinity.
     shapes = [[width if place == axis else each for place, each in enumerate(shape_of(data))] for width in widths]
     filling = constant(np.reshape(value, ()), dtype_of(data))
@@ -80,44 +80,41 @@ def _padded_axis(
     return op.concat([*first, data, *last], axis) if first or last else data
 
 
-def _slice(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _slice(op: Operators, call: OnnxCall) -> relax.Expr:
     # TVM's importer does not read starts, ends and axes from attributes.
-    if opset < 10:
-        bounds = attributes["starts"], attributes["ends"], attributes.get("axes", range(len(attributes["starts"])))
-        inputs.extend(constant(list(each), "int64") for each in bounds)
-    return _by_tvm("Slice", op, inputs, attributes, opset)
+    if call.opset < 10:
+        bounds = call["starts"], call["ends"], call.get("axes", range(len(call["starts"])))
+        return call.by_tvm([call.operands[0], *(constant(list(numbers), "int64") for numbers in bounds)])
+    return call.by_tvm()
 
 
-def _split(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    axis = attributes.get("axis", 0)
-    sizes = attributes.get("split") if opset < 13 else _known(inputs[1], "list of sizes")
+def _split(op: Operators, call: OnnxCall) -> relax.Expr:
+    axis = call.get("axis", 0)
+    sizes = call.get("split") if call.opset < 13 else call.numbers(1, "list of sizes")
     if sizes is None:
-        return op.split(inputs[0], attributes["tvm_custom"]["num_outputs"], axis)
-    return compositions.parts(op, inputs[0], list(sizes), axis)
+        return op.split(call.operands[0], len(call.operation.outputs), axis)
+    return compositions.parts(op, call.operands[0], list(sizes), axis)
 
 
-def _cumsum(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _cumsum(op: Operators, call: OnnxCall) -> relax.Expr:
     # emit_te
-    data, axis = inputs[0], _known(inputs[1], "axis").item()
-    is_reversed = attributes.get("reverse", 0)
-    data = op.flip(data, axis) if is_reversed else data
-    total = op.cumsum(data, axis, dtype_of(data), bool(attributes.get("exclusive", 0)))
-    return op.flip(total, axis) if is_reversed else total
+    is_exclusive, is_reversed = bool(call.get("exclusive", 0)), bool(call.get("reverse", 0))
+    return compositions.cumulative_sum(op, call.operands[0], call.numbers(1, "axis").item(), is_exclusive, is_reversed)
 
 
-def _one_hot(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _one_hot(op: Operators, call: OnnxCall) -> relax.Expr:
     # TVM's result is always float64, not the values' dtype. Negative indices count from the end.
-    depth, (off, on) = _known(inputs[1], "depth").item(), _known(inputs[2], "values")
-    dtype, rank = dtype_of(inputs[2]), len(shape_of(inputs[0]))
-    axis = attributes.get("axis", -1) % (rank + 1)
-    indices = compositions.counted_from_front(op, op.expand_dims(inputs[0], axis), depth)
+    depth, (off, on) = call.numbers(1, "depth").item(), call.numbers(2, "values")
+    dtype, rank = dtype_of(call.operands[2]), len(shape_of(call.operands[0]))
+    axis = call.get("axis", -1) % (rank + 1)
+    indices = compositions.counted_from_front(op, op.expand_dims(call.operands[0], axis), depth)
     classes = np.arange(depth).reshape([depth if place == axis else 1 for place in range(rank + 1)])
     return op.where(op.equal(indices, classes), constant(on, dtype), constant(off, dtype))
 
 
-def _lp_normalization(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _lp_normalization(op: Operators, call: OnnxCall) -> relax.Expr:
     # Missing in TVM.
-    data, axis, order = inputs[0], attributes.get("axis", -1), attributes.get("p", 2)
+    data, axis, order = call.operands[0], call.get("axis", -1), call.get("p", 2)
     if order == 1:
         size = op.sum(op.abs(data), [axis], keepdims=True)
     else:
@@ -125,50 +122,47 @@ def _lp_normalization(op: Operators, inputs: Any, attributes: dict[str, Any], op
     return op.where(op.equal(size, 0), constant(0, dtype_of(data)), op.divide(data, size))
 
 
-def _upsample(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _upsample(op: Operators, call: OnnxCall) -> relax.Expr:
     # TVM's importer expects the inputs of a newer operator.
-    scales = attributes.get("scales") if opset < 9 else _known(inputs[1], "scales")
-    given = onnx_frontend.onnx_input()
-    given.extend([inputs[0], None, constant(scales, "float32"), None])
+    scales = call.get("scales") if call.opset < 9 else call.numbers(1, "scales")
     options = {
-        "mode": attributes.get("mode", b"nearest"),
+        "mode": call.get("mode", b"nearest"),
         "coordinate_transformation_mode": b"asymmetric",
         "nearest_mode": b"floor",
     }
-    return _by_tvm("Resize", op, given, options, 18)
+    return call.by_tvm([call.operands[0], None, constant(scales, "float32"), None], options, "Resize")
 
 
-def _is_infinite(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _is_infinite(op: Operators, call: OnnxCall) -> relax.Expr:
     # TVM's importer ignores both attributes.
-    above, below = attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)
+    above, below = call.get("detect_positive", 1), call.get("detect_negative", 1)
     if above and below:
-        return compositions.is_infinite(op, inputs[0])
+        return compositions.is_infinite(op, call.operands[0])
     if above or below:
-        return op.equal(inputs[0], math.inf if above else -math.inf)
-    return op.less(op.abs(inputs[0]), 0)
+        return op.equal(call.operands[0], math.inf if above else -math.inf)
+    return op.less(op.abs(call.operands[0]), 0)
 
 
-def _modulo(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    left, right = inputs
-    return op.mod(left, right) if attributes.get("fmod", 0) else compositions.floor_remainder(op, left, right)
+def _modulo(op: Operators, call: OnnxCall) -> relax.Expr:
+    left, right = call.operands
+    return op.mod(left, right) if call.get("fmod", 0) else compositions.floor_remainder(op, left, right)
 
 
-def _padded(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int, operator: str) -> relax.Expr:
-    """Convert a convolution or pool with ``pads``: TVM pads for ``auto_pad`` in a kernel, and SAME_LOWER wrongly."""
-    return _by_tvm(operator, op, inputs, _with_pads(inputs, attributes, operator == "ConvTranspose"), opset)
+def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
+    """Convert a convolution or pool with ``pads``: TVM pads for ``auto_pad`` in a kernel, and SAME_LOWER wrongly.
 
-
-def _with_pads(inputs: Any, attributes: dict[str, Any], is_transposed: bool) -> dict[str, Any]:
-    """Replace ``auto_pad`` and ``output_shape`` by ``pads``, by the formulas in ONNX's operator definitions."""
-    mode, wanted = attributes.get("auto_pad", b"NOTSET"), attributes.get("output_shape")
+    ``auto_pad`` and ``output_shape`` become ``pads`` by the formulas in ONNX's operator definitions.
+    """
+    mode, wanted = call.get("auto_pad", b"NOTSET"), call.get("output_shape")
     if mode == b"NOTSET" and wanted is None:
-        return attributes
-    kernel = attributes.get("kernel_shape") or shape_of(inputs[1])[2:]
+        return call.by_tvm()
+    is_transposed = call.operation.kind == "ConvTranspose"
+    kernel = call.get("kernel_shape") or shape_of(call.operands[1])[2:]
     axes = len(kernel)
-    strides, dilations = attributes.get("strides", [1] * axes), attributes.get("dilations", [1] * axes)
-    extra = list(attributes.get("output_padding", [0] * axes))
+    strides, dilations = call.get("strides", [1] * axes), call.get("dilations", [1] * axes)
+    extra = list(call.get("output_padding", [0] * axes))
     befores, afters = [], []
-    for axis, size in enumerate(shape_of(inputs[0])[2:]):
+    for axis, size in enumerate(shape_of(call.operands[0])[2:]):
         stride, reach = strides[axis], dilations[axis] * (kernel[axis] - 1) + 1
         if is_transposed:
             full = stride * (size - 1) + extra[axis] + reach
@@ -180,34 +174,37 @@ def _with_pads(inputs: Any, attributes: dict[str, Any], is_transposed: bool) -> 
         smaller, larger = max(total, 0) // 2, -(-max(total, 0) // 2)
         befores.append(smaller if mode == b"SAME_UPPER" else larger)
         afters.append(larger if mode == b"SAME_UPPER" else smaller)
-    kept = {name: value for name, value in attributes.items() if name not in ("auto_pad", "output_shape")}
-    return {**kept, "pads": befores + afters, **({"output_padding": extra} if is_transposed else {})}
+    kept = {name: value for name, value in call.attributes.items() if name not in ("auto_pad", "output_shape")}
+    changed = {"pads": befores + afters, **({"output_padding": extra} if is_transposed else {})}
+    return call.by_tvm(attributes={**kept, **changed})
 
 
-def _resize(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _resize(op: Operators, call: OnnxCall) -> relax.Expr:
     """Refuse attributes that TVM's importer ignores, else convert with TVM."""
-    refused = [name for name in ("antialias", "exclude_outside", "axes") if attributes.get(name)]
-    policy = attributes.get("keep_aspect_ratio_policy", b"stretch")
+    refused = [name for name in ("antialias", "exclude_outside", "axes") if call.get(name)]
+    policy = call.get("keep_aspect_ratio_policy", b"stretch")
     if policy != b"stretch":
         refused.append(f"keep_aspect_ratio_policy={policy.decode()!r}")
     if refused:
         raise ModelImportError(f"it uses {', '.join(refused)}")
-    return _by_tvm("Resize", op, inputs, attributes, opset)
+    return call.by_tvm()
 
 
-def _batch_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _batch_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     """Compose the training mode: TVM simplifies its training operator to inference, and always returns statistics."""
-    data, scale, bias, mean, variance = inputs
-    if not attributes.get("training_mode", 0):
-        return onnx_frontend.BatchNormalization._impl_v15(op.builder, inputs, attributes, {}).fields[0]
-    dtype, kept = wide(dtype_of(data)), attributes.get("momentum", 0.9)
+    data, scale, bias, mean, variance = call.operands
+    if not call.get("training_mode", 0):
+        return onnx_frontend.BatchNormalization._impl_v15(op.builder, call.operands, dict(call.attributes), {}).fields[
+            0
+        ]
+    dtype, kept = wide(dtype_of(data)), call.get("momentum", 0.9)
     rank = len(shape_of(data))
     axes, channels = [0, *range(2, rank)], [1, -1] + [1] * (rank - 2)
     x = op.cast(data, dtype)
     of_batch = op.mean(x, axes, keepdims=True)
     centred = op.subtract(x, of_batch)
     spread = op.mean(op.multiply(centred, centred), axes, keepdims=True)
-    result = op.multiply(centred, op.rsqrt(op.add(spread, attributes.get("epsilon", 1e-5))))
+    result = op.multiply(centred, op.rsqrt(op.add(spread, call.get("epsilon", 1e-5))))
     for operator, parameter in ((op.multiply, scale), (op.add, bias)):
         result = operator(result, op.reshape(op.cast(parameter, dtype), channels))
     updated = [
@@ -219,38 +216,38 @@ def _batch_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: i
     return relax.Tuple([op.cast(result, dtype_of(data)), *updated])
 
 
-def _rms_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _rms_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     """Merge the axes if the norm is over all of them: TVM's operator does not compile then."""
-    data, scale = inputs
+    data, scale = call.operands
     shape = shape_of(data)
-    if attributes.get("axis", -1) % len(shape) != 0:
-        return _by_tvm("RMSNormalization", op, inputs, attributes, opset)
+    if call.get("axis", -1) % len(shape) != 0:
+        return call.by_tvm()
     row, scale = op.reshape(data, [1, -1]), op.reshape(op.broadcast_to(scale, shape), [-1])
-    return op.reshape(_by_tvm("RMSNormalization", op, [row, scale], {**attributes, "axis": 1}, opset), shape)
+    return op.reshape(call.by_tvm([row, scale], {**call.attributes, "axis": 1}), shape)
 
 
-def _space_to_depth(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _space_to_depth(op: Operators, call: OnnxCall) -> relax.Expr:
     """Convert with either mode (DCR, CRD); TVM's importer ignores it."""
-    size = attributes["blocksize"]
-    images, channels, height, width = shape_of(inputs[0])
+    size = call["blocksize"]
+    images, channels, height, width = shape_of(call.operands[0])
     parts = [images, channels, height // size, size, width // size, size]
-    order = [0, 1, 3, 5, 2, 4] if attributes.get("mode", b"DCR") == b"CRD" else [0, 3, 5, 1, 2, 4]
-    blocks = op.permute_dims(op.reshape(inputs[0], parts), order)
+    order = [0, 1, 3, 5, 2, 4] if call.get("mode", b"DCR") == b"CRD" else [0, 3, 5, 1, 2, 4]
+    blocks = op.permute_dims(op.reshape(call.operands[0], parts), order)
     return op.reshape(blocks, [images, channels * size * size, height // size, width // size])
 
 
-def _roi_align(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _roi_align(op: Operators, call: OnnxCall) -> relax.Expr:
     """Convert RoiAlign like ONNX and onnxruntime: shift by half a pixel after scaling, and take the maximum of the four
     weighted neighbours. TVM's importer shifts before scaling, and takes the maximum of interpolated values.
     """
-    data, regions, images = inputs
-    default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
-    is_aligned = attributes.get("coordinate_transformation_mode", default) == b"half_pixel"
-    size = attributes.get("output_height", 1), attributes.get("output_width", 1)
-    samples = attributes.get("sampling_ratio", 0)
-    regions = op.multiply(regions, attributes.get("spatial_scale", 1.0))
+    data, regions, images = call.operands
+    default = b"half_pixel" if call.opset >= 16 else b"output_half_pixel"
+    is_aligned = call.get("coordinate_transformation_mode", default) == b"half_pixel"
+    size = call.get("output_height", 1), call.get("output_width", 1)
+    samples = call.get("sampling_ratio", 0)
+    regions = op.multiply(regions, call.get("spatial_scale", 1.0))
     regions = op.subtract(regions, 0.5) if is_aligned else regions
-    if attributes.get("mode", b"avg") == b"avg":
+    if call.get("mode", b"avg") == b"avg":
         placed = op.concat([op.cast(op.expand_dims(images, 1), dtype_of(regions)), regions], 1)
         means = op.vision.roi_align(data, placed, size, 1.0, samples, is_aligned, layout="NCHW", mode="avg")
         if samples or not is_aligned:
@@ -304,30 +301,32 @@ def _samples(
     ]
 
 
-REPAIRS: dict[str, Repair] = {
-    **{name: partial(_padded, operator=name) for name in ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")},
+CONVERSIONS: dict[str, Conversion] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"), _padded),
     "BatchNormalization": _batch_norm,
-    "BitShift": lambda op, given, named, _: compositions.shifted(op, given[0], given[1], named["direction"] == b"LEFT"),
+    "BitShift": lambda op, call: compositions.shifted(
+        op, call.operands[0], call.operands[1], call["direction"] == b"LEFT"
+    ),
     "Clip": _clip,
     "CumSum": _cumsum,
-    "Einsum": lambda op, inputs, attributes, _: op.einsum(list(inputs), attributes["equation"].decode()),  # emit_te
+    "Einsum": lambda op, call: op.einsum(list(call.operands), call["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
     "LpNormalization": _lp_normalization,
     # TVM stacks and reduces the inputs, which loses NaN.
-    "Max": lambda op, inputs, *_: reduce(op.maximum, inputs),
-    "Min": lambda op, inputs, *_: reduce(op.minimum, inputs),
+    "Max": lambda op, call: reduce(op.maximum, call.operands),
+    "Min": lambda op, call: reduce(op.minimum, call.operands),
     "Mod": _modulo,
     "OneHot": _one_hot,
     "Pad": _pad,
-    "Pow": lambda op, inputs, *_: compositions.power(op, inputs[0], inputs[1], dtype_of(inputs[0])),
+    "Pow": lambda op, call: compositions.power(op, call.operands[0], call.operands[1], dtype_of(call.operands[0])),
     "RMSNormalization": _rms_norm,
     "Resize": _resize,
     "RoiAlign": _roi_align,
-    "Round": lambda op, inputs, *_: compositions.half_to_even(op, inputs[0]),
+    "Round": lambda op, call: compositions.half_to_even(op, call.operands[0]),
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": _split,
-    "Tile": lambda op, inputs, *_: op.tile(inputs[0], _known(inputs[1], "number of repeats").tolist()),  # emit_te
+    "Tile": lambda op, call: op.tile(call.operands[0], call.numbers(1, "number of repeats").tolist()),  # emit_te
     "Upsample": _upsample,
 }
 """Conversions by the operator's name, with its domain if that is not ONNX's."""

@@ -15,6 +15,7 @@ from onnx import defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.convert import Kind
 
 Array = np.ndarray[Any, Any]
 
@@ -34,14 +35,6 @@ _LARGEST_IN_SKELETON = 1024
 """The most elements of a weight in the model for shape inference, since a protobuf holds at most 2 GiB."""
 
 
-@dataclass(frozen=True)
-class TensorKind:
-    """A tensor's numpy dtype name and shape; the shape is None if ONNX's shape inference does not find it."""
-
-    dtype: str
-    shape: tuple[int, ...] | None
-
-
 @dataclass
 class OnnxGraph:
     """A static graph: nodes in execution order with unique names, constants and kinds by tensor name."""
@@ -50,7 +43,7 @@ class OnnxGraph:
     constants: dict[str, Array]
     inputs: list[str]
     outputs: list[str]
-    kinds: dict[str, TensorKind]
+    kinds: dict[str, Kind]
     opset: int
 
 
@@ -150,9 +143,7 @@ def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
         node.name = name
 
 
-def _kinds(
-    skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]
-) -> dict[str, TensorKind]:
+def _kinds(skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> dict[str, Kind]:
     """Infer dtypes and shapes, from the values of small constants and the shapes of large ones."""
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
@@ -171,10 +162,10 @@ def _kinds(
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception as error:
         raise ModelImportError(f"the ONNX model is inconsistent: {error}") from error
-    kinds = {name: TensorKind(str(value.dtype), value.shape) for name, value in constants.items()}
+    kinds = {name: Kind(str(value.dtype), value.shape) for name, value in constants.items()}
     for value in [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]:
         if value.name not in kinds and value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
-            kinds[value.name] = TensorKind(numpy_name(value.type.tensor_type.elem_type), _shape(value))
+            kinds[value.name] = Kind(numpy_name(value.type.tensor_type.elem_type), _shape(value))
     return kinds
 
 
@@ -190,7 +181,7 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 def _fold(
     nodes: Iterable[onnx.NodeProto],
     constants: dict[str, Array],
-    kinds: dict[str, TensorKind],
+    kinds: dict[str, Kind],
     skeleton: onnx.ModelProto,
 ) -> list[onnx.NodeProto]:
     """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others."""
@@ -237,7 +228,7 @@ def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.
 
 
 def _with_functions_inlined(
-    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, TensorKind], opset: int
+    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, Kind], opset: int
 ) -> list[onnx.NodeProto]:
     """Replace ONNX's operators that are not ``importable`` by their definition in simpler operators, if ONNX has one.
 
@@ -261,7 +252,7 @@ def _with_functions_inlined(
 
 
 def _function_body(
-    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, TensorKind], opset: int
+    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, Kind], opset: int
 ) -> Iterator[onnx.NodeProto]:
     if schema.has_context_dependent_function:
         types = [_type(kinds.get(name)).SerializeToString() for name in node.input]
@@ -288,7 +279,7 @@ def _function_body(
         yield part
 
 
-def _type(kind: TensorKind | None) -> onnx.TypeProto:
+def _type(kind: Kind | None) -> onnx.TypeProto:
     if kind is None:
         return onnx.TypeProto()
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)

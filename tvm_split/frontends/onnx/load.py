@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from tvm.relax.frontend.onnx import onnx_frontend
 
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.dimensions import in_order
-from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.normal_form import identifier, normal_form
-from tvm_split.frontends.onnx.adapter import import_onnx, importable_operators
+from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.building import Built
+from tvm_split.frontends.convert import BRANCH, Graph, Importer, Kind, Operation, convert
+from tvm_split.frontends.dimensions import bound_inputs, in_order
 from tvm_split.frontends.onnx.annotations import split_from_annotations
-from tvm_split.frontends.onnx.dimensions import bind_sizes
-from tvm_split.frontends.onnx.graph import model_inputs, numpy_name, static_graph
+from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
+from tvm_split.frontends.onnx.graph import OnnxGraph, model_inputs, numpy_name, static_graph
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
@@ -32,15 +35,12 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     Raises ModelImportError.
     """
     model = _read(source)
-    examples = None if request.example_inputs is None else _examples(model, request.example_inputs)
-    model = bind_sizes(model, examples, request.batch, request.dimensions)
+    examples = _bind_sizes(model, request)
     graph = static_graph(model, importable_operators())
-    imported = import_onnx(graph)
-    form = normal_form(imported.function, imported.layers, graph.inputs)
+    built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
-    reference = InChildProcess(OnnxReference(model, graph.inputs, form.variables(imported.held)))
-    outputs = form.outputs(graph.outputs)
-    loaded = Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
+    reference = InChildProcess(OnnxReference(model, graph.inputs, built.held))
+    loaded = built.model(name, "onnx", reference, examples, outputs=graph.outputs)
     return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))
 
 
@@ -90,12 +90,95 @@ def _check_inputs(model: onnx.ModelProto) -> None:
             )
 
 
-def _examples(model: onnx.ModelProto, given: Any) -> tuple[Array, ...]:
-    wanted = model_inputs(model)
-    values = in_order([value.name for value in wanted], given)
-    arrays = tuple(np.asarray(value, order="C") for value in values)
-    for value, array in zip(wanted, arrays, strict=True):
-        dtype = numpy_name(value.type.tensor_type.elem_type)
-        if str(array.dtype) != dtype:
-            raise ModelImportError(f"input {value.name!r} is {dtype}, example_inputs has {array.dtype}")
-    return arrays
+def _bind_sizes(model: onnx.ModelProto, request: ImportRequest) -> list[Array] | None:
+    """Bind the open sizes of all inputs in place; return the example inputs if they have these sizes."""
+    inputs = model_inputs(model)
+    examples: list[Any] = [None] * len(inputs)
+    if request.example_inputs is not None:
+        examples = in_order([value.name for value in inputs], request.example_inputs)
+    specs: list[tuple[str, Sequence[int | None], str]] = []
+    symbols: dict[str, str] = {}
+    for value, example in zip(inputs, examples, strict=True):
+        kind = value.type.tensor_type
+        if not kind.HasField("shape"):
+            if example is None:
+                raise ModelImportError(f"input {value.name!r} has no shape in the model; give example_inputs")
+            kind.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in np.shape(example))
+        sizes = [size.dim_value if size.dim_value > 0 else None for size in kind.shape.dim]
+        specs.append((value.name, sizes, numpy_name(kind.elem_type)))
+        symbols.update((f"{value.name}[{axis}]", size.dim_param) for axis, size in enumerate(kind.shape.dim))
+    shapes, fitting = bound_inputs(specs, request, {place: symbol for place, symbol in symbols.items() if symbol})
+    for value, shape in zip(inputs, shapes, strict=True):
+        if 0 in shape:
+            raise ModelImportError(f"the example input for {value.name!r} has the shape {shape}; a size is at least 1")
+        for dimension, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+            dimension.dim_value = size
+    # Recorded shapes of other tensors may contain symbols that are bound now; shape inference computes them again.
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    return fitting
+
+
+def import_onnx(graph: OnnxGraph) -> Built:
+    """Convert a static graph; its values are the names of its tensors. Raises ModelImportError."""
+    for name in [name for name, value in graph.constants.items() if value.dtype.kind in "OSU"]:
+        users = [node.name for node in graph.nodes if name in node.input]
+        if users or name in graph.outputs:
+            raise ModelImportError(
+                f"constant {name!r} ({', '.join(users) or 'an output'}) is of strings, "
+                "which cannot be computed with here"
+            )
+    inputs = {name: TensorSpec(name, graph.kinds[name].shape or (), graph.kinds[name].dtype) for name in graph.inputs}
+    operations = [_operation(node, graph) for node in graph.nodes]
+    return convert(Graph(inputs, graph.outputs, graph.constants, operations), _Importer(graph.opset))
+
+
+def importable_operators() -> frozenset[str]:
+    """Operators of ONNX that are imported or refused directly, and so need no replacement by simpler ones."""
+    return _known_to_tvm() - _OF_ANOTHER_DOMAIN | frozenset(CONVERSIONS) | frozenset(REFUSED)
+
+
+_OF_ANOTHER_DOMAIN = frozenset(
+    {"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization", "EmbedLayerNormalization"}
+)
+"""Names under which TVM imports operators of com.microsoft without checking the domain."""
+
+
+@cache
+def _known_to_tvm() -> frozenset[str]:
+    return frozenset(onnx_frontend._get_convert_map())
+
+
+def _operation(node: onnx.NodeProto, graph: OnnxGraph) -> Operation:
+    """A node as an operation; its kind has its domain if that is not ONNX's: ``com.microsoft.FastGelu``."""
+    has_graphs = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+    return Operation(
+        node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",
+        node.name,
+        tuple(name or None for name in node.input),
+        tuple(name or None for name in node.output),
+        [graph.kinds.get(name, Kind()) for name in node.output],
+        {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute},
+        node,
+        BRANCH if has_graphs else "",
+    )
+
+
+class _Importer(Importer):
+    def __init__(self, opset: int) -> None:
+        super().__init__("ONNX", CONVERSIONS, REFUSED)
+        self.opset = opset
+
+    def call(self, operation: Operation) -> OnnxCall:
+        operands = onnx_frontend.onnx_input()
+        operands.extend(None if name is None else self.values[name] for name in operation.inputs)
+        return OnnxCall(operation, operands, operation.attributes, self)
+
+    def is_known_to_tvm(self, operation: Operation) -> bool:
+        name = operation.source.op_type
+        return name in _known_to_tvm() and (operation.kind == name) != (name in _OF_ANOTHER_DOMAIN)
+
+    def by_tvm(self, call: OnnxCall) -> object:
+        return call.by_tvm()

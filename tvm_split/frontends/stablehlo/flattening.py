@@ -11,10 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.importing import BRANCH, LOOP, refuse
+from tvm_split.frontends.convert import BRANCH, LOOP, refuse
 from tvm_split.frontends.stablehlo.folding import folded
-from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of
-from tvm_split.frontends.stablehlo.locations import words_of
+from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of, words_of
 from tvm_split.frontends.stablehlo.modules import Array, block_of, functions, in_context, main_of
 
 MOST_OPERATIONS = 200_000
@@ -109,7 +108,7 @@ class _Flattening:
     def _written(
         self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
     ) -> Sequence[ir.Value]:
-        words = frame.words_within(words_of(str(operation.location)))
+        words = frame.words_within(words_of(operation.location))
         kind = operation.name
         if kind in ("func.call", "stablehlo.composite"):
             callee = "callee" if kind == "func.call" else "decomposition"
@@ -166,7 +165,7 @@ class _Flattening:
     ) -> list[ir.Value]:
         condition, body = (region.blocks[0] for region in operation.regions)
         for count in itertools.count():
-            (goes_on,) = self._evaluated(condition, [self.known.get(operand) for operand in operands], values)
+            (goes_on,) = self._evaluated(condition, operands, frame, values)
             if goes_on is None:
                 # Flattening continues after the loop, so that all problems are found at once.
                 return self._refused(operation, f"while ({LOOP}{' more often than is known' * bool(count)})", frame)
@@ -194,26 +193,17 @@ class _Flattening:
         ]
 
     def _evaluated(
-        self, block: Any, given: Sequence[Array | None], outer: Mapping[ir.Value, ir.Value]
+        self, block: Any, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
     ) -> list[Array | None]:
-        """Compute a block's results without appending it to the program; None for unknown results."""
-        known = {value: self.known[mine] for value, mine in outer.items() if mine in self.known}
-        known.update((value, array) for value, array in zip(block.arguments, given, strict=True) if array is not None)
-        for each in block.operations:
-            operation = each.operation
-            operands = [known.get(operand) for operand in operation.operands]
-            if operation.name in ("func.return", "stablehlo.return"):
-                return operands
-            results: Sequence[Array | None] = ()
-            if operation.name == "func.call":
-                callee = self.functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
-                results = self._evaluated(block_of(callee), operands, {})
-            elif all(operand is not None for operand in operands):
-                results = folded(operation, [operand for operand in operands if operand is not None]) or ()
-            known.update(
-                (value, array) for value, array in zip(operation.results, results, strict=False) if array is not None
-            )
-        return []
+        """Compute a block's results without leaving it in the program; None for unknown results."""
+        operations, problems = len(self.operations), len(self.problems)
+        arrays = [self.known.get(result) for result in self._block(block, operands, frame, values)]
+        for operation in reversed(self.operations[operations:]):
+            for result in operation.results:
+                self.known.pop(result, None)
+            operation.erase()
+        del self.operations[operations:], self.origins[operations:], self.problems[problems:]
+        return arrays
 
 
 def _target(operation: ir.Operation) -> str:

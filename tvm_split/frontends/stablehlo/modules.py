@@ -1,4 +1,4 @@
-"""Read StableHLO modules from text or bytecode, bind their open sizes, and read their contents."""
+"""Read StableHLO modules from text or bytecode, bind their open sizes, and read their contents and attributes."""
 
 from __future__ import annotations
 
@@ -172,20 +172,10 @@ def array_of(attribute: ir.Attribute) -> Array:
     if isinstance(attribute, ir.DenseResourceElementsAttr):
         raise ModelImportError("a constant's values were left out of the text; write it with all its values")
     shape, dtype = shape_and_dtype(ir.ShapedType(attribute.type))
-    numpy_dtype = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-    elements = ir.DenseElementsAttr(attribute)
-    if elements.is_splat:
-        splat = elements.get_splat_value()
-        number = ir.FloatAttr(splat).value if "float" in dtype else ir.IntegerAttr(splat).value
-        return np.full(shape, _wrapped(number, numpy_dtype), numpy_dtype)
+    sizes = [size for size in shape if size is not None]
     if dtype == "bfloat16":
-        return _bfloat16_of(str(attribute)).reshape(shape)
-    return np.array(elements).astype(numpy_dtype).reshape(shape)
-
-
-def _wrapped(number: Any, dtype: np.dtype[Any]) -> Any:
-    """Convert an integer to the range of ``dtype``: MLIR returns the bits of unsigned integers as signed."""
-    return number % (np.iinfo(dtype).max + 1) if dtype.kind == "u" else number
+        return np.resize(_bfloat16_of(str(attribute)), sizes)
+    return np.array(ir.DenseElementsAttr(attribute)).reshape(sizes)
 
 
 def _bfloat16_of(text: str) -> Array:
@@ -199,3 +189,45 @@ def _bfloat16_of(text: str) -> Array:
         for word in words
     ]
     return np.array(bits, np.uint16).view(ml_dtypes.bfloat16)
+
+
+def result_kind(operation: ir.Operation, place: int = 0) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of one result of static shape."""
+    shape, dtype = shape_and_dtype(operation.results[place].type)
+    return tuple(size for size in shape if size is not None), np.dtype(dtype)
+
+
+def integers(operation: ir.Operation, name: str, otherwise: Any = None) -> list[int]:
+    """The integers of an array attribute; ``otherwise`` if it is absent."""
+    if name not in operation.attributes:
+        return list(otherwise or ())
+    attribute = operation.attributes[name]
+    if isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseBoolArrayAttr):
+        return [int(number) for number in attribute]
+    return [int(number) for number in array_of(attribute).ravel()]
+
+
+def integer(operation: ir.Operation, name: str, otherwise: int = 0) -> int:
+    return ir.IntegerAttr(operation.attributes[name]).value if name in operation.attributes else otherwise
+
+
+def pairs(operation: ir.Operation, name: str, count: int) -> list[tuple[int, int]]:
+    """Two numbers for each of ``count`` axes, such as paddings; zeros if the attribute is absent."""
+    if name not in operation.attributes:
+        return [(0, 0)] * count
+    return [(int(low), int(high)) for low, high in array_of(operation.attributes[name]).reshape(-1, 2)]
+
+
+def word(operation: ir.Operation, name: str) -> str:
+    """An enumeration's value (``LT`` of ``#stablehlo<comparison_direction LT>``) or a string; "" if it is absent."""
+    if name not in operation.attributes:
+        return ""
+    attribute = operation.attributes[name]
+    if isinstance(attribute, ir.StringAttr):
+        return str(attribute.value)
+    return str(attribute).rstrip(">").rpartition(" ")[2]
+
+
+def comparison(operation: ir.Operation) -> str:
+    """The direction of a comparison: ``LT``, ``EQ`` and so on."""
+    return word(operation, "comparison_direction")

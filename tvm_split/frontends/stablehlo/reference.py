@@ -14,8 +14,7 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
 from tvm_split.errors import ModelImportError, VerificationError, last_line
-from tvm_split.frontends.stablehlo.attributes import result_kind
-from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of
+from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of, result_kind
 
 _BYTES_AT_A_TIME = 1 << 28
 """The limit for intermediate values of one run, so that those of a large network need not fit in memory."""

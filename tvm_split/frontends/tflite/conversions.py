@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,125 +12,98 @@ from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import get_pad_value
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.operators import Operators, shape_of
+from tvm_split.frontends import compositions
+from tvm_split.frontends.convert import Call, Conversion
+from tvm_split.frontends.operators import Operators, constant, shape_of
 
-Repair = Callable[["Given"], relax.Expr]
 
+class TfliteCall(Call):
+    """An operator; attributes are its options. Its inputs are tensors of TVM's importer, not expressions."""
 
-class Given:
-    """The argument of a conversion: an operator with its inputs, output and options."""
-
-    def __init__(self, converter: Any, op: Any) -> None:
-        self.converter, self._op = converter, op
-        self.inputs: Sequence[Any] = converter.get_input_tensors(op)
-        (self.output,) = converter.get_output_tensors(op)
-        self.op = Operators(converter.bb)
+    @property
+    def inputs(self) -> Any:
+        """The input tensors."""
+        return self.importer.tvm.get_input_tensors(self.source[0])
 
     def expr(self, place: int) -> relax.Expr:
         """An input; a quantised one is dequantised."""
-        tensor = self.inputs[place]
-        expr = self.converter.get_tensor_expr(tensor)
-        return self.op.builder.emit(self.converter.dequantize(expr, tensor)) if tensor.qnn_params else expr
+        tensor, expr = self.inputs[place], self.raw(place)
+        return self.importer.builder.emit(self.importer.tvm.dequantize(expr, tensor)) if tensor.qnn_params else expr
 
     def raw(self, place: int) -> relax.Expr:
         """An input without dequantisation."""
-        return self.converter.get_tensor_expr(self.inputs[place])
+        return self.importer.tvm.get_tensor_expr(self.inputs[place])
 
-    def numbers(self, place: int) -> list[int]:
+    def integers(self, place: int) -> list[int]:
         """The integers of a constant input, such as axes. Raises ModelImportError if it is not constant."""
         tensor = self.inputs[place]
-        if self.converter.has_expr(tensor.tensor_idx):
+        if self.importer.tvm.has_expr(tensor.tensor_idx):
             raise ModelImportError(f"its input {place} is computed while it runs; it has to be known beforehand")
-        return [int(number) for number in np.asarray(self.converter.get_tensor_value(tensor)).reshape(-1)]
+        return [int(number) for number in np.asarray(self.importer.tvm.get_tensor_value(tensor)).reshape(-1)]
 
-    @property
-    def shape(self) -> list[int]:
-        """The shape of the result."""
-        return [int(size) for size in self.converter.get_tensor_shape(self.output)]
-
-    @property
-    def dtype(self) -> str:
-        return str(self.converter.get_tensor_type_str(self.output.tensor.Type()))
-
-    def option(self, table: str, field: str) -> Any:
-        options = self._op.BuiltinOptions()
-        if options is None:
-            return None
-        read = getattr(schema, f"{table}Options")()
-        read.Init(options.Bytes, options.Pos)
-        return getattr(read, field)()
+    def activated(self, expr: relax.Expr) -> relax.Expr:
+        """Apply the fused activation, and quantise the result if the output tensor is quantised."""
+        activation = self["fusedActivationFunction"]
+        return self.quantized(self.importer.tvm.convert_fused_activation_function(expr, activation))
 
     def quantized(self, expr: relax.Expr) -> relax.Expr:
         """Quantise the result if the output tensor is quantised."""
-        return self.converter.quantize(expr, self.output) if self.output.qnn_params else expr
+        (output,) = self.importer.tvm.get_output_tensors(self.source[0])
+        return self.importer.tvm.quantize(expr, output) if output.qnn_params else expr
 
 
-def _softmax(given: Given) -> relax.Expr:
+def _softmax(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert softmax with ``beta``, which TVM ignores."""
-    beta = float(given.option("Softmax", "Beta") or 1.0)
-    data = given.expr(0)
-    return given.quantized(given.op.nn.softmax(data if beta == 1.0 else given.op.multiply(data, beta), axis=-1))
+    beta = float(call.get("beta") or 1.0)
+    data = call.expr(0)
+    return call.quantized(op.nn.softmax(data if beta == 1.0 else op.multiply(data, beta), axis=-1))
 
 
-def _gelu(given: Given) -> relax.Expr:
+def _gelu(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert GELU; TVM computes the tanh approximation exactly."""
-    data = given.expr(0)
-    approximates = given.option("Gelu", "Approximate")
-    return given.quantized(given.op.nn.gelu_tanh(data) if approximates else given.op.nn.gelu(data))
+    data = call.expr(0)
+    return call.quantized(op.nn.gelu_tanh(data) if call["approximate"] else op.nn.gelu(data))
 
 
-def _cast(given: Given) -> relax.Expr:
+def _cast(op: Operators, call: TfliteCall) -> relax.Expr:
     """Cast to the output's dtype; TVM does nothing if the operator has no options."""
-    return given.op.cast(given.raw(0), given.dtype)
+    return op.cast(call.raw(0), call.dtype)
 
 
-def _argument(name: str) -> Repair:
+def _argument(op: Operators, call: TfliteCall, name: str) -> relax.Expr:
     """Convert argmax or argmin; TVM returns 64-bit indices even for a 32-bit output."""
-
-    def repair(given: Given) -> relax.Expr:
-        (axis,) = given.numbers(1)
-        return given.op.cast(getattr(given.op, name)(given.raw(0), axis=axis), given.dtype)
-
-    return repair
+    (axis,) = call.integers(1)
+    return op.cast(getattr(op, name)(call.raw(0), axis=axis), call.dtype)
 
 
-def _cumulated(given: Given) -> relax.Expr:
+def _cumulated(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert a cumulative sum; TVM refuses reverse ones."""
-    (axis,) = given.numbers(1)
-    data = given.expr(0)
-    is_reverse = bool(given.option("Cumsum", "Reverse"))
-    turned = given.op.flip(data, axis) if is_reverse else data
-    total = given.op.cumsum(turned, axis=axis, exclusive=bool(given.option("Cumsum", "Exclusive")))
-    return given.quantized(given.op.flip(total, axis) if is_reverse else total)
+    (axis,) = call.integers(1)
+    total = compositions.cumulative_sum(op, call.expr(0), axis, bool(call["exclusive"]), bool(call["reverse"]))
+    return call.quantized(total)
 
 
-def _reshaped(given: Given) -> relax.Expr:
+def _reshaped(op: Operators, call: TfliteCall) -> relax.Expr:
     """Reshape to the output's shape; TVM cannot read ``EXPAND_DIMS``, and ignores ``SQUEEZE`` of all axes."""
-    return given.op.reshape(given.raw(0), given.shape)
+    return op.reshape(call.raw(0), call.shape)
 
 
-def _mirrored(given: Given) -> relax.Expr:
+def _mirrored(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert mirror padding; TVM refuses ``SYMMETRIC``, which repeats the border, and quantised tensors."""
-    data = given.raw(0)
-    widths = np.reshape(given.numbers(1), (-1, 2))
-    repeats_border = given.option("MirrorPad", "Mode") == schema.MirrorPadMode.SYMMETRIC
-    for axis, (before, after) in enumerate(widths):
-        size = shape_of(data)[axis]
-        first = np.arange(before - 1, -1, -1) + (not repeats_border)
-        last = size - 1 - np.arange(after) - (not repeats_border)
-        if before or after:
-            places = np.concatenate([first, np.arange(size), last]).astype("int64")
-            data = given.op.take(data, relax.const(places), axis=axis)
+    data, widths = call.raw(0), call.integers(1)
+    mode = "symmetric" if call["mode"] == schema.MirrorPadMode.SYMMETRIC else "reflect"
+    for axis, pair in enumerate(zip(widths[::2], widths[1::2], strict=True)):
+        data = compositions.padded_with_rows(op, data, axis, pair, mode)
     return data
 
 
-def _space_to_batch(given: Given) -> relax.Expr:
+def _space_to_batch(op: Operators, call: TfliteCall) -> relax.Expr:
     """Compose from reshapes and a transposition; TVM emits a call with non-tensor arguments that does not compile."""
-    op, block = given.op, given.numbers(1)
-    data, widths = given.raw(0), given.numbers(2)
+    block = call.integers(1)
+    data, widths = call.raw(0), call.integers(2)
     count = len(block)
     rest = len(shape_of(data)) - count - 1
-    filling = float(given.inputs[0].qnn_params["zero_point"].value.numpy()) if given.inputs[0].qnn_params else 0.0
+    filling = float(call.inputs[0].qnn_params["zero_point"].value.numpy()) if call.inputs[0].qnn_params else 0.0
     if any(widths):
         data = op.nn.pad(data, [0, 0, *widths, *[0, 0] * rest], "constant", filling)
     batch, *space = shape_of(data)
@@ -137,13 +111,13 @@ def _space_to_batch(given: Given) -> relax.Expr:
     data = op.reshape(data, [batch, *blocks, *space[count:]])
     inner, outer = range(2, 2 * count + 1, 2), range(1, 2 * count, 2)
     data = op.permute_dims(data, [*inner, 0, *outer, *range(2 * count + 1, 2 * count + 1 + rest)])
-    return op.reshape(data, given.shape)
+    return op.reshape(data, call.shape)
 
 
-def _batch_to_space(given: Given) -> relax.Expr:
+def _batch_to_space(op: Operators, call: TfliteCall) -> relax.Expr:
     """Compose the inverse of ``SPACE_TO_BATCH_ND``, for the same reason."""
-    op, block = given.op, given.numbers(1)
-    data, cuts = given.raw(0), given.numbers(2)
+    block = call.integers(1)
+    data, cuts = call.raw(0), call.integers(2)
     count = len(block)
     batch, *space = shape_of(data)
     rest = len(space) - count
@@ -159,78 +133,66 @@ def _batch_to_space(given: Given) -> relax.Expr:
     return data
 
 
-def _looked_up(given: Given) -> relax.Expr:
+def _looked_up(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert an embedding lookup; TVM swaps the table and the indices."""
-    return given.op.take(given.raw(1), given.raw(0), axis=0)
+    return op.take(call.raw(1), call.raw(0), axis=0)
 
 
-def _gathered(given: Given) -> relax.Expr:
+def _gathered(op: Operators, call: TfliteCall) -> relax.Expr:
     """Gather by flat indices; TVM emits multi-axis indices in an order that cannot be lowered."""
-    op, data, indices = given.op, given.raw(0), given.raw(1)
-    sizes, lying = shape_of(data), shape_of(indices)
-    depth = lying[-1]
-    flat = op.reshape(data, [int(np.prod(sizes[:depth])), *sizes[depth:]])
-    steps = np.cumprod([1, *sizes[1:depth][::-1]])[::-1].astype("int32").copy()
-    place = op.sum(op.multiply(op.cast(indices, "int32"), relax.const(steps)), axis=[-1])
-    return op.take(flat, place, axis=0)
+    data, indices = call.raw(0), call.raw(1)
+    sizes, depth = shape_of(data), shape_of(indices)[-1]
+    flat = op.reshape(data, [math.prod(sizes[:depth]), *sizes[depth:]])
+    return op.take(flat, compositions.flat_index(op, op.cast(indices, "int32"), compositions.strides(sizes[:depth])), 0)
 
 
-def _fully_connected(given: Given) -> relax.Expr:
+def _fully_connected(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert a dense layer; TVM does not flatten inputs of images, or of sequences without ``KeepNumDims``."""
-    op, converter = given.op, given.converter
-    weight = given.expr(1)
+    data, weight = call.expr(0), call.expr(1)
     length = shape_of(weight)[1]
-    data = given.expr(0)
-    rows = given.shape if given.option("FullyConnected", "KeepNumDims") else [int(np.prod(shape_of(data))) // length]
-    data = op.reshape(data, [*(rows[:-1] if len(rows) > 1 else rows), length])
-    result = relax.op.matmul(data, relax.op.permute_dims(weight, [1, 0]))
-    if len(given.inputs) > 2 and given.inputs[2].tensor_idx != -1:
-        result = relax.op.add(converter.bb.normalize(result), _bias(given))
-    activation = given.option("FullyConnected", "FusedActivationFunction")
-    return given.quantized(converter.convert_fused_activation_function(converter.bb.normalize(result), activation))
+    rows = call.shape[:-1] if call["keepNumDims"] and len(call.shape) > 1 else [math.prod(shape_of(data)) // length]
+    result = op.matmul(op.reshape(data, [*rows, length]), op.permute_dims(weight, [1, 0]))
+    has_bias = len(call.inputs) > 2 and call.inputs[2].tensor_idx != -1
+    return call.activated(relax.op.add(result, _bias(call)) if has_bias else result)
 
 
-def _bias(given: Given) -> relax.Expr:
+def _bias(call: TfliteCall) -> relax.Expr:
     """Return the real values of a bias; without own scale, int32 steps are input scale times weight scale."""
-    tensor = given.inputs[2]
-    if tensor.qnn_params or not given.inputs[0].qnn_params:
-        return given.expr(2)
-    steps = [given.inputs[place].qnn_params["scale"].value.numpy() for place in (0, 1)]
-    return relax.const((given.converter.get_tensor_value(tensor) * (steps[0] * steps[1])).astype("float32"))
+    tensor = call.inputs[2]
+    if tensor.qnn_params or not call.inputs[0].qnn_params:
+        return call.expr(2)
+    steps = [call.inputs[place].qnn_params["scale"].value.numpy() for place in (0, 1)]
+    return constant(call.importer.tvm.get_tensor_value(tensor) * (steps[0] * steps[1]), "float32")
 
 
-def _multiplied(given: Given) -> relax.Expr:
+def _multiplied(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert a batched product of matrices; TVM refuses quantised ones."""
-    left, right = given.expr(0), given.expr(1)
-    turned = [given.option("BatchMatMul", name) for name in ("AdjX", "AdjY")]
+    left, right = call.expr(0), call.expr(1)
     rank = len(shape_of(left))
     swapped = [*range(rank - 2), rank - 1, rank - 2]
-    factors = [
-        given.op.permute_dims(each, swapped) if turn else each for each, turn in zip((left, right), turned, strict=True)
-    ]
-    return given.quantized(given.op.matmul(*factors))
+    left = op.permute_dims(left, swapped) if call["adjX"] else left
+    right = op.permute_dims(right, swapped) if call["adjY"] else right
+    return call.quantized(op.matmul(left, right))
 
 
-def _averaged(given: Given) -> relax.Expr:
+def _averaged(op: Operators, call: TfliteCall) -> relax.Expr:
     """Convert average pooling; TVM truncates integer averages, which TFLite rounds, and needs symmetric padding."""
-    data = given.expr(0)
-    window = [given.option("Pool2D", name) for name in ("FilterHeight", "FilterWidth")]
-    steps = [given.option("Pool2D", name) for name in ("StrideH", "StrideW")]
+    data = call.expr(0)
+    window = [call[name] for name in ("filterHeight", "filterWidth")]
+    steps = [call[name] for name in ("strideH", "strideW")]
     padding = [0, 0, 0, 0]
-    if given.option("Pool2D", "Padding") == schema.Padding.SAME:
+    if call["padding"] == schema.Padding.SAME:
         pairs = [get_pad_value(*each) for each in zip(shape_of(data)[1:3], window, steps, strict=True)]
         padding = [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
-    result = given.op.nn.avg_pool2d(data, window, steps, padding, layout="NHWC")
-    activation = given.option("Pool2D", "FusedActivationFunction")
-    return given.quantized(given.converter.convert_fused_activation_function(result, activation))
+    return call.activated(op.nn.avg_pool2d(data, window, steps, padding, layout="NHWC"))
 
 
-REPAIRS: dict[str, Repair] = {
+CONVERSIONS: dict[str, Conversion] = {
     "SOFTMAX": _softmax,
     "GELU": _gelu,
     "CAST": _cast,
-    "ARG_MAX": _argument("argmax"),
-    "ARG_MIN": _argument("argmin"),
+    "ARG_MAX": partial(_argument, name="argmax"),
+    "ARG_MIN": partial(_argument, name="argmin"),
     "CUMSUM": _cumulated,
     "EXPAND_DIMS": _reshaped,
     "SQUEEZE": _reshaped,

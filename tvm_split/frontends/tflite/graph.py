@@ -6,7 +6,7 @@ which also computes the reference values, computes both once, and the results be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.convert import Kind
 from tvm_split.frontends.dimensions import Array, Specs
-from tvm_split.frontends.normal_form import UniqueNames
-from tvm_split.frontends.tflite.dilation import Dilation, dilations
+from tvm_split.frontends.names import UniqueNames
 from tvm_split.frontends.tflite.reference import interpreter_of
 
 IDENTIFIER = b"TFL3"
@@ -56,20 +56,19 @@ DTYPES = {
 class Operator:
     """An operator: its kind (``CONV_2D``), the numbers of inputs (-1: none) and outputs, and its first output's name.
 
-    ``is_fused`` is true if an activation is part of it.
+    ``options`` are named as in ``schema_py_generated``.
     """
 
     kind: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     name: str
-    is_fused: bool = False
+    options: Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class Tensor:
-    shape: tuple[int, ...]
-    dtype: str
+    @property
+    def is_fused(self) -> bool:
+        """Whether an activation is part of the operator."""
+        return bool(self.options.get("fusedActivationFunction"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class TfliteGraph:
 
     content: bytes
     operators: Sequence[Operator]
-    tensors: Mapping[int, Tensor]
+    tensors: Mapping[int, Kind]
     inputs: Mapping[int, str]
     outputs: Sequence[tuple[int, str]]
     weights: Mapping[int, str]
@@ -146,8 +145,7 @@ class TfliteFile:
         places = [place for place, each in enumerate(self.operators) if not self._is_known(each, known)]
         operators = [self.operators[place] for place in places]
         written = [model.subgraphs[0].operators[place] for place in places]
-        options = [each.builtinOptions for each in written]
-        spread = dilations(operators, options, sizes, value, [number for number, _ in self.outputs])
+        spread = _dilations(operators, sizes, value, [number for number, _ in self.outputs])
         for place, dilation in spread.items():
             operators[place] = _spread(operators[place], written[place], dilation)
         part_of = {place + beside for place in spread for beside in (-1, 1)}
@@ -155,7 +153,7 @@ class TfliteFile:
         model.subgraphs[0].operators = [each for place, each in enumerate(written) if place not in part_of]
         used = {number for each in operators for number in (*each.inputs, *each.outputs)}
         used |= {*self.inputs, *(number for number, _ in self.outputs)}
-        tensors = {number: Tensor(tuple(sizes[number]), self.dtype(number)) for number in sorted(used - {-1})}
+        tensors = {number: Kind(self.dtype(number), tuple(sizes[number])) for number in sorted(used - {-1})}
         computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
         return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), self._is_quantized())
@@ -204,7 +202,7 @@ class TfliteFile:
             kind = f"custom operator {_text(self.model.operatorCodes[given.opcodeIndex].customCode)}"
         name = _text(self.graph.tensors[outputs[0]].name) if outputs else ""
         inputs = tuple(int(number) for number in _listed(given.inputs))
-        return Operator(kind, inputs, outputs, name, bool(getattr(given.builtinOptions, "fusedActivationFunction", 0)))
+        return Operator(kind, inputs, outputs, name, vars(given.builtinOptions) if given.builtinOptions else {})
 
     def _declared(self, number: int) -> list[int | None]:
         tensor = self.graph.tensors[number]
@@ -240,7 +238,7 @@ def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
     return replace(operator, inputs=inputs, outputs=(dilation.result,))
 
 
-def _static(model: Any, tensors: Mapping[int, Tensor], computed: Mapping[int, Array]) -> bytes:
+def _static(model: Any, tensors: Mapping[int, Kind], computed: Mapping[int, Array]) -> bytes:
     """Return the file with static shapes, ``computed`` values as constants, and tensors named by their numbers."""
     for number, tensor in enumerate(model.subgraphs[0].tensors):
         tensor.name = str(number)
@@ -281,3 +279,67 @@ def _listed(vector: Any) -> Any:
 
 def _text(name: Any) -> str:
     return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name or ""
+
+
+_CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D")
+
+
+@dataclass(frozen=True)
+class Dilation:
+    """A dilated convolution: the numbers of its input and output, its dilation (height, width) and its padding."""
+
+    data: int
+    result: int
+    steps: tuple[int, int]
+    padding: int
+
+
+def _dilations(
+    operators: Sequence[Operator],
+    shapes: Mapping[int, Sequence[int]],
+    constant: Callable[[int], Array | None],
+    outputs: Sequence[int],
+) -> dict[int, Dilation]:
+    """Find dilated convolutions, by position; the operators right before and after each are part of it.
+
+    ``constant`` returns the value of a tensor that depends on no input, else None. ``outputs`` are the graph's.
+    """
+    readers = [number for operator in operators for number in operator.inputs] + list(outputs)
+    found = {}
+    for place in range(1, len(operators) - 1):
+        before, own, after = operators[place - 1 : place + 2]
+        kinds = (before.kind, after.kind)
+        if own.kind not in _CONVOLUTIONS or kinds != ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"):
+            continue
+        inner = (before.outputs[0], own.outputs[0])
+        if (own.inputs[0], after.inputs[0]) != inner or any(readers.count(number) != 1 for number in inner):
+            continue
+        dilation = _dilation(before, own, after, shapes, constant)
+        if dilation is not None:
+            found[place] = dilation
+    return found
+
+
+def _dilation(
+    before: Operator,
+    own: Operator,
+    after: Operator,
+    shapes: Mapping[int, Sequence[int]],
+    constant: Callable[[int], Array | None],
+) -> Dilation | None:
+    is_plain = all(own.options[name] == 1 for name in ("strideH", "strideW", "dilationHFactor", "dilationWFactor"))
+    known = [constant(number) for number in (*before.inputs[1:], *after.inputs[1:])]
+    if not is_plain or own.options["padding"] != schema.Padding.VALID or any(each is None for each in known):
+        return None
+    steps, widths, same_steps, cuts = [each.tolist() for each in known if each is not None]
+    if len(steps) != 2 or steps != same_steps:
+        return None
+    borders = [(low - first, high - last) for (low, high), (first, last) in zip(widths, cuts, strict=True)]
+    reach = [(size - 1) * step for size, step in zip(shapes[own.inputs[1]][1:3], steps, strict=True)]
+    if borders == [(each // 2, each - each // 2) for each in reach]:
+        padding = schema.Padding.SAME
+    elif borders == [(0, 0), (0, 0)]:
+        padding = schema.Padding.VALID
+    else:
+        return None
+    return Dilation(before.inputs[0], after.outputs[0], (steps[0], steps[1]), padding)

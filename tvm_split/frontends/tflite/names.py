@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from tvm_split.frontends.keras.scopes import Words, are_counted, is_counted, scopes_of_keras
+from tvm_split.frontends.names import Words, are_counted, is_counted, scopes_of_keras
 from tvm_split.frontends.tflite.graph import Operator
 
 _COMPUTES = re.compile(r"conv|depthwise|matmul", re.IGNORECASE)

@@ -5,29 +5,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.requirements import Requirement
 from torch import nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from rpc_runtime.program.program import TensorSpec
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, UntriedVersionWarning
+from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
-from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
 from tvm_split.frontends.reference import Arranged
-from tvm_split.frontends.tested_versions import warn_if_untested
-from tvm_split.frontends.torch.adapter import import_graph
-from tvm_split.frontends.torch.dimensions import TENSOR, bound_sizes, checked_leaves, constant_leaves, with_batch
 from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
+from tvm_split.frontends.torch.importer import import_graph
 from tvm_split.frontends.torch.reference import TorchReference
-from tvm_split.frontends.torch.tensors import shown, to_numpy, to_torch
+from tvm_split.frontends.torch.tensors import dtype_name, shown, to_numpy, to_torch
 from tvm_split.model import Model, Reference
-
-warn_if_untested("torch", str(torch.__version__), extra="torch")  # at import, so that it warns once
+from tvm_split.units import short_list
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -55,8 +54,7 @@ def load_torch(
                 f"{type(source).__name__} is a torch module: give example_inputs, a tuple of tensors with the shapes "
                 "and dtypes the network will be run with"
             )
-        if request.batch is not None:
-            given = with_batch(given, request.batch)
+        given = _with_batch(given, request.batch) if request.batch is not None else given
         if request.dimensions:
             raise ModelImportError(
                 "dimensions are for exported programs and ONNX files; the sizes of a torch module are those of its "
@@ -77,42 +75,23 @@ def _model(
     request: ImportRequest,
     has_channels_last: bool,
 ) -> Model:
-    examples = None if given is None else checked_leaves(program, given)
-    sizes = bound_sizes(program, examples, request.batch, request.dimensions)
+    sizes, examples = _bound_sizes(program, given, request)
     if examples is None and program.example_inputs is not None:
-        examples = pytree.tree_leaves(program.example_inputs)
+        leaves = pytree.tree_leaves(program.example_inputs)
+        examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     lowered = decomposed(program)
     fixed(lowered, sizes)
     names = LayerNames(lowered)
     check_no_state(lowered, names)
-    graph = import_graph(lowered, names)
-    laid_out = channels_first(graph) if has_channels_last else None
-    graph = graph if laid_out is None else laid_out.imported
-    form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs(lowered)])
-    inputs = form.inputs
-    variables = form.variables(graph.held)
-    reference: Reference = TorchReference(run, _structure(program, len(inputs)), lowered, variables)
-    if laid_out is not None:
-        reference = Arranged(reference, laid_out.named(variables))
-    arrays = _arrays(examples, inputs)
-    return Model(
-        identifier(request.name or "model"),
-        "torch",
-        form.module,
-        inputs,
-        form.outputs(),
-        form.layers,
-        reference,
-        arrays,
-    )
-
-
-def _arrays(examples: list[Any] | None, inputs: Sequence[TensorSpec]) -> tuple[Any, ...] | None:
-    if examples is None:
-        return None
-    arrays = tuple(to_numpy(leaf) for leaf in examples if isinstance(leaf, torch.Tensor))
-    fits = len(arrays) == len(inputs) and all(a.shape == spec.shape for a, spec in zip(arrays, inputs, strict=True))
-    return arrays if fits else None
+    built = import_graph(lowered, names)
+    if has_channels_last:
+        built, orders = channels_first(built)
+    inputs = built.inputs
+    reference: Reference = TorchReference(run, _structure(program, len(inputs)), lowered, built.held)
+    if has_channels_last:
+        reference = Arranged(reference, orders)
+    fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
+    return built.model(request.name or "model", "torch", reference, examples if fits else None)
 
 
 def _as_arguments(example_inputs: Any) -> Arguments:
@@ -130,14 +109,14 @@ def _as_tensors(value: Any) -> Any:
 def _structure(program: ExportedProgram, count: int) -> Callable[[Sequence[torch.Tensor]], Arguments]:
     """Return a function from flat tensors to the arguments of the program's source; other leaves are constant."""
     spec = program.call_spec.in_spec
-    constants = constant_leaves(program)
+    leaves = [entry.arg for entry in program.graph_signature.input_specs if entry.kind is InputKind.USER_INPUT]
 
     def arguments_of(tensors: Sequence[torch.Tensor]) -> Arguments:
         if len(tensors) != count:
             raise ModelImportError(f"the model takes {count} tensors, given are {len(tensors)}")
         waiting = iter(tensors)
-        leaves = [next(waiting) if constant is TENSOR else constant for constant in constants]
-        positional, keyword = pytree.tree_unflatten(leaves, spec)
+        values = [leaf.value if isinstance(leaf, ConstantArgument) else next(waiting) for leaf in leaves]
+        positional, keyword = pytree.tree_unflatten(values, spec)
         return tuple(positional), dict(keyword)
 
     return arguments_of
@@ -157,10 +136,9 @@ def _check_evaluation_mode(module: nn.Module) -> None:
         path or type(part).__name__ for path, part in module.named_modules() if part.training and _matters(part)
     ]
     if training:
-        shown = ", ".join(training[:5]) + (f" and {len(training) - 5} more" if len(training) > 5 else "")
         raise ModelImportError(
-            f"{type(module).__name__} is in training mode, which changes what these layers compute: {shown}. "
-            "Call model.eval() first"
+            f"{type(module).__name__} is in training mode, which changes what these layers compute: "
+            f"{short_list(training)}. Call model.eval() first"
         )
 
 
@@ -184,3 +162,70 @@ def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
             f"torch.export cannot export {type(module).__name__} for inputs {inputs}: "
             f"{type(error).__name__}: " + "\n".join(str(error).strip().splitlines()[:6])
         ) from error
+
+
+def _with_batch(arguments: Arguments, batch: int | None) -> Any:
+    """Return ``arguments`` with ``batch`` rows in every tensor, made by repeating rows. Raises ModelImportError."""
+    leaves, structure = pytree.tree_flatten(arguments)
+    arrays = with_rows([to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)], batch)
+    rows = iter(arrays)
+    return pytree.tree_unflatten(
+        [to_torch(next(rows)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+    )
+
+
+def _bound_sizes(
+    program: ExportedProgram, given: Arguments | None, request: ImportRequest
+) -> tuple[dict[str, int], list[Any] | None]:
+    """Return the size of every symbol in the program's inputs, and the example inputs.
+
+    A symbol is named by torch's name (``s77``) or by its place: ``x[1]`` is axis 1 of input ``x``.
+    Raises ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
+    """
+    specs: list[tuple[str, list[int | None], str]] = []
+    symbols: dict[str, str] = {}
+    derived: dict[str, str] = {}
+    for node in user_inputs(program):
+        value = node.meta["val"]
+        specs.append(
+            (node.name, [size if isinstance(size, int) else None for size in value.shape], dtype_name(value.dtype))
+        )
+        for axis, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt):
+                expression = size.node.expr
+                symbols[f"{node.name}[{axis}]"] = str(expression) if expression.is_Symbol else ""
+                derived.update((str(symbol), f"{node.name}[{axis}]") for symbol in expression.free_symbols)
+    leaves = [] if given is None else [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    examples = None if given is None else checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
+    known = open_sizes(specs, examples, request, symbols, symbols_are_names=False)
+    for symbol, place in derived.items():
+        known.places.setdefault(symbol, place)
+    sizes = known.sizes()
+    for symbol, bounds in program.range_constraints.items():
+        if str(symbol) in sizes and not bounds.lower <= sizes[str(symbol)] <= bounds.upper:
+            size, source = known.found[str(symbol)]
+            raise ModelImportError(
+                f"{source} gives {known.places[str(symbol)]} the size {size}, the program was exported for "
+                f"{bounds.lower} to {bounds.upper}"
+            )
+    return sizes, examples
+
+
+def _warn_if_untested() -> None:
+    """Warn if torch's version is outside the range that the extra ``torch`` of this project requires."""
+    try:
+        texts = metadata.requires("tvm-split") or []
+    except metadata.PackageNotFoundError:  # imported from a checkout that is not installed
+        return
+    for requirement in map(Requirement, texts):
+        marker, tested = requirement.marker, requirement.specifier
+        is_of_extra = requirement.name == "torch" and marker is not None and marker.evaluate({"extra": "torch"})
+        if is_of_extra and not tested.contains(str(torch.__version__), prereleases=True):
+            text = (
+                f"torch {torch.__version__} is installed, and tvm-split is tested with torch{tested}. "
+                f"If an import or its answers are wrong: pip install 'torch{tested}'"
+            )
+            warnings.warn(UntriedVersionWarning(text), stacklevel=2)
+
+
+_warn_if_untested()  # at import, so that it warns once

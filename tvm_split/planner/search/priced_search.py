@@ -1,13 +1,15 @@
 """Search for the least period on more machines than tables can hold: beam searches inside a binary search of periods.
 
 Stages follow an order of the pieces. With replicas, the search also tries the whole network on all machines, and the
-machines of one site as one unit.
+machines of one site as one unit. Of machines on oversubscribed cores, it uses only as many as have cores of their own.
+This loses nothing if pieces are small, and needs fewer transfers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +18,9 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, delivered, fits
-from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.mixed_integer import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
-from tvm_split.planner.search.oversubscribed_cores import counts_with_own_cores, oversubscribed_cores, pooled
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 
 WIDTH = 4
@@ -60,9 +61,9 @@ class PricedSearch:
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
         worth = float(_fastest(self._singles.counts, self._prices, self._most_machines) @ self._prices.classes)
         self.bound = self._prices.bound / max(worth / float(self._counts @ self._prices.classes), 1e-12) * (1 - 1e-9)
-        self._oversubscribed = oversubscribed_cores(instance)
+        self._oversubscribed = _oversubscribed_cores(instance)
         if self._oversubscribed:
-            cores = fair_prices(*pooled(self._singles, self._counts, self._oversubscribed), budget.rest(0.15))
+            cores = fair_prices(*_pooled(self._singles, self._counts, self._oversubscribed), budget.rest(0.15))
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
@@ -97,7 +98,7 @@ class PricedSearch:
     def _place(self, costs: OrderCosts, units: Units, prices: Prices, low: float = 0.0) -> None:
         """Search the period of plans on all units, or on the fastest ones if not all may be used."""
         size = len(units.members[0][0])
-        counts = counts_with_own_cores(units, self._oversubscribed, prices.classes)
+        counts = _counts_with_own_cores(units, self._oversubscribed, prices.classes)
         beam = StageBeam(costs, units, prices, WIDTH)
         left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
         self._halve(beam, left, low)
@@ -153,7 +154,7 @@ class PricedSearch:
 
     def _place_sets(self, costs: OrderCosts) -> None:
         """Try pipelines whose stages have replicas, with smaller and smaller units."""
-        counts = counts_with_own_cores(self._singles, self._oversubscribed, self._prices.classes)
+        counts = _counts_with_own_cores(self._singles, self._oversubscribed, self._prices.classes)
         for sets in _groupings(self._instance, self._singles, self._prices, counts):
             if self._is_near() or self._budget.until(0.5).is_used_up:
                 return
@@ -224,3 +225,69 @@ def _with_halves(instance: Instance, stages: Sequence[Placement], number: int) -
     if not half or not moved:
         return None
     return [*stages[:number], Placement(kept, pieces[:half]), Placement(moved, pieces[half:]), *stages[number + 1 :]]
+
+
+@dataclass(frozen=True)
+class _Cores:
+    """A set of ``cores`` shared by machines that want more of them; ``wanted`` is the number of cores per machine."""
+
+    wanted: dict[int, int]
+    cores: int
+
+    @property
+    def oversubscription(self) -> float:
+        """Cores wanted divided by cores available: the slowdown when all machines compute at the same time."""
+        return sum(self.wanted.values()) / self.cores
+
+
+def _oversubscribed_cores(instance: Instance) -> tuple[_Cores, ...]:
+    """Return the oversubscribed sets of cores of an instance; the client's use of cores is not counted."""
+    own = [machine.cores for machine in instance.problem.machines]
+    sets = (
+        _Cores({each: own[each] for each in members if each != instance.client and own[each]}, cores)
+        for members, cores in instance.core_sets
+    )
+    return tuple(each for each in sets if each.wanted and each.oversubscription > 1)
+
+
+def _counts_with_own_cores(units: Units, oversubscribed: Sequence[_Cores], worth: Floats) -> Counts:
+    """Return the number of units of each kind to use such that their cores suffice; all units if all cores do.
+
+    Args:
+        worth: (K,) price of a unit's time; units with the least price per core are left out first.
+    """
+    needed = [_needed(units, each) for each in oversubscribed]
+    counts = units.counts.copy()
+    taken = np.sum(needed, axis=0) if needed else np.zeros(len(counts))
+    order = np.argsort(-worth / np.maximum(taken, 1.0), kind="stable")
+    for each, cores in zip(oversubscribed, needed, strict=True):
+        left = float(each.cores)
+        for kind in order[cores[order] > 0]:
+            whole = int(left // cores[kind]) if left < each.cores else max(1, int(left // cores[kind]))
+            counts[kind] = min(counts[kind], whole)
+            left = max(0.0, left - counts[kind] * cores[kind])
+    return counts
+
+
+def _pooled(units: Units, counts: Floats, oversubscribed: Sequence[_Cores]) -> tuple[Floats, Floats]:
+    """Return seconds (n, K') and counts (K',) in which each oversubscribed core set replaces the machines on it.
+
+    In every plan, the core time of these machines is at most cores × period. So a lower bound on the period for these
+    kinds also holds for the machines. If a machine is in several sets, the most oversubscribed set counts.
+    """
+    seconds, found = units.seconds.copy(), counts.astype(np.float64)
+    columns, cores = [], []
+    for each in sorted(oversubscribed, key=lambda one: -one.oversubscription):
+        needed = np.where(found > 0, _needed(units, each), 0.0)
+        here = needed > 0
+        if here.any() and float(needed @ found) > each.cores:
+            columns.append((seconds[:, here] * needed[here]).min(axis=1))
+            cores.append(float(each.cores))
+            found[here] = 0.0
+    left = found > 0
+    return np.column_stack([seconds[:, left], *columns]), np.concatenate([found[left], cores])
+
+
+def _needed(units: Units, cores: _Cores) -> Floats:
+    """Return (K,) the number of these cores that a unit of each kind keeps busy."""
+    return np.array([sum(cores.wanted.get(machine, 0) for machine in each[0]) for each in units.members], dtype=float)

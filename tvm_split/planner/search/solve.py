@@ -17,8 +17,12 @@ from tvm_split.planner.problem import (
 )
 from tvm_split.planner.search.budget import WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import Candidate, best_delivered, delivered
-from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
-from tvm_split.planner.search.diagnosis import require_places, why_impossible
+from tvm_split.planner.search.explain import (
+    alternatives,
+    require_places,
+    why_impossible,
+    why_no_more_machines,
+)
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.search import Found, Search
 from tvm_split.planner.strategy import Strategy, solution_of

@@ -1,49 +1,30 @@
-"""The arguments of a conversion: an operation of StableHLO and its operands in Relax."""
+"""The argument of StableHLO's conversions."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 from tvm import relax
 
-from tvm_split.frontends.operators import Operators
-from tvm_split.frontends.stablehlo.attributes import result_kind
+from tvm_split.frontends.convert import Call
+from tvm_split.frontends.operators import numbers_of
 from tvm_split.frontends.stablehlo.modules import Array
 
 
-@dataclass(frozen=True)
-class Call:
-    """An operation and its operands; ``call[0]`` is the first operand in its whole shape.
+class HloCall(Call):
+    """An operation and its operands.
 
     ``operands`` have the same rank, but size 1 along axes on which they only repeat; elementwise operators broadcast
-    them. ``known`` has the values of operands that depend on no input of the model, and None for others.
+    them.
     """
 
-    operation: ir.Operation
-    operands: tuple[relax.Expr, ...]
-    known: tuple[Array | None, ...]
-    whole: Callable[[ir.Value], relax.Expr]
+    def whole(self, place: int) -> relax.Expr:
+        """An operand in its whole shape."""
+        return self.importer.whole(self.source.operands[place])
 
-    def __getitem__(self, place: int) -> relax.Expr:
-        return self.whole(self.operation.operands[place])
+    def known(self, place: int) -> Array | None:
+        """The values of an operand that depends on no input of the model, with size 1 where they only repeat."""
+        return numbers_of(self.operands[place])
 
     def shape_of(self, place: int) -> list[int]:
         """The shape of an operand."""
-        return list(ir.RankedTensorType(self.operation.operands[place].type).shape)
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape of the first result."""
-        return list(result_kind(self.operation)[0])
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the first result."""
-        return str(result_kind(self.operation)[1])
-
-
-Conversion = Callable[[Operators, Call], relax.Expr | list[relax.Expr]]
-Conversions = Mapping[str, Conversion]
-"""Conversions by the operation's name."""
+        return list(ir.RankedTensorType(self.source.operands[place].type).shape)

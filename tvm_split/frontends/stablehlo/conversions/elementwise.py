@@ -7,27 +7,30 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
-from tvm_split.frontends.compositions import half_to_even, is_infinite, power, shifted
-from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
-from tvm_split.frontends.stablehlo.attributes import comparison, integer
-from tvm_split.frontends.stablehlo.conversions.arithmetic import (
-    converted,
-    divided,
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.compositions import (
     erfc,
     exp_minus_one,
-    less_precise,
+    half_to_even,
+    is_infinite,
+    limited,
     log_one_plus,
     polynomial,
-    remainder,
+    power,
+    shifted,
 )
-from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
+from tvm_split.frontends.convert import Conversion
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
+from tvm_split.frontends.stablehlo.conversions.call import HloCall
+from tvm_split.frontends.stablehlo.modules import comparison, integer
 
 Elementwise = Callable[..., relax.Expr]
 
 
-def elementwise(op: Operators, call: Call, change: Elementwise) -> relax.Expr:
+def elementwise(op: Operators, call: HloCall, change: Elementwise) -> relax.Expr:
     """Convert an elementwise operation; ``change`` takes the operators and the operands, which broadcast."""
     return change(op, *call.operands)
 
@@ -93,10 +96,6 @@ def _shift(op: Operators, operand: relax.Expr, by: relax.Expr, to_the_left: bool
     return op.cast(shifted(op, op.cast(operand, unsigned), op.cast(by, unsigned), False), dtype)
 
 
-def _clamped(op: Operators, low: relax.Expr, operand: relax.Expr, high: relax.Expr) -> relax.Expr:
-    return op.minimum(op.maximum(operand, low), high)
-
-
 def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
     """Round halves away from zero; TVM's round depends on the target."""
     size = op.abs(operand)
@@ -153,28 +152,90 @@ def _finite(op: Operators, operand: relax.Expr) -> relax.Expr:
     return op.less(op.abs(operand), constant(math.inf, dtype_of(operand)))
 
 
+def _divided(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """Divide like XLA: integers round towards zero; x / 0 has all bits set, and the minimum / -1 is itself."""
+    dtype = dtype_of(left)
+    if is_float(dtype) or _divides(right):
+        return op.divide(left, right)
+    is_signed = np.iinfo(dtype).min < 0
+    quotient = op.divide(left, _divisor(op, right))
+    if is_signed:
+        quotient = op.where(op.equal(right, -1), op.negative(left), quotient)
+    return op.where(op.equal(right, 0), constant(-1 if is_signed else np.iinfo(dtype).max, dtype), quotient)
+
+
+def _remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """Return the remainder with the dividend's sign; of an integer by 0 it is the dividend, as in XLA."""
+    if is_float(dtype_of(left)) or _divides(right):
+        return op.mod(left, right)
+    return op.where(op.equal(right, 0), left, op.mod(left, _divisor(op, right)))
+
+
+def _divides(right: relax.Expr) -> bool:
+    """Whether ``right`` is a constant without 0 and -1; division of integers by these can end the process."""
+    numbers = numbers_of(right)
+    return numbers is not None and not np.isin(numbers.astype("int64"), (0, -1)).any()
+
+
+def _divisor(op: Operators, right: relax.Expr) -> relax.Expr:
+    """Replace 0 in ``right`` by 1, and -1 as well, since the minimum of a signed dtype / -1 overflows."""
+    is_unsafe = op.equal(right, 0)
+    if np.iinfo(dtype_of(right)).min < 0:
+        is_unsafe = op.logical_or(is_unsafe, op.equal(right, -1))
+    return op.where(is_unsafe, 1, right)
+
+
+def _converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
+    """Convert to ``dtype`` like XLA: floats to integers round towards zero and saturate, and NaN becomes 0."""
+    source = dtype_of(operand)
+    if dtype == "bool" and source != "bool":
+        return op.not_equal(operand, constant(0, source))
+    if not is_float(source) or is_float(dtype) or dtype == "bool":
+        return op.cast(operand, dtype)
+    limits = np.iinfo(dtype)
+    value = op.cast(operand, wide(source))
+    is_below, is_above = op.less_equal(value, float(limits.min)), op.greater_equal(value, float(limits.max))
+    is_inside = op.logical_and(op.greater(value, float(limits.min)), op.less(value, float(limits.max)))
+    result = op.cast(op.where(is_inside, value, 0), dtype)
+    return op.where(is_above, constant(limits.max, dtype), op.where(is_below, constant(limits.min, dtype), result))
+
+
+def _less_precise(op: Operators, operand: relax.Expr, exponent_bits: int, mantissa_bits: int) -> relax.Expr:
+    """Round ``operand`` to a float of so many bits; supported are bfloat16's, and at least the operand's own."""
+    dtype = dtype_of(operand)
+    own = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
+    if exponent_bits >= own[0] and mantissa_bits >= own[1]:
+        return operand
+    if dtype == "float32" and (exponent_bits, mantissa_bits) == (8, 7):
+        return op.cast(op.cast(operand, "bfloat16"), dtype)
+    raise ModelImportError(
+        f"it rounds {dtype} to {exponent_bits} bits of exponent and {mantissa_bits} of mantissa; "
+        "of types of less precision only bfloat16's 8 and 7 can be imported, from float32"
+    )
+
+
 _UNARY: dict[str, Elementwise] = {
-    "stablehlo.abs": _named("abs"),
-    "stablehlo.negate": _named("negative"),
-    "stablehlo.exponential": _named("exp"),
-    "stablehlo.log": _named("log"),
-    "stablehlo.tanh": _named("tanh"),
-    "stablehlo.logistic": _named("sigmoid"),
-    "stablehlo.sqrt": _named("sqrt"),
-    "stablehlo.rsqrt": _named("rsqrt"),
-    "stablehlo.sine": _named("sin"),
-    "stablehlo.cosine": _named("cos"),
-    "stablehlo.tan": _in_float32("tan"),
-    "stablehlo.floor": _named("floor"),
-    "stablehlo.ceil": _named("ceil"),
-    "stablehlo.sign": lambda op, x: _sign(op, x),
-    "stablehlo.round_nearest_afz": lambda op, x: _half_away_from_zero(op, x),
-    "stablehlo.round_nearest_even": lambda op, x: half_to_even(op, x),
-    "stablehlo.not": _bitwise("not"),
-    "stablehlo.cbrt": _cube_root,
-    "stablehlo.exponential_minus_one": exp_minus_one,
-    "stablehlo.log_plus_one": log_one_plus,
-    "stablehlo.is_finite": _finite,
+    "abs": _named("abs"),
+    "negate": _named("negative"),
+    "exponential": _named("exp"),
+    "log": _named("log"),
+    "tanh": _named("tanh"),
+    "logistic": _named("sigmoid"),
+    "sqrt": _named("sqrt"),
+    "rsqrt": _named("rsqrt"),
+    "sine": _named("sin"),
+    "cosine": _named("cos"),
+    "tan": _in_float32("tan"),
+    "floor": _named("floor"),
+    "ceil": _named("ceil"),
+    "sign": lambda op, x: _sign(op, x),
+    "round_nearest_afz": lambda op, x: _half_away_from_zero(op, x),
+    "round_nearest_even": lambda op, x: half_to_even(op, x),
+    "not": _bitwise("not"),
+    "cbrt": _cube_root,
+    "exponential_minus_one": exp_minus_one,
+    "log_plus_one": log_one_plus,
+    "is_finite": _finite,
     "chlo.erf": _in_float32("erf"),
     "chlo.erfc": erfc,
     "chlo.erf_inv": _erf_inverse,
@@ -189,28 +250,28 @@ _UNARY: dict[str, Elementwise] = {
 }
 
 _BINARY: dict[str, Elementwise] = {
-    "stablehlo.add": _of_numbers("add", "logical_or"),
-    "stablehlo.subtract": _named("subtract"),
-    "stablehlo.multiply": _of_numbers("multiply", "logical_and"),
-    "stablehlo.divide": divided,
-    "stablehlo.remainder": remainder,
-    "stablehlo.maximum": _of_numbers("maximum", "logical_or"),
-    "stablehlo.minimum": _of_numbers("minimum", "logical_and"),
-    "stablehlo.power": _power,
-    "stablehlo.atan2": _named("atan2"),
-    "stablehlo.and": _bitwise("and"),
-    "stablehlo.or": _bitwise("or"),
-    "stablehlo.xor": _bitwise("xor"),
-    "stablehlo.shift_left": partial(_shift, to_the_left=True),
-    "stablehlo.shift_right_arithmetic": _shift,
-    "stablehlo.shift_right_logical": partial(_shift, logical=True),
-    "stablehlo.select": lambda op, choice, left, right: op.where(choice, left, right),
-    "stablehlo.clamp": _clamped,
+    "add": _of_numbers("add", "logical_or"),
+    "subtract": _named("subtract"),
+    "multiply": _of_numbers("multiply", "logical_and"),
+    "divide": _divided,
+    "remainder": _remainder,
+    "maximum": _of_numbers("maximum", "logical_or"),
+    "minimum": _of_numbers("minimum", "logical_and"),
+    "power": _power,
+    "atan2": _named("atan2"),
+    "and": _bitwise("and"),
+    "or": _bitwise("or"),
+    "xor": _bitwise("xor"),
+    "shift_left": partial(_shift, to_the_left=True),
+    "shift_right_arithmetic": _shift,
+    "shift_right_logical": partial(_shift, logical=True),
+    "select": lambda op, choice, left, right: op.where(choice, left, right),
+    "clamp": lambda op, low, x, high: limited(op, x, low, high),
 }
 
 
-def _compare(op: Operators, call: Call) -> relax.Expr:
-    (left, right), direction = call.operation.operands, comparison(call.operation)
+def _compare(op: Operators, call: HloCall) -> relax.Expr:
+    (left, right), direction = call.source.operands, comparison(call.source)
     value, other = call.operands
     if left == right and is_float(dtype_of(value)) and direction in ("EQ", "NE"):
         # JAX tests for NaN by x != x, but TVM simplifies x == x to true.
@@ -219,14 +280,14 @@ def _compare(op: Operators, call: Call) -> relax.Expr:
     return _compared(op, value, other, direction)
 
 
-def _reduce_precision(op: Operators, call: Call) -> relax.Expr:
-    bits = (integer(call.operation, name) for name in ("exponent_bits", "mantissa_bits"))
-    return less_precise(op, call.operands[0], *bits)
+def _reduce_precision(op: Operators, call: HloCall) -> relax.Expr:
+    bits = (integer(call.source, name) for name in ("exponent_bits", "mantissa_bits"))
+    return _less_precise(op, call.operands[0], *bits)
 
 
-CONVERSIONS: Conversions = {
+CONVERSIONS: dict[str, Conversion] = {
     **{name: partial(elementwise, change=change) for name, change in {**_UNARY, **_BINARY}.items()},
-    "stablehlo.compare": _compare,
-    "stablehlo.convert": lambda op, call: converted(op, call.operands[0], call.dtype),
-    "stablehlo.reduce_precision": _reduce_precision,
+    "compare": _compare,
+    "convert": lambda op, call: _converted(op, call.operands[0], call.dtype),
+    "reduce_precision": _reduce_precision,
 }

@@ -10,19 +10,21 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.compositions import flat_index, strides
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, shape_of
-from tvm_split.frontends.stablehlo.attributes import integers
-from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
+from tvm_split.frontends.stablehlo.conversions.call import HloCall
 from tvm_split.frontends.stablehlo.conversions.reductions import combined_by
 from tvm_split.frontends.stablehlo.conversions.shapes import sliced
+from tvm_split.frontends.stablehlo.modules import integers
 
 _INDEX = "int64"
 _SCATTERED = {"replace": "update", "add": "add", "multiply": "mul", "maximum": "max", "minimum": "min"}
 
 
-def _dynamic_slice(op: Operators, call: Call) -> relax.Expr:
-    shape, sizes = call.shape_of(0), integers(call.operation, "slice_sizes")
-    known = call.known[1:]
+def _dynamic_slice(op: Operators, call: HloCall) -> relax.Expr:
+    shape, sizes = call.shape_of(0), integers(call.source, "slice_sizes")
+    known = [call.known(1 + axis) for axis in range(len(shape))]
     firsts, lasts, computed = [0] * len(shape), list(shape), []
     for axis, (whole, size) in enumerate(zip(shape, sizes, strict=True)):
         if size != whole and known[axis] is None:
@@ -44,9 +46,10 @@ def _within(op: Operators, index: relax.Expr, last: int | np.ndarray) -> relax.E
     return op.minimum(op.maximum(index, constant(0, _INDEX)), constant(last, _INDEX))
 
 
-def _dynamic_update(op: Operators, call: Call) -> relax.Expr:
-    value, update, *starts = (call[place] for place in range(len(call.operands)))
-    shape, part, known = shape_of(value), shape_of(update), call.known[2:]
+def _dynamic_update(op: Operators, call: HloCall) -> relax.Expr:
+    value, update, *starts = (call.whole(place) for place in range(len(call.operands)))
+    shape, part = shape_of(value), shape_of(update)
+    known = [call.known(2 + axis) for axis in range(len(shape))]
     cut = [axis for axis in range(len(shape)) if part[axis] != shape[axis]]
     if all(known[axis] is not None for axis in cut):
         return _replaced(op, value, update, cut, known)
@@ -86,34 +89,29 @@ def _start(known: np.ndarray | None, size: int, length: int) -> int:
     return 0 if known is None else min(max(int(known), 0), size - length)
 
 
-def _gather(op: Operators, call: Call) -> relax.Expr:
-    value, indices, shape = call[0], call[1], call.shape
-    numbers = stablehlo.GatherDimensionNumbers(call.operation.attributes["dimension_numbers"])
-    sizes, whole = integers(call.operation, "slice_sizes"), shape_of(value)
+def _gather(op: Operators, call: HloCall) -> relax.Expr:
+    value, indices, shape = call.whole(0), call.whole(1), call.shape
+    numbers = stablehlo.GatherDimensionNumbers(call.source.attributes["dimension_numbers"])
+    sizes, whole = integers(call.source, "slice_sizes"), shape_of(value)
     offset, collapsed = list(numbers.offset_dims), list(numbers.collapsed_slice_dims)
     of_operand, of_indices = list(numbers.operand_batching_dims), list(numbers.start_indices_batching_dims)
     index_map, vector = list(numbers.start_index_map), numbers.index_vector_dim
     is_rest_whole = all(sizes[axis] == whole[axis] for axis in range(len(whole)) if axis not in index_map)
     if len(index_map) == 1 and collapsed == index_map and not of_operand and is_rest_whole:
         return _taken(op, call, value, indices, index_map[0], vector, offset)
-    places = _places(op, indices, vector, [whole[each] - sizes[each] for each in index_map])
     batch = [axis for axis in range(len(shape)) if axis not in offset]
     kept = [axis for axis in range(len(whole)) if axis not in collapsed and axis not in of_operand]
-    steps = _steps(whole)
-    where = _flat(op, places, [steps[axis] for axis in index_map])
+    places = _places(op, indices, vector, [whole[axis] - sizes[axis] for axis in index_map])
     around = [axis for axis in range(len(shape_of(indices))) if axis != vector]
-    rows = [shape_of(indices)[axis] for axis in around]
-    for mine, theirs in zip(of_operand, of_indices, strict=True):
-        where = op.add(where, _along(around.index(theirs), rows, steps[mine]))
+    paired = [(own, around.index(axis)) for own, axis in zip(of_operand, of_indices, strict=True)]
+    where = _where(op, places, whole, index_map, paired)
     where = op.reshape(where, [shape[axis] if axis in batch else 1 for axis in range(len(shape))])
-    within = np.zeros([1] * len(shape), np.int64)
-    for axis, operand_axis in zip(offset, kept, strict=True):
-        within = within + _numbers_along(axis, shape, steps[operand_axis])
-    return op.take(op.reshape(value, [math.prod(whole)]), op.add(where, constant(within, _INDEX)), 0)
+    where = op.add(where, constant(_within_window(shape, offset, [strides(whole)[axis] for axis in kept]), _INDEX))
+    return op.take(op.reshape(value, [math.prod(whole)]), where, 0)
 
 
 def _taken(
-    op: Operators, call: Call, value: relax.Expr, indices: relax.Expr, axis: int, vector: int, offset: Sequence[int]
+    op: Operators, call: HloCall, value: relax.Expr, indices: relax.Expr, axis: int, vector: int, offset: Sequence[int]
 ) -> relax.Expr:
     """Convert a gather of whole rows along one axis, such as an embedding."""
     places = _within(op, indices, shape_of(value)[axis] - 1)
@@ -135,51 +133,53 @@ def _places(op: Operators, indices: relax.Expr, vector: int, lasts: Sequence[int
     return op.cast(indices, _INDEX) if lasts is None else _within(op, indices, np.array(lasts, np.int64))
 
 
-def _flat(op: Operators, places: relax.Expr, steps: Sequence[int]) -> relax.Expr:
-    """The positions in a flat tensor of index vectors."""
-    return op.sum(op.multiply(places, constant(np.array(steps), _INDEX)), [-1])
+def _where(
+    op: Operators, places: relax.Expr, whole: Sequence[int], index_map: Sequence[int], paired: Sequence[tuple[int, int]]
+) -> relax.Expr:
+    """Return the positions of index vectors in the flat tensor of shape ``whole``.
+
+    ``index_map`` are the axes that the vectors index; ``paired`` are axes of the tensor that correspond to axes of the
+    vectors.
+    """
+    steps, rows = strides(whole), shape_of(places)[:-1]
+    where = flat_index(op, places, [steps[axis] for axis in index_map])
+    for own, axis in paired:
+        where = op.add(where, constant(_numbers_along(axis, rows, steps[own]), _INDEX))
+    return where
 
 
-def _steps(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+def _within_window(shape: Sequence[int], axes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    """The distance of each element of a window from its first one; the window lies along ``axes`` of ``shape``."""
+    start = np.zeros([1] * len(shape), np.int64)
+    return sum((_numbers_along(axis, shape, step) for axis, step in zip(axes, steps, strict=True)), start)
 
 
 def _numbers_along(axis: int, shape: Sequence[int], step: int) -> np.ndarray:
     return np.arange(shape[axis]).reshape([-1 if each == axis else 1 for each in range(len(shape))]) * step
 
 
-def _along(axis: int, shape: Sequence[int], step: int) -> relax.Expr:
-    return constant(_numbers_along(axis, shape, step), _INDEX)
-
-
-def _scatter(op: Operators, call: Call) -> relax.Expr:
-    numbers = stablehlo.ScatterDimensionNumbers(call.operation.attributes["scatter_dimension_numbers"])
-    kind = combined_by(call.operation)
+def _scatter(op: Operators, call: HloCall) -> relax.Expr:
+    numbers = stablehlo.ScatterDimensionNumbers(call.source.attributes["scatter_dimension_numbers"])
+    kind = combined_by(call.source)
     if kind not in _SCATTERED or len(call.operands) != 3:
         raise ModelImportError(f"it scatters {len(call.operands) // 2} tensors and combines them by {kind}")
-    value, indices, updates = (call[place] for place in range(3))
+    value, indices, updates = (call.whole(place) for place in range(3))
     whole, part = shape_of(value), shape_of(updates)
     window, inserted = list(numbers.update_window_dims), list(numbers.inserted_window_dims)
     of_operand, of_indices = list(numbers.input_batching_dims), list(numbers.scatter_indices_batching_dims)
     index_map, vector = list(numbers.scattered_dims_to_operand_dims), numbers.index_vector_dim
     kept = [axis for axis in range(len(whole)) if axis not in inserted and axis not in of_operand]
     lengths = dict(zip(kept, (part[axis] for axis in window), strict=True))
-    steps = _steps(whole)
     places = _places(op, indices, vector, None)
     lasts = np.array([whole[axis] - lengths.get(axis, 1) for axis in index_map], np.int64)
     fits = op.logical_and(op.greater_equal(places, 0), op.less_equal(places, constant(lasts, _INDEX)))
     fits = op.equal(op.min(op.cast(fits, "int8"), [-1]), 1)
-    where = _flat(op, places, [steps[axis] for axis in index_map])
     around = [axis for axis in range(len(shape_of(indices))) if axis != vector]
-    rows = [shape_of(indices)[axis] for axis in around]
-    for mine, theirs in zip(of_operand, of_indices, strict=True):
-        where = op.add(where, _along(around.index(theirs), rows, steps[mine]))
+    paired = [(own, around.index(axis)) for own, axis in zip(of_operand, of_indices, strict=True)]
     spread = [1 if axis in window else size for axis, size in enumerate(part)]
-    within = np.zeros([1] * len(part), np.int64)
-    for axis, operand_axis in zip(window, kept, strict=True):
-        within = within + _numbers_along(axis, part, steps[operand_axis])
     size, count = math.prod(whole), math.prod(part)
-    where = op.add(op.reshape(where, spread), constant(within, _INDEX))
+    where = op.reshape(_where(op, places, whole, index_map, paired), spread)
+    where = op.add(where, constant(_within_window(part, window, [strides(whole)[axis] for axis in kept]), _INDEX))
     # An update that lies outside changes nothing: it goes to an extra element behind the tensor.
     where = op.where(op.reshape(fits, spread), where, constant(size, _INDEX))
     flat_places = op.reshape(op.repeated(where, part), [count])
@@ -188,9 +188,9 @@ def _scatter(op: Operators, call: Call) -> relax.Expr:
     return op.reshape(op.strided_slice(changed, [0], [0], [size]), whole)
 
 
-CONVERSIONS: Conversions = {
-    "stablehlo.dynamic_slice": _dynamic_slice,
-    "stablehlo.dynamic_update_slice": _dynamic_update,
-    "stablehlo.gather": _gather,
-    "stablehlo.scatter": _scatter,
+CONVERSIONS: dict[str, Conversion] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+    "gather": _gather,
+    "scatter": _scatter,
 }

@@ -1,4 +1,4 @@
-"""Convert reductions over axes (sums, extremes, argmax) and over windows (pooling, cumulative sums)."""
+"""Convert reductions over axes (sums, argmax) and windows (pooling, cumulative sums), and sorting."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
-from tvm_split.frontends.stablehlo.attributes import comparison, integers, pairs
-from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
+from tvm_split.frontends.stablehlo.conversions.call import HloCall
 from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_along
-from tvm_split.frontends.stablehlo.modules import Array
+from tvm_split.frontends.stablehlo.modules import Array, comparison, integer, integers, pairs
 
 _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
-_OF_TWO = {"add": "add", "multiply": "multiply", "maximum": "maximum", "minimum": "minimum"}
+_NEUTRAL = {"add": 0, "or": 0, "multiply": 1, "and": 1}
 
 
 def combined_by(operation: ir.Operation) -> str:
@@ -37,34 +37,27 @@ def combined_by(operation: ir.Operation) -> str:
     )
 
 
-def neutral(kind: str, dtype: str) -> float | int:
+def neutral(kind: str, dtype: str) -> float:
     """The neutral element of a reduction: 0 for a sum, the least number for a maximum."""
-    if kind in ("add", "or"):
-        return 0
-    if kind in ("multiply", "and"):
-        return 1
-    if dtype == "bool":
-        return int(kind == "minimum")
-    sign = -1 if kind == "maximum" else 1
+    if kind in _NEUTRAL:
+        return _NEUTRAL[kind]
     if is_float(dtype):
-        return sign * math.inf
-    limits = np.iinfo(dtype)
-    return int(limits.min if sign < 0 else limits.max)
+        return -math.inf if kind == "maximum" else math.inf
+    low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return low if kind == "maximum" else high
 
 
 def _is_neutral(initial: Array | None, kind: str, dtype: str) -> bool:
-    if initial is None:
-        return False
-    return float(initial) == float(neutral(kind, dtype))
+    return initial is not None and float(initial) == float(neutral(kind, dtype))
 
 
-def _reduce(op: Operators, call: Call) -> relax.Expr | list[relax.Expr]:
-    axes = integers(call.operation, "dimensions")
+def _reduce(op: Operators, call: HloCall) -> relax.Expr | list[relax.Expr]:
+    axes = integers(call.source, "dimensions")
     if len(call.operands) == 4:
         return _extreme_and_place(op, call, axes)
     if len(call.operands) != 2:
         raise ModelImportError(f"it reduces {len(call.operands) // 2} tensors at once")
-    kind = combined_by(call.operation)
+    kind = combined_by(call.source)
     value, initial = call.operands
     if kind in ("and", "or") and call.dtype != "bool":
         raise ModelImportError(
@@ -73,9 +66,10 @@ def _reduce(op: Operators, call: Call) -> relax.Expr | list[relax.Expr]:
     if not all(call.shape_of(0)[axis] for axis in axes):  # there is nothing to reduce
         return op.shaped(initial, [1] * len(call.shape))
     repeats = any(shape_of(value)[axis] != call.shape_of(0)[axis] for axis in axes)
-    result = reduced(op, call[0] if repeats else value, axes, kind)
-    if not _is_neutral(call.known[1], kind, call.dtype):
-        result = _with(op, kind, result, initial)
+    result = reduced(op, call.whole(0) if repeats else value, axes, kind)
+    if not _is_neutral(call.known(1), kind, call.dtype):
+        names = {"and": "logical_and", "or": "logical_or"}
+        result = getattr(op, names.get(kind, kind))(result, initial)
     return result
 
 
@@ -89,17 +83,11 @@ def reduced(op: Operators, value: relax.Expr, axes: Sequence[int], kind: str) ->
     return op.cast(result, dtype)
 
 
-def _with(op: Operators, kind: str, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    if kind not in _OF_TWO:
-        return op.logical_and(left, right) if kind == "and" else op.logical_or(left, right)
-    return getattr(op, _OF_TWO[kind])(left, right)
-
-
-def _extreme_and_place(op: Operators, call: Call, axes: Sequence[int]) -> list[relax.Expr]:
+def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> list[relax.Expr]:
     """Convert a reduction to the extreme element and its position, by which argmax and argmin are written."""
-    value = call[0]
-    counted = call.known[1]
-    block = call.operation.regions[0].blocks[0]
+    value = call.whole(0)
+    counted = call.known(1)
+    block = call.source.regions[0].blocks[0]
     is_largest = _keeps_the_larger(block)
     if is_largest is None or counted is None or len(axes) != 1 or not _counts(counted, axes[0]):
         raise ModelImportError("it reduces two tensors in a way of its own; of these only argmax and argmin are known")
@@ -126,17 +114,17 @@ def _counts(places: Array, axis: int) -> bool:
     return bool((moved == np.arange(moved.shape[-1])).all())
 
 
-def _reduce_window(op: Operators, call: Call) -> relax.Expr:
+def _reduce_window(op: Operators, call: HloCall) -> relax.Expr:
     if len(call.operands) != 2:
         raise ModelImportError(f"it reduces {len(call.operands) // 2} tensors at once")
-    operation = call.operation
+    operation = call.source
     kind, rank = combined_by(operation), len(call.shape)
     window, ones = integers(operation, "window_dimensions"), [1] * rank
     strides, spread, dilation = (
         integers(operation, name, ones) for name in ("window_strides", "base_dilations", "window_dilations")
     )
     padding = pairs(operation, "padding", rank)
-    if not _is_neutral(call.known[1], kind, call.dtype):
+    if not _is_neutral(call.known(1), kind, call.dtype):
         raise ModelImportError("its windows begin with a number that changes the result")
     along = [
         axis for axis in range(rank) if (window[axis], strides[axis], spread[axis], padding[axis]) != (1, 1, 1, (0, 0))
@@ -147,7 +135,7 @@ def _reduce_window(op: Operators, call: Call) -> relax.Expr:
         (axis,) = along
         size = call.shape_of(0)[axis]
         if window[axis] == size and padding[axis] in ((size - 1, 0), (0, size - 1)):
-            return _running(op, call[0], axis, kind, is_from_the_end=padding[axis][0] == 0)
+            return _running(op, call.whole(0), axis, kind, is_from_the_end=padding[axis][0] == 0)
     return _pooled(op, call, kind, along, (window, strides, spread, dilation), padding)
 
 
@@ -160,14 +148,14 @@ def _running(op: Operators, value: relax.Expr, axis: int, kind: str, is_from_the
 
 def _pooled(
     op: Operators,
-    call: Call,
+    call: HloCall,
     kind: str,
     along: list[int],
     windows: tuple[list[int], ...],
     padding: Sequence[tuple[int, int]],
 ) -> relax.Expr:
     """Convert a window reduction to pooling over one to three axes; the others become batch and channels."""
-    value, dtype = call[0], call.dtype
+    value, dtype = call.whole(0), call.dtype
     if len(along) > 3 or kind not in ("add", "maximum", "minimum") or not is_float(dtype):
         raise ModelImportError(
             f"it combines windows of {dtype} over {len(along)} axes by {kind}; "
@@ -203,7 +191,64 @@ def _pooled(
     return op.transposed(result, np.argsort([*others, *along]).tolist())
 
 
-CONVERSIONS: Conversions = {
-    "stablehlo.reduce": _reduce,
-    "stablehlo.reduce_window": _reduce_window,
+def _sort(op: Operators, call: HloCall) -> list[relax.Expr]:
+    axis = integer(call.source, "dimension", -1) % max(len(call.shape), 1)
+    key, is_descending = _key(call.source.regions[0].blocks[0])
+    where = op.argsort(_sortable(op, call.whole(key)), axis, is_descending, dtype="int64")
+    return [op.gather_elements(call.whole(place), where, axis) for place in range(len(call.operands))]
+
+
+def _sortable(op: Operators, key: relax.Expr) -> relax.Expr:
+    """Cast keys to a dtype that TVM sorts correctly: it sorts bfloat16 wrongly, and small integers not at all.
+
+    NaN becomes infinity: it is the greatest in JAX's order and has no defined position in TVM's.
+    """
+    dtype = dtype_of(key)
+    if not is_float(dtype):
+        return op.cast(key, "int32" if dtype in ("bool", "int8", "uint8", "int16", "uint16") else dtype)
+    numbers = op.cast(key, wide(dtype))
+    return op.where(op.isnan(numbers), math.inf, numbers)
+
+
+def _key(block: Any) -> tuple[int, bool]:
+    """Return the position of the operand that is the sort key, and whether the order is descending.
+
+    JAX converts floats to integer bits, or normalises zeros and NaNs, before it compares: the last comparison counts.
+    """
+    *body, end = [each.operation for each in block.operations]
+    compared = [each for each in body if each.name == "stablehlo.compare" and comparison(each)[0] in "GL"]
+    arguments = list(block.arguments)
+    for operation in compared:
+        if list(end.operands) == list(operation.results):
+            left, right = (_arguments_of(operand, arguments) for operand in operation.operands)
+            if len(left) == len(right) == 1 and {left[0] // 2} == {right[0] // 2}:
+                return left[0] // 2, (comparison(operation)[0] == "G") == (left[0] % 2 == 0)
+    raise ModelImportError("it sorts in an order of its own; sorting by one tensor's numbers can be imported")
+
+
+def _arguments_of(value: ir.Value, arguments: list[ir.Value]) -> list[int]:
+    """The positions of the arguments that a value is computed from."""
+    if value in arguments:
+        return [arguments.index(value)]
+    operation = value.owner
+    if not isinstance(operation, ir.Block):
+        found = {place for operand in operation.operands for place in _arguments_of(operand, arguments)}
+        return sorted(found)
+    return []
+
+
+def _top_k(op: Operators, call: HloCall) -> list[relax.Expr]:
+    attributes = call.source.attributes
+    options = ir.DictAttr(attributes["composite_attributes"]) if "composite_attributes" in attributes else attributes
+    count = ir.IntegerAttr(options["k"]).value
+    data, axis = call.whole(0), len(call.shape) - 1
+    where = op.topk(_sortable(op, data), count, axis, "indices", True, "int32")
+    return [op.gather_elements(data, op.cast(where, "int64"), axis), where]
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "reduce": _reduce,
+    "reduce_window": _reduce_window,
+    "sort": _sort,
+    "chlo.top_k": _top_k,
 }

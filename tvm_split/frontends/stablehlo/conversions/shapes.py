@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, dtype_of, shape_of
-from tvm_split.frontends.stablehlo.attributes import integer, integers
-from tvm_split.frontends.stablehlo.conversions.call import Call, Conversions
+from tvm_split.frontends.stablehlo.conversions.call import HloCall
+from tvm_split.frontends.stablehlo.modules import integer, integers
 
 
-def _transpose(op: Operators, call: Call) -> relax.Expr:
-    return op.transposed(call.operands[0], integers(call.operation, "permutation"))
+def _transpose(op: Operators, call: HloCall) -> relax.Expr:
+    return op.transposed(call.operands[0], integers(call.source, "permutation"))
 
 
-def _broadcast(op: Operators, call: Call) -> relax.Expr:
-    return broadcast(op, call.operands[0], integers(call.operation, "broadcast_dimensions"), len(call.shape))
+def _broadcast(op: Operators, call: HloCall) -> relax.Expr:
+    return broadcast(op, call.operands[0], integers(call.source, "broadcast_dimensions"), len(call.shape))
 
 
 def broadcast(op: Operators, value: relax.Expr, dimensions: Sequence[int], rank: int) -> relax.Expr:
@@ -27,24 +28,24 @@ def broadcast(op: Operators, value: relax.Expr, dimensions: Sequence[int], rank:
     return op.shaped(value, [sizes.get(axis, 1) for axis in range(rank)])
 
 
-def _reshape(op: Operators, call: Call) -> relax.Expr:
+def _reshape(op: Operators, call: HloCall) -> relax.Expr:
     """Convert a reshape. If it only adds or removes axes of size 1, repeated axes keep size 1."""
     before, after = call.shape_of(0), call.shape
     if [size for size in before if size != 1] != [size for size in after if size != 1]:
-        return op.shaped(call[0], after)
+        return op.shaped(call.whole(0), after)
     value = call.operands[0]
     sizes = (own for own, size in zip(shape_of(value), before, strict=True) if size != 1)
     return op.shaped(value, [1 if size == 1 else next(sizes) for size in after])
 
 
-def _concatenate(op: Operators, call: Call) -> relax.Expr:
-    axis = integer(call.operation, "dimension")
-    parts = [call[place] for place in range(len(call.operands)) if call.shape_of(place)[axis]]
+def _concatenate(op: Operators, call: HloCall) -> relax.Expr:
+    axis = integer(call.source, "dimension")
+    parts = [call.whole(place) for place in range(len(call.operands)) if call.shape_of(place)[axis]]
     return parts[0] if len(parts) == 1 else op.concat(parts, axis)
 
 
-def _slice(op: Operators, call: Call) -> relax.Expr:
-    bounds = (integers(call.operation, name) for name in ("start_indices", "limit_indices", "strides"))
+def _slice(op: Operators, call: HloCall) -> relax.Expr:
+    bounds = (integers(call.source, name) for name in ("start_indices", "limit_indices", "strides"))
     return sliced(op, call.operands[0], call.shape_of(0), *bounds)
 
 
@@ -64,8 +65,8 @@ def sliced(
     return op.strided_slice(value, axes, *bounds) if axes else value
 
 
-def _reverse(op: Operators, call: Call) -> relax.Expr:
-    return reversed_along(op, call.operands[0], integers(call.operation, "dimensions"))
+def _reverse(op: Operators, call: HloCall) -> relax.Expr:
+    return reversed_along(op, call.operands[0], integers(call.source, "dimensions"))
 
 
 def reversed_along(op: Operators, value: relax.Expr, axes: Sequence[int]) -> relax.Expr:
@@ -75,15 +76,15 @@ def reversed_along(op: Operators, value: relax.Expr, axes: Sequence[int]) -> rel
     return value
 
 
-def _pad(op: Operators, call: Call) -> relax.Expr:
-    filling = call.known[1]
+def _pad(op: Operators, call: HloCall) -> relax.Expr:
+    filling = call.known(1)
     if filling is None:
         raise ModelImportError("it pads with a number that is computed; pad with a number that is known")
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    low, high, inner = (integers(call.operation, name) for name in names)
+    low, high, inner = (integers(call.source, name) for name in names)
     if not any(map(any, (low, high, inner))):
         return call.operands[0]
-    return padded(op, call[0], low, high, inner, float(filling))
+    return padded(op, call.whole(0), low, high, inner, float(filling))
 
 
 def padded(
@@ -118,12 +119,12 @@ def filled(op: Operators, value: relax.Expr, widths: Sequence[int], filling: flo
     return op.cast(op.nn.pad(value, list(widths), "constant", filling), dtype)
 
 
-CONVERSIONS: Conversions = {
-    "stablehlo.transpose": _transpose,
-    "stablehlo.broadcast_in_dim": _broadcast,
-    "stablehlo.reshape": _reshape,
-    "stablehlo.concatenate": _concatenate,
-    "stablehlo.slice": _slice,
-    "stablehlo.reverse": _reverse,
-    "stablehlo.pad": _pad,
+CONVERSIONS: dict[str, Conversion] = {
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "concatenate": _concatenate,
+    "slice": _slice,
+    "reverse": _reverse,
+    "pad": _pad,
 }

@@ -9,63 +9,73 @@ from functools import partial
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.compositions import floor_remainder, half_to_even, limited, power, shifted
+from tvm_split.frontends.compositions import (
+    erfc,
+    exp_minus_one,
+    floor_remainder,
+    half_to_even,
+    limited,
+    log_one_plus,
+    power,
+    shifted,
+)
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, dtype_of, is_float, wide
-from tvm_split.frontends.torch.calls import Call, Repair, float_dtype
+from tvm_split.frontends.torch.conversions.call import TorchCall, float_dtype
 
 Unary = Callable[[Operators, relax.Expr], relax.Expr]
 
 
-def _promoted(call: Call, op: Operators, dtype: str = "") -> tuple[relax.Expr, relax.Expr]:
+def _promoted(op: Operators, call: TorchCall, dtype: str = "") -> tuple[relax.Expr, relax.Expr]:
     """Cast both operands to ``dtype``, by default to the dtype to which torch promotes them."""
-    left, right = call.operands
+    left, right = call.operands[:2]
     return op.cast(left, dtype or call.common_dtype), op.cast(right, dtype or call.common_dtype)
 
 
-def _binary(call: Call, op: Operators, operator: str, on_booleans: str = "") -> relax.Expr:
+def _binary(op: Operators, call: TorchCall, operator: str, on_booleans: str = "") -> relax.Expr:
     # TVM casts a Python number to the tensor's dtype: for an integer tensor, 0.5 becomes 0. It also ignores alpha, and
     # promotes zero-dimensional tensors like others.
-    left, right = _promoted(call, op)
+    left, right = _promoted(op, call)
     if call.get("alpha", 1) != 1:
         right = op.multiply(right, call["alpha"])
     return getattr(op, on_booleans if on_booleans and call.common_dtype == "bool" else operator)(left, right)
 
 
-def _remainder(call: Call, op: Operators) -> relax.Expr:
-    return floor_remainder(op, *_promoted(call, op))
+def _remainder(op: Operators, call: TorchCall) -> relax.Expr:
+    return floor_remainder(op, *_promoted(op, call))
 
 
-def _shift(call: Call, op: Operators) -> relax.Expr:
-    return shifted(op, *_promoted(call, op), to_the_left=call.name.startswith(("__lshift__", "bitwise_left")))
+def _shift(op: Operators, call: TorchCall) -> relax.Expr:
+    return shifted(op, *_promoted(op, call), to_the_left=call.operation.kind.startswith(("__lshift__", "bitwise_left")))
 
 
-def _divide(call: Call, op: Operators) -> relax.Expr:
+def _divide(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM divides integers as integers where torch uses floats, and rounds by floats where torch uses integers.
     mode, dtype = call.get("rounding_mode"), call.common_dtype
     if mode is None:
-        return op.divide(*_promoted(call, op, float_dtype(dtype)))
+        return op.divide(*_promoted(op, call, float_dtype(dtype)))
     if mode == "floor":
-        return op.floor_divide(*_promoted(call, op))
-    quotient = op.divide(*_promoted(call, op))
+        return op.floor_divide(*_promoted(op, call))
+    quotient = op.divide(*_promoted(op, call))
     return op.trunc(quotient) if is_float(dtype) else quotient
 
 
-def _power(call: Call, op: Operators) -> relax.Expr:
-    return power(op, *call.operands, call.common_dtype)
+def _power(op: Operators, call: TorchCall) -> relax.Expr:
+    return power(op, call.operands[0], call.operands[1], call.common_dtype)
 
 
-def _float_unary(call: Call, op: Operators, operator: str | Unary) -> relax.Expr:
+def _float_unary(op: Operators, call: TorchCall, operator: str | Unary) -> relax.Expr:
     # TVM refuses integers or returns integers, where torch returns floats.
     value = op.cast(call["self"], float_dtype(dtype_of(call["self"])))
     return getattr(op, operator)(value) if isinstance(operator, str) else operator(op, value)
 
 
-def _rounding(call: Call, op: Operators, operator: str) -> relax.Expr:
+def _rounding(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # Integers need no rounding, and TVM's operators do not accept them.
     return getattr(op, operator)(call["self"]) if is_float(dtype_of(call["self"])) else call["self"]
 
 
-def _round(call: Call, op: Operators) -> relax.Expr:
+def _round(op: Operators, call: TorchCall) -> relax.Expr:
     value, decimals = call["self"], call.get("decimals", 0)
     dtype = dtype_of(value)
     if not is_float(dtype):
@@ -79,60 +89,46 @@ def _round(call: Call, op: Operators) -> relax.Expr:
     return op.cast(after(half_to_even(op, before(op.cast(value, wide(dtype)), scale)), scale), dtype)
 
 
-def _near_zero(coefficients: list[float], limit: float, elsewhere: Unary) -> Unary:
-    # TVM computes log(1 + x) and exp(x) − 1, which are 0 for a small x, and simplifies better formulas to these.
-    # Near 0, this uses the first terms of the series x · (c₀ + c₁·x + c₂·x² + …).
-    def convert(op: Operators, x: relax.Expr) -> relax.Expr:
-        near: relax.Expr | float = coefficients[-1]
-        for coefficient in coefficients[-2::-1]:
-            near = op.add(op.multiply(x, near), coefficient)
-        return op.where(op.less(op.abs(x), limit), op.multiply(x, near), elsewhere(op, x))
-
-    return convert
-
-
 _UNARY: dict[str, str | Unary] = {
     **{name: name for name in ("sqrt", "rsqrt", "exp", "log", "sin", "cos", "tan", "tanh", "sigmoid", "erf")},
-    "log1p": _near_zero([(-1) ** place / (place + 1) for place in range(12)], 0.1, lambda op, x: op.log(op.add(x, 1))),
-    "expm1": _near_zero(
-        [1 / math.factorial(place + 1) for place in range(12)], 0.5, lambda op, x: op.subtract(op.exp(x), 1)
-    ),
+    "log1p": log_one_plus,
+    "expm1": exp_minus_one,
     "reciprocal": lambda op, x: op.divide(1, x),
     "exp2": lambda op, x: op.exp(op.multiply(x, math.log(2))),
-    "erfc": lambda op, x: op.subtract(1, op.erf(x)),
+    "erfc": erfc,
     "log2": lambda op, x: op.multiply(op.log(x), 1 / math.log(2)),
     "log10": lambda op, x: op.multiply(op.log(x), 1 / math.log(10)),
 }
 
 
-def _copysign(call: Call, op: Operators) -> relax.Expr:
-    left, right = _promoted(call, op)
+def _copysign(op: Operators, call: TorchCall) -> relax.Expr:
+    left, right = _promoted(op, call)
     size = op.abs(left)
     return op.where(op.less(right, 0), op.negative(size), size)
 
 
-def _clamp(call: Call, op: Operators) -> relax.Expr:
+def _clamp(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM keeps an integer dtype although torch promotes to a float limit's dtype, and casts infinities to integers.
     low, high = (None if call[limit] is None else op.cast(call[limit], call.dtype) for limit in ("min", "max"))
     return limited(op, op.cast(call["self"], call.dtype), low, high)
 
 
-def _comparison(call: Call, op: Operators, operator: str) -> relax.Expr:
+def _comparison(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # TVM casts a Python number to the tensor's dtype: for an integer tensor, > 1.5 becomes > 1.
-    return getattr(op, operator)(*_promoted(call, op, "int8" if call.common_dtype == "bool" else ""))
+    return getattr(op, operator)(*_promoted(op, call, "int8" if call.common_dtype == "bool" else ""))
 
 
-def _logical(call: Call, op: Operators, operator: str) -> relax.Expr:
-    return getattr(op, operator)(*_promoted(call, op, "bool"))
+def _logical(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    return getattr(op, operator)(*_promoted(op, call, "bool"))
 
 
-def _where(call: Call, op: Operators) -> relax.Expr:
+def _where(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM does not promote the dtypes of the two values.
     chosen, other = op.cast(call["self"], call.dtype), op.cast(call["other"], call.dtype)
     return op.where(op.cast(call["condition"], "bool"), chosen, other)
 
 
-def _to_copy(call: Call, op: Operators) -> relax.Expr:
+def _to_copy(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's cast of floats to booleans goes through integers: 0.5 becomes False.
     value = call["self"]
     if call.dtype == "bool" and dtype_of(value) != "bool":
@@ -140,7 +136,7 @@ def _to_copy(call: Call, op: Operators) -> relax.Expr:
     return op.cast(value, call.dtype)
 
 
-_BINARY: dict[str, Repair] = {
+_BINARY: dict[str, Conversion] = {
     "add": partial(_binary, operator="add", on_booleans="logical_or"),
     "sub": partial(_binary, operator="subtract"),
     "mul": partial(_binary, operator="multiply", on_booleans="logical_and"),
@@ -159,8 +155,8 @@ _BINARY: dict[str, Repair] = {
     "ne": partial(_comparison, operator="not_equal"),
 }
 
-REPAIRS: dict[str, Repair] = {
-    **{f"{name}.{kind}": repair for name, repair in _BINARY.items() for kind in ("Tensor", "Scalar")},
+CONVERSIONS: dict[str, Conversion] = {
+    **{f"{name}.{kind}": conversion for name, conversion in _BINARY.items() for kind in ("Tensor", "Scalar")},
     **{f"{name}.default": partial(_float_unary, operator=operator) for name, operator in _UNARY.items()},
     **{f"{name}.default": partial(_rounding, operator=name) for name in ("floor", "ceil", "trunc")},
     **{f"logical_{name}.default": partial(_logical, operator=f"logical_{name}") for name in ("and", "or", "xor")},
@@ -169,7 +165,7 @@ REPAIRS: dict[str, Repair] = {
     **{f"bitwise_{side}_shift.{kind}": _shift for side in ("left", "right") for kind in ("Tensor", "Tensor_Scalar")},
     "remainder.Scalar_Tensor": _remainder,
     # TVM inverts all bits of a boolean's byte.
-    "bitwise_not.default": lambda call, op: (op.logical_not if call.dtype == "bool" else op.bitwise_not)(call["self"]),
+    "bitwise_not.default": lambda op, call: (op.logical_not if call.dtype == "bool" else op.bitwise_not)(call["self"]),
     "where.self": _where,
     "_to_copy.default": _to_copy,
     "clamp.default": _clamp,
@@ -177,7 +173,7 @@ REPAIRS: dict[str, Repair] = {
     "round.default": _round,
     "round.decimals": _round,
     "copysign.Tensor": _copysign,
-    "hypot.default": lambda call, op: op.sqrt(op.add(*map(op.square, _promoted(call, op)))),
+    "hypot.default": lambda op, call: op.sqrt(op.add(*map(op.square, _promoted(op, call)))),
     "maximum.default": partial(_binary, operator="maximum"),
     "minimum.default": partial(_binary, operator="minimum"),
 }

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.compositions import counted_from_front, parts
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of
-from tvm_split.frontends.torch.calls import Call, Repair
+from tvm_split.frontends.torch.conversions.call import TorchCall
 
 
 def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
@@ -22,22 +22,22 @@ def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
     return counted_from_front(op, index, size)
 
 
-def _own_places(call: Call, op: Operators) -> relax.Expr:
+def _own_places(op: Operators, call: TorchCall) -> relax.Expr:
     """The non-negative indices in the argument ``index`` for axis ``dim``."""
     return _places(op, call["index"], shape_of(call["self"])[call["dim"]])
 
 
-def _select(call: Call, op: Operators) -> relax.Expr:
+def _select(op: Operators, call: TorchCall) -> relax.Expr:
     data, axis = call["self"], call["dim"]
     return op.take(data, constant(call["index"] % shape_of(data)[axis], "int64"), axis)
 
 
-def _rows(call: Call) -> range:
+def _rows(call: TorchCall) -> range:
     """The rows of axis ``dim`` that a slice takes, with bounds clamped like Python's."""
     return range(shape_of(call["self"])[call["dim"]])[call["start"] : call["end"] : call["step"]]
 
 
-def _slice(call: Call, op: Operators) -> relax.Expr:
+def _slice(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer does not clamp the bounds to the axis.
     data, axis, rows = call["self"], call["dim"], _rows(call)
     if rows == range(shape_of(data)[axis]):
@@ -45,7 +45,7 @@ def _slice(call: Call, op: Operators) -> relax.Expr:
     return op.strided_slice(data, [axis], [rows.start], [max(rows.start, rows.stop)], [rows.step])
 
 
-def _slice_scatter(call: Call, op: Operators) -> relax.Expr:
+def _slice_scatter(op: Operators, call: TorchCall) -> relax.Expr:
     """Replace rows of a tensor: concatenate it with the source, and take each row from one of the two."""
     # TVM's importer requires an end.
     data, axis, places = call["self"], call["dim"], list(_rows(call))
@@ -102,13 +102,13 @@ class _Indexing:
         return merged
 
 
-def _index(call: Call, op: Operators) -> relax.Expr:
+def _index(op: Operators, call: TorchCall) -> relax.Expr:
     # With full slices, TVM's importer treats index tensors as an outer product, or misplaces the axes.
     indexing = _Indexing(op, call["self"], call["indices"])
     return op.take(indexing.merged(call["self"]), indexing.flat, indexing.first)
 
 
-def _index_put(call: Call, op: Operators) -> relax.Expr:
+def _index_put(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer requires an index for every axis.
     data = call["self"]
     indexing = _Indexing(op, data, call["indices"])
@@ -129,45 +129,39 @@ def _index_put(call: Call, op: Operators) -> relax.Expr:
 _REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min"}
 
 
-def _scatter(call: Call, op: Operators) -> relax.Expr:
+def _scatter(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer supports no reductions, and no source that is larger than the index.
     data, axis = call["self"], call["dim"]
     dtype, shape = dtype_of(data), shape_of(call["index"])
-    reduction = call.get("reduce") or ("add" if call.name.startswith("scatter_add") else "")
+    reduction = call.get("reduce") or ("add" if call.operation.kind.startswith("scatter_add") else "")
     includes = call.get("include_self", True)
     if not includes or (reduction and reduction not in _REDUCTIONS):
         raise ModelImportError(f"reduction {reduction!r} with include_self={includes} is not supported")
-    if "src" in call.values:
+    if "src" in call.attributes:
         source = op.cast(call["src"], dtype)
         for position, size in enumerate(shape):
             if shape_of(source)[position] != size:
                 source = op.strided_slice(source, [position], [0], [size])
     else:
         source = op.full(shape, op.cast(call["value"], dtype), dtype)
-    return op.scatter_elements(data, _own_places(call, op), source, axis, _REDUCTIONS.get(reduction, "update"))
+    return op.scatter_elements(data, _own_places(op, call), source, axis, _REDUCTIONS.get(reduction, "update"))
 
 
-def _concatenate(call: Call, op: Operators) -> relax.Expr:
+def _concatenate(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer does not promote dtypes; torch also skips empty one-dimensional tensors.
     parts = [op.cast(part, call.dtype) for part in call["tensors"] if len(shape_of(part)) == len(call.shape)]
     return op.concat(parts, call["dim"]) if len(parts) > 1 else parts[0]
 
 
-def _item_of_tuple(call: Call, op: Operators) -> relax.Expr:
+def _item_of_tuple(op: Operators, call: TorchCall) -> relax.Expr:
     # For a tuple of which TVM imports one tensor, its importer returns this tensor for every position.
-    source: Any = call.importer.env[call.node.args[0]]
-    place = call.node.args[1]
-    if isinstance(source, relax.Expr) and not isinstance(source, relax.Tuple):
-        if isinstance(source.ty, relax.TupleType):
-            return op.item(source, place)
-        source = ()
-    fields = source.fields if isinstance(source, relax.Tuple) else source
-    if place >= len(fields):
+    source, place = call.importer.values[call.source.args[0]], call.source.args[1]
+    if not isinstance(source.ty, relax.TupleType) or place >= len(source.ty.fields):
         raise ModelImportError(f"result {place} of this operator is used, which cannot be imported")
-    return fields[place]
+    return op.item(source, place)
 
 
-def _unfold(call: Call, op: Operators) -> relax.Expr:
+def _unfold(op: Operators, call: TorchCall) -> relax.Expr:
     data, size, shape = call["self"], call["size"], shape_of(call["self"])
     axis = call["dimension"] % len(shape)
     starts = np.arange(0, shape[axis] - size + 1, call["step"])
@@ -175,22 +169,22 @@ def _unfold(call: Call, op: Operators) -> relax.Expr:
     return op.permute_dims(windows, [place for place in range(len(shape) + 1) if place != axis + 1] + [axis + 1])
 
 
-REPAIRS: dict[str, Repair] = {
+CONVERSIONS: dict[str, Conversion] = {
     operator.getitem.__name__: _item_of_tuple,
     "select.int": _select,
     "slice.Tensor": _slice,
     "slice_scatter.default": _slice_scatter,
     "index.Tensor": _index,
     "index_put.default": _index_put,
-    "index_select.default": lambda call, op: op.take(call["self"], _own_places(call, op), call["dim"]),
+    "index_select.default": lambda op, call: op.take(call["self"], _own_places(op, call), call["dim"]),
     # TVM's importer casts the indices to 32 bits.
-    "embedding.default": lambda call, op: op.take(call["weight"], call["indices"], 0),
-    "gather.default": lambda call, op: op.gather_elements(call["self"], _own_places(call, op), call["dim"]),
+    "embedding.default": lambda op, call: op.take(call["weight"], call["indices"], 0),
+    "gather.default": lambda op, call: op.gather_elements(call["self"], _own_places(op, call), call["dim"]),
     **{f"scatter.{kind}": _scatter for kind in ("src", "value", "reduce", "value_reduce")},
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
     "cat.default": _concatenate,
-    "split_with_sizes.default": lambda call, op: parts(op, call["self"], call["split_sizes"], call["dim"]),
+    "split_with_sizes.default": lambda op, call: parts(op, call["self"], call["split_sizes"], call["dim"]),
     "unfold.default": _unfold,
 }
 """Conversions by the name of the ATen overload."""

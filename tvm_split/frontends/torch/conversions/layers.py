@@ -10,14 +10,15 @@ import numpy as np
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
-from tvm_split.frontends.torch.calls import Call, Repair, each_axis
+from tvm_split.frontends.torch.conversions.call import TorchCall, each_axis
 
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 """Layouts by the number of spatial axes: of data, of weights, and of a transposed convolution's weights."""
 
 
-def _convolution(call: Call, op: Operators) -> relax.Expr:
+def _convolution(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fixes the result to float32.
     weight, is_transposed = call["weight"], call["transposed"]
     axes = len(shape_of(weight)) - 2
@@ -39,17 +40,17 @@ def _convolution(call: Call, op: Operators) -> relax.Expr:
     return op.add(result, op.reshape(call["bias"], [1, -1] + [1] * axes))
 
 
-def _matmul(call: Call, op: Operators) -> relax.Expr:
+def _matmul(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fixes the result to float32.
-    left, right = call.operands
+    left, right = call.operands[:2]
     if len(shape_of(left)) == len(shape_of(right)) == 1:
         return op.sum(op.multiply(left, right))
     return op.matmul(left, right)
 
 
-def _product_and_sum(call: Call, op: Operators) -> relax.Expr:
+def _product_and_sum(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fixes the result to float32.
-    added, left, right = list(call.values.values())[:3]
+    added, left, right = call.operands[:3]
     product = _scaled(op, op.matmul(left, right), call["alpha"])
     return product if call["beta"] == 0 else op.add(product, _scaled(op, added, call["beta"]))
 
@@ -58,13 +59,13 @@ def _scaled(op: Operators, value: relax.Expr, factor: float) -> relax.Expr:
     return value if factor == 1 else op.multiply(value, factor)
 
 
-def _linear(call: Call, op: Operators) -> relax.Expr:
+def _linear(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fixes the result to float32.
     result = op.matmul(call["input"], op.permute_dims(call["weight"]))
     return result if call["bias"] is None else op.add(result, call["bias"])
 
 
-def _attention(call: Call, op: Operators) -> relax.Expr:
+def _attention(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer ignores scale and enable_gqa, and refuses boolean masks and inputs of three or five axes.
     query, key, value = call["query"], call["key"], call["value"]
     if call["dropout_p"]:
@@ -107,7 +108,7 @@ def _repeated_heads(op: Operators, value: relax.Expr, query: relax.Expr) -> rela
     return value if times == 1 else op.repeat(value, times, len(shape_of(value)) - 3)
 
 
-def _normed(call: Call, op: Operators, shape: Sequence[int]) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
+def _normed(op: Operators, call: TorchCall, shape: Sequence[int]) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
     """Return a norm's data, weight and bias of ``shape``; ones and zeros stand for a missing weight or bias.
 
     Half precision is cast to float32, as in torch; TVM has some of the norms in float32 only.
@@ -118,16 +119,16 @@ def _normed(call: Call, op: Operators, shape: Sequence[int]) -> tuple[relax.Expr
     return op.cast(call["input"], dtype), weight, bias
 
 
-def _layer_norm(call: Call, op: Operators) -> relax.Expr:
+def _layer_norm(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fails if weight or bias is missing.
     shape = call["normalized_shape"]
-    result = op.nn.layer_norm(*_normed(call, op, shape), list(range(-len(shape), 0)), call["eps"])
+    result = op.nn.layer_norm(*_normed(op, call, shape), list(range(-len(shape), 0)), call["eps"])
     return op.cast(result, call.dtype)
 
 
-def _group_norm(call: Call, op: Operators) -> relax.Expr:
+def _group_norm(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fails if weight or bias is missing, and its operator does not accept inputs of two axes.
-    data, weight, bias = _normed(call, op, call.shape[1:2])
+    data, weight, bias = _normed(op, call, call.shape[1:2])
     if len(call.shape) == 2:
         data = op.expand_dims(data, 2)
     axes = list(range(2, len(shape_of(data))))
@@ -135,15 +136,15 @@ def _group_norm(call: Call, op: Operators) -> relax.Expr:
     return op.squeeze(result, [2]) if len(call.shape) == 2 else result
 
 
-def _batch_norm(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
+def _batch_norm(op: Operators, call: TorchCall) -> tuple[relax.Expr, ...]:
     # TVM's importer returns a tensor instead of a tuple.
-    data, weight, bias = _normed(call, op, call.shape[1:2])
+    data, weight, bias = _normed(op, call, call.shape[1:2])
     mean, variance = (op.cast(call[f"running_{each}"], dtype_of(data)) for each in ("mean", "var"))
     options = {"axis": 1, "epsilon": call["eps"], "momentum": 0.1, "training": False}
     return (op.cast(op.item(op.nn.batch_norm(data, weight, bias, mean, variance, **options), 0), call.dtype),)
 
 
-def _softmax(call: Call, op: Operators, operator: str) -> relax.Expr:
+def _softmax(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # TVM's importer computes half precision without float32, and does not accept scalars.
     data = op.cast(call["self"], wide(call.dtype))
     if not call.shape:
@@ -151,7 +152,7 @@ def _softmax(call: Call, op: Operators, operator: str) -> relax.Expr:
     return op.cast(getattr(op.nn, operator)(data, call["dim"]), call.dtype)
 
 
-def _elu(call: Call, op: Operators) -> relax.Expr:
+def _elu(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer ignores scale and input_scale.
     x = call["self"]
     grown = op.subtract(op.exp(_scaled(op, x, call["input_scale"])), 1)
@@ -159,7 +160,7 @@ def _elu(call: Call, op: Operators) -> relax.Expr:
     return op.where(op.greater(x, 0), _scaled(op, x, call["scale"]), negative)
 
 
-REPAIRS: dict[str, Repair] = {
+CONVERSIONS: dict[str, Conversion] = {
     "convolution.default": _convolution,
     **{f"{name}.default": _matmul for name in ("mm", "bmm", "matmul")},
     **{f"{name}.default": _product_and_sum for name in ("addmm", "addmv")},
@@ -171,7 +172,7 @@ REPAIRS: dict[str, Repair] = {
     "_softmax.default": partial(_softmax, operator="softmax"),
     "_log_softmax.default": partial(_softmax, operator="log_softmax"),
     "elu.default": _elu,
-    "hardtanh.default": lambda call, op: op.clip(call["self"], call["min_val"], call["max_val"]),
-    "view.default": lambda call, op: op.reshape(call["self"], call.shape),
+    "hardtanh.default": lambda op, call: op.clip(call["self"], call["min_val"], call["max_val"]),
+    "view.default": lambda op, call: op.reshape(call["self"], call.shape),
 }
 """Conversions by the name of the ATen overload."""

@@ -8,27 +8,28 @@ from typing import Any
 
 from tvm import relax
 
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
-from tvm_split.frontends.torch.calls import Call, Repair
+from tvm_split.frontends.torch.conversions.call import TorchCall
 
 
-def _reduced(call: Call, op: Operators, operator: str, data: relax.Expr) -> relax.Expr:
+def _reduced(op: Operators, call: TorchCall, operator: str, data: relax.Expr) -> relax.Expr:
     """Reduce ``data`` over the call's axes."""
     axes = call.axes(len(shape_of(data)))
     return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
 
 
-def _reduction(call: Call, op: Operators, operator: str) -> relax.Expr:
+def _reduction(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # TVM's importer accumulates in the input's dtype, also for half precision and integers.
-    return op.cast(_reduced(call, op, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
+    return op.cast(_reduced(op, call, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
 
 
-def _extreme(call: Call, op: Operators, operator: str) -> relax.Expr:
+def _extreme(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     data = op.cast(call["self"], "int8") if call.dtype == "bool" else call["self"]
-    return op.cast(_reduced(call, op, operator, data), call.dtype)
+    return op.cast(_reduced(op, call, operator, data), call.dtype)
 
 
-def _extreme_and_place(call: Call, op: Operators, operator: str) -> tuple[relax.Expr, relax.Expr]:
+def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, relax.Expr]:
     # TVM's importer lacks min.dim, and computes max.dim by sorting.
     data, dim, keep = call["self"], call["dim"], call["keepdim"]
     if not shape_of(data):
@@ -37,14 +38,14 @@ def _extreme_and_place(call: Call, op: Operators, operator: str) -> tuple[relax.
     return getattr(op, operator)(data, [dim], keepdims=keep), place
 
 
-def _any(call: Call, op: Operators) -> relax.Expr:
+def _any(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer returns numbers instead of booleans for numbers, and lacks the reduction over all axes.
     data = call["self"]
     data = data if dtype_of(data) == "bool" else op.not_equal(data, 0)
-    return op.not_equal(_reduced(call, op, "max", op.cast(data, "int8")), 0)
+    return op.not_equal(_reduced(op, call, "max", op.cast(data, "int8")), 0)
 
 
-def _moments(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
+def _moments(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
     """Return the variance and the mean over the call's axes."""
     data = op.cast(call["self"], wide(dtype_of(call["self"])))
     axes, keep = call.axes(len(shape_of(data))), call["keepdim"]
@@ -61,23 +62,23 @@ def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
     return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
 
 
-def _place(call: Call, op: Operators, operator: str) -> relax.Expr:
+def _place(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     data, find = _comparable(op, call["self"]), getattr(op, operator)
     if call["dim"] is None:
         return op.reshape(find(op.reshape(data, [-1]), 0, False), call.shape)
     return find(data, call["dim"], call["keepdim"])
 
 
-def _scan(call: Call, op: Operators, operator: str) -> relax.Expr:
+def _scan(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # TVM's importer scans integers in their own dtype, torch in int64.
     dtype = wide(call.dtype)
     data = op.cast(call["self"], dtype)
     return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
 
 
-def _median(call: Call, op: Operators) -> Any:
+def _median(op: Operators, call: TorchCall) -> Any:
     # For an even number of elements, torch returns the lower of the two in the middle; TVM does not.
-    has_axis = "dim" in call.values
+    has_axis = "dim" in call.attributes
     data, axis = (call["self"], call["dim"]) if has_axis else (op.reshape(call["self"], [-1]), 0)
     order = op.argsort(data, axis, dtype="int64")
     middle = constant((shape_of(data)[axis] - 1) // 2, "int64")
@@ -87,12 +88,12 @@ def _median(call: Call, op: Operators) -> Any:
     return tuple(op.expand_dims(part, axis) if call["keepdim"] else part for part in results)
 
 
-def _sort(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
+def _sort(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
     order = op.argsort(call["self"], call["dim"], call["descending"], dtype="int64")
     return op.gather_elements(call["self"], order, call["dim"]), order
 
 
-REPAIRS: dict[str, Repair] = {
+CONVERSIONS: dict[str, Conversion] = {
     "sum.dim_IntList": partial(_reduction, operator="sum"),
     **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
     **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
@@ -101,7 +102,7 @@ REPAIRS: dict[str, Repair] = {
     },
     **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
     **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
-    "var.correction": lambda call, op: _moments(call, op)[0],
+    "var.correction": lambda op, call: _moments(op, call)[0],
     "var_mean.correction": _moments,
     **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
     **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},

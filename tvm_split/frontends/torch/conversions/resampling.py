@@ -10,8 +10,9 @@ import torch
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
-from tvm_split.frontends.torch.calls import Call, Repair, each_axis
+from tvm_split.frontends.torch.conversions.call import TorchCall, each_axis
 
 RESAMPLINGS = (
     *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
@@ -21,18 +22,18 @@ RESAMPLINGS = (
 """torch's resampling operators that have an overload ``vec``."""
 
 
-def _resampled(call: Call, op: Operators) -> relax.Expr:
+def _resampled(op: Operators, call: TorchCall) -> relax.Expr:
     """Resize one axis after the other by a matrix of torch's own weights.
 
     All resamplings are linear and separable by axis, so the unit vectors, resized by torch, are the weights.
     """
     # TVM's importer computes nearest with half-pixel centres, ignores a given scale factor, antialiasing and the
     # coefficient of torch's bicubic (−0.75), and has no mode of one or three axes that works.
-    data, scales = call.first, call.get("scale_factors")
+    data, scales = call.operands[0], call.get("scale_factors")
     for axis in range(2, len(call.shape)):
         scale = None if scales is None else scales[axis - 2]
         size = shape_of(data)[axis]
-        weights = _weights(call.name, size, call.shape[axis], scale, call.get("align_corners", False))
+        weights = _weights(call.operation.kind, size, call.shape[axis], scale, call.get("align_corners", False))
         data = _along(op, data, weights, axis)
     return data
 
@@ -65,9 +66,9 @@ def _along(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis:
     return op.cast(product if axis == rank - 1 else op.permute_dims(product, np.argsort(order).tolist()), dtype)
 
 
-def _average_pool(call: Call, op: Operators) -> relax.Expr:
+def _average_pool(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer ignores divisor_override.
-    axes = int(call.name[len("avg_pool")])
+    axes = int(call.operation.kind[len("avg_pool")])
     kernel = each_axis(call["kernel_size"], axes)
     stride = each_axis(call["stride"], axes) if call["stride"] else kernel
     padding, is_single = each_axis(call["padding"], axes), len(call.shape) == axes + 1
@@ -85,22 +86,22 @@ def _average_pool(call: Call, op: Operators) -> relax.Expr:
     return op.squeeze(result, [0]) if is_single else result
 
 
-def _max_pool_alone(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
+def _max_pool_alone(op: Operators, call: TorchCall) -> tuple[relax.Expr, ...]:
     # TVM's importer returns zeros for the positions of the maxima; this conversion omits the positions.
-    axes = int(call.name[len("max_pool")])
+    axes = int(call.operation.kind[len("max_pool")])
     kernel = each_axis(call["kernel_size"], axes)
     stride = each_axis(call["stride"], axes) if call["stride"] else kernel
     padding, dilation = each_axis(call["padding"], axes), each_axis(call["dilation"], axes)
-    pool = getattr(call.importer, f"_max_pool{axes}d_impl")
+    pool = getattr(call.importer.tvm, f"_max_pool{axes}d_impl")
     return (op.builder.emit(pool(call["self"], kernel, stride, padding, dilation, call["ceil_mode"])),)
 
 
-def _adaptive_pool(call: Call, op: Operators) -> Any:
+def _adaptive_pool(op: Operators, call: TorchCall) -> Any:
     """Pool one axis after the other: output element i of m reduces the rows ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉ of n (exclusive)."""
     # TVM has no adaptive maximum, and its mean requires all sizes.
-    is_mean = "avg" in call.name
+    is_mean = "avg" in call.operation.kind
     data, reduce = call["self"], op.mean if is_mean else op.max
-    rank, axes = len(call.shape), int(call.name.partition("pool")[2][0])
+    rank, axes = len(call.shape), int(call.operation.kind.partition("pool")[2][0])
     if is_mean:
         data = op.cast(data, wide(call.dtype))
     whole = [axis for axis in range(rank - axes, rank) if call.shape[axis] == 1]
@@ -124,7 +125,7 @@ def _adaptive_pool(call: Call, op: Operators) -> Any:
     return data if is_mean else (data,)
 
 
-def _grid_sample(call: Call, op: Operators) -> relax.Expr:
+def _grid_sample(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's operator takes coordinates as axis 1 of the grid; its importer leaves them as the last axis.
     return op.image.grid_sample(
         call["input"],
@@ -136,7 +137,7 @@ def _grid_sample(call: Call, op: Operators) -> relax.Expr:
     )
 
 
-REPAIRS: dict[str, Repair] = {
+CONVERSIONS: dict[str, Conversion] = {
     **{f"{name}.vec": _resampled for name in RESAMPLINGS},
     **{f"avg_pool{axes}d.default": _average_pool for axes in (1, 2, 3)},
     **{f"max_pool{axes}d_with_indices.default": _max_pool_alone for axes in (2, 3)},

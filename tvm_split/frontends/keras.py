@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from tvm_split.errors import ModelImportError, last_line
-from tvm_split.frontends.dimensions import OpenSizes, in_order, with_rows
-from tvm_split.frontends.frontend import ImportRequest
-from tvm_split.frontends.normal_form import identifier
+from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.dimensions import Specs, bound_inputs, in_order, with_rows
+from tvm_split.frontends.names import identifier
 from tvm_split.model import Model
 
 BACKENDS = ("jax", "torch")
@@ -58,7 +58,7 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
     if backend == "torch":
         model = _through_torch(call, source, arrays, identifiers, called)
         return model if request.example_inputs is not None else replace(model, example_inputs=None)
-    from tvm_split.frontends.jax.load import traced_model
+    from tvm_split.frontends.jax import traced_model
     from tvm_split.frontends.stablehlo.layer_names import below_the_network
 
     return traced_model(
@@ -105,9 +105,7 @@ def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndar
         if not names:
             names = list(given) if isinstance(given, Mapping) else [f"input_{place}" for place in range(len(given))]
         arrays = [_array(each) for each in in_order(names, given)]
-    elif known:
-        arrays = [np.zeros(shape, dtype) for shape, dtype in _bound(known, request)]
-    else:
+    elif not known:
         raise ModelImportError(
             f"the Keras model {model.name!r} does not know its inputs' shapes: give example_inputs, a tuple of arrays"
         )
@@ -115,21 +113,18 @@ def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndar
         raise ModelImportError(
             "dimensions and example_inputs both say the sizes of the inputs; give one of them, and batch if need be"
         )
-    arrays = with_rows(arrays, request.batch)
-    for (name, shape, dtype), array in zip(known, arrays, strict=False):
-        fits = len(shape) == array.ndim and all(s in (None, mine) for s, mine in zip(shape, array.shape, strict=True))
-        if not fits:
-            shown = [size if size is not None else "open" for size in shape]
-            raise ModelImportError(f"input {name!r} is {dtype}{shown}, example_inputs has {list(array.shape)}")
-    kinds = [dtype for _, _, dtype in known] or [str(array.dtype) for array in arrays]
-    arrays = [array.astype(kind) for array, kind in zip(arrays, kinds, strict=True)]
-    return names, arrays
+    if not known:
+        return names, with_rows(arrays, request.batch)
+    if examples is not None:
+        arrays = [array.astype(dtype) for array, (_, _, dtype) in zip(arrays, known, strict=True)]
+        request = replace(request, example_inputs=with_rows(arrays, request.batch), batch=None)
+    # All inputs of a Keras network have the same batch size.
+    symbols = {f"{name}[0]": "batch" for name in names}
+    shapes, fitting = bound_inputs(known, request, symbols)
+    return names, fitting or [np.zeros(shape, dtype) for shape, (_, _, dtype) in zip(shapes, known, strict=True)]
 
 
-Known = Sequence[tuple[str, tuple[int | None, ...], str]]
-
-
-def _known_inputs(model: Any) -> Known:
+def _known_inputs(model: Any) -> Specs:
     """Name, shape and dtype of each input if the model declares them; inputs in a dict are named by their keys."""
     import keras
 
@@ -142,21 +137,6 @@ def _known_inputs(model: Any) -> Known:
     if isinstance(structure, Mapping) and len(structure) == len(tensors):
         names = [str(path[-1]) for path, _ in keras.tree.flatten_with_path(structure)]
     return [(name, tuple(each.shape), str(each.dtype)) for name, each in zip(names, tensors, strict=True)]
-
-
-def _bound(known: Known, request: ImportRequest) -> Iterator[tuple[list[int], str]]:
-    sizes = OpenSizes(request.batch, request.dimensions)
-    for name, shape, _ in known:
-        for axis, size in enumerate(shape):
-            if size is None:
-                # All inputs of a Keras network have the same batch size.
-                sizes.open("batch" if axis == 0 else f"{name}[{axis}]", f"{name}[{axis}]")
-            else:
-                sizes.fixed(f"{name}[{axis}]", size)
-    found = sizes.sizes()
-    for name, shape, dtype in known:
-        symbols = ["batch" if axis == 0 else f"{name}[{axis}]" for axis in range(len(shape))]
-        yield [found[symbol] if size is None else size for size, symbol in zip(shape, symbols, strict=True)], dtype
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:

@@ -1,0 +1,43 @@
+"""Every common operation of JAX and operator of TFLite, imported, compiled and compared with JAX or LiteRT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers.frontends import jax_cases, tflite_cases
+from tests.helpers.frontends.comparison import assert_close, run
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.frontends import load_model
+from tvm_split.model import Model
+
+
+def assert_answers(
+    model: Model, inputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray], tolerance: float | None, steps: int = 0
+) -> None:
+    """The model and each of its layers have the framework's answers; integers may be so many ``steps`` apart."""
+    assert_keeps_contract(model)
+    for mine, right in zip(run(model, inputs), wanted, strict=True):
+        assert (str(mine.dtype), mine.shape) == (str(right.dtype), right.shape)
+        if steps:
+            assert np.abs(mine.astype("int64") - right.astype("int64")).max() <= steps
+        else:
+            assert_close(mine, right, tolerance)
+    if model.layers and not steps:
+        assert first_parting_layer(model, model.reference, inputs) is None
+
+
+@pytest.mark.parametrize("case", jax_cases.CASES, ids=[case.name for case in jax_cases.CASES])
+def test_operation_has_the_answer_of_jax(case: jax_cases.Case) -> None:
+    wanted = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(case.function)(*case.inputs))]
+    assert_answers(load_model(case.function, case.inputs), case.inputs, wanted, case.tolerance)
+
+
+@pytest.mark.parametrize("case", tflite_cases.CASES, ids=[case.name for case in tflite_cases.CASES])
+def test_operator_has_the_answer_of_litert(case: tflite_cases.Case) -> None:
+    model = load_model(case.content, case.inputs)
+    assert_answers(model, case.inputs, model.reference.outputs(case.inputs), case.tolerance, case.steps)

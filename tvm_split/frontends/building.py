@@ -1,0 +1,188 @@
+"""Build a network in the form that ``tvm_split.model.Model`` guarantees.
+
+Each binding is one operator call, no binding is unused, and every variable is named after its layer. The function
+returns a tuple, and at least one layer computes a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from relay_passes.fold_constants import folded
+from relay_passes.ir import bindings_of, constant
+from rpc_runtime.program.program import TensorSpec
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.names import UniqueNames, identifier
+from tvm_split.model import Model, Reference
+
+
+@dataclass(frozen=True)
+class Built:
+    """A built ``module``, and the ``layers`` of its variables by name.
+
+    ``held`` maps values of the source (an fx node, the name of an ONNX tensor) to the variables that hold them, in
+    execution order. If a variable holds several values (a clone), it has the first.
+    """
+
+    module: tvm.IRModule
+    layers: dict[str, str]
+    held: dict[Any, str]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The function's parameters."""
+        return tuple(_spec(parameter.name, parameter.ty) for parameter in self.module["main"].params)
+
+    def model(
+        self,
+        name: str,
+        framework: str,
+        reference: Reference | None = None,
+        examples: Sequence[Any] | None = None,
+        *,
+        outputs: Sequence[str] = (),
+        tolerance: float | None = None,
+    ) -> Model:
+        """Return the Model; ``outputs`` are the names of its outputs, by default ``output_0``, ``output_1``, …."""
+        fields = self.module["main"].body.body.ty.fields
+        names = outputs or [f"output_{index}" for index in range(len(fields))]
+        specs = tuple(_spec(output, field) for output, field in zip(names, fields, strict=True))
+        arrays = None if examples is None else tuple(examples)
+        return Model(
+            identifier(name), framework, self.module, self.inputs, specs, self.layers, reference, arrays, tolerance
+        )
+
+
+def _spec(name: str, kind: Any) -> TensorSpec:
+    return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
+
+
+class ModelBuilder(relax.BlockBuilder):  # type: ignore[misc]
+    """A block builder that binds every call, also nested ones, to a variable of the current ``layer``.
+
+    Calls on constants are computed at once. Within `main`, set ``outputs``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = ""
+        self.layers: dict[str, str] = {}
+        self.outputs: Sequence[relax.Expr] = ()
+        self._names = UniqueNames()
+        self._folded: dict[tuple[object, ...], tuple[relax.Expr, relax.Expr]] = {}
+        """Folded expressions and their constants: a weight that two layers share is stored once."""
+        self._nested: dict[relax.Expr, relax.Expr] = {}
+        """Nested expressions, which several calls may share, and their variables."""
+
+    @contextmanager
+    def main(self, inputs: Sequence[TensorSpec]) -> Iterator[list[relax.Var]]:
+        """Build the function inside the block; yields its parameters."""
+        parameters = [
+            relax.Var(self._names.take(identifier(spec.name)), relax.TensorType(list(spec.shape), spec.dtype))
+            for spec in inputs
+        ]
+        with self.function("main", parameters):
+            with self.dataflow():
+                yield parameters
+                fields = self._made_by_layers()
+            self.emit_func_output(relax.Tuple(fields))
+
+    def built(self, values: Mapping[Any, Any]) -> Built:
+        """Return what was built, without unused bindings; ``values`` maps the source's values to their expressions."""
+        # All variables were emitted as outputs of the block. Those that are not become dataflow variables here.
+        module = relax.transform.CanonicalizeBindings()(self.get())
+        module = relax.transform.DeadCodeElimination()(module)
+        layers = {name: self.layers[name] for name in (binding.var.name for binding in bindings_of(module["main"]))}
+        sources: dict[str, Any] = {}
+        for source, value in values.items():
+            if isinstance(value, relax.Var) and value.name in layers and isinstance(value.ty, relax.TensorType):
+                sources.setdefault(value.name, source)
+        return Built(module, layers, {source: name for name, source in sources.items()})
+
+    def normalize(self, expr: relax.Expr) -> relax.Expr:
+        """Return ``expr`` with its type; calls that are nested in it are bound."""
+        if isinstance(expr, relax.If | relax.Function):
+            raise ModelImportError("it chooses what to compute while it runs; only straight-line networks can be split")
+        if isinstance(expr, relax.Tuple):
+            expr = relax.Tuple([self._atom(field) for field in expr.fields])
+        elif isinstance(expr, relax.TupleGetItem):
+            source = self._atom(expr.tuple_value)
+            if isinstance(source, relax.Tuple):
+                return source.fields[expr.index]
+            expr = relax.TupleGetItem(source, expr.index)
+        elif isinstance(expr, relax.Call):
+            arguments = [self._atom(argument) for argument in expr.args]
+            expr = relax.Call(expr.op, arguments, expr.attrs, expr.ty_args, expr.span)
+        return super().normalize(expr)
+
+    def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Expr:
+        """Bind a call to a variable of the current layer; return a call on constants as a constant."""
+        expr = self.normalize(expr)
+        if not isinstance(expr, relax.Call | relax.TupleGetItem) or _is_null(expr):
+            return expr
+        value = self._constant(expr)
+        return self._bound(expr) if value is None else value
+
+    def match_cast(self, value: relax.Expr, type: relax.Type, name_hint: str = "") -> relax.Expr:
+        """Return ``value``, which has this ``type``. Raises ModelImportError if the type is known only at run time."""
+        value = self.emit(value)
+        if not tvm_ffi.structural_equal(value.ty, type):
+            raise ModelImportError(
+                "it has a shape that depends on the values of its input; "
+                "a split network needs shapes that are known beforehand"
+            )
+        return value
+
+    def emit_te(self, *arguments: Any, **keywords: Any) -> relax.Var:
+        """Raise ModelImportError: an operator emitted as a kernel can be neither planned nor split."""
+        raise ModelImportError("TVM imports it as a kernel of its own; a split network is made of Relax operators")
+
+    call_te = emit_te
+
+    def _atom(self, expr: relax.Expr) -> relax.Expr:
+        """Return ``expr`` if it needs no binding, else a variable bound to it, or a constant."""
+        if not isinstance(expr, relax.Call | relax.TupleGetItem | relax.Tuple):
+            return expr
+        if expr not in self._nested:
+            self._nested[expr] = self.emit(expr)
+        return self._nested[expr]
+
+    def _constant(self, expr: relax.Expr) -> relax.Expr | None:
+        if not isinstance(expr, relax.Call) or any(isinstance(argument, relax.Var) for argument in expr.args):
+            return None
+        # TVM objects compare by identity; the expression is kept, so that no other object gets its operands' addresses.
+        key = (expr.op, str(expr.attrs), str(expr.ty), *expr.args)
+        if key not in self._folded:
+            value = folded(expr)
+            if value is None:
+                return None
+            self._folded[key] = expr, constant(value)
+        return self._folded[key][1]
+
+    def _bound(self, expr: relax.Expr) -> relax.Var:
+        variable = super().emit_output(expr, self._names.take(identifier(self.layer)))
+        self.layers[variable.name] = self.layer
+        return variable
+
+    def _made_by_layers(self) -> list[relax.Expr]:
+        """Make each constant output a layer ``output_N``, since some machine must hold it.
+
+        An input that is returned unchanged becomes a layer only if the model has no other layer.
+        """
+        is_made = [isinstance(output, relax.Var) and bool(self.layers) for output in self.outputs]
+        fields = []
+        for index, (output, is_kept) in enumerate(zip(self.outputs, is_made, strict=True)):
+            self.layer = f"output_{index}"
+            fields.append(output if is_kept else self._bound(relax.op.reshape(output, output.ty.shape)))
+        return fields
+
+
+def _is_null(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == "relax.null_value"

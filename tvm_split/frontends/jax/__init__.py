@@ -1,1 +1,0 @@
-"""Import functions of JAX, modules of Flax, and StableHLO files."""

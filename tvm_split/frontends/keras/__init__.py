@@ -1,1 +1,0 @@
-"""Import models of Keras through JAX or torch."""
