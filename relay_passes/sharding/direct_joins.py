@@ -144,6 +144,8 @@ class _Spreading:
         for name, binding in reversed(self._bindings.items()):
             place = self._places.get(name)
             users = first_users.get(name, {}) if place is None else {place.machines: place}
+            if name in self._keepers:
+                users.setdefault(self._keepers[name].machines, self._keepers[name])
             for read in used_variables(binding.value):
                 first = first_users.get(read.name, {})
                 for machines, user in users.items() if read.name in self._lazy else ():
@@ -161,7 +163,7 @@ class _Spreading:
         key = name, machines
         if key not in self._made:
             own_name = self._name(name, machines)
-            place = self._users[name][machines] if machines in self._users[name] else self._keepers[name]
+            place = self._users[name][machines]
             value = self._range(self._ranges[name], own_name, place) if name in self._ranges else None
             if value is None:
                 value = self._bind(self._on(self._bindings[name].value, machines), own_name, name, place)

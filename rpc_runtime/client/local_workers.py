@@ -165,11 +165,6 @@ class LocalWorkers(Closing):
             )
 
     def _await_ready(self, name: str, deadline: float) -> None:
-        address = self._wait_ready(name, deadline)
-        self._endpoints[name] = WorkerEndpoint(name, address, self._token)
-        logger.info("%s runs as process %d", self._endpoints[name], self._processes[name].pid)
-
-    def _wait_ready(self, name: str, deadline: float) -> str:
         process = self._processes[name]
         line = _read_line(process.stdout, deadline) if process.stdout is not None else None
         if line is None:
@@ -177,13 +172,15 @@ class LocalWorkers(Closing):
                 f"worker {name!r} was not ready within {self._start_timeout_seconds:g} seconds. {self._quoted(name)}"
             )
         try:
-            return str(json.loads(line)["address"])
+            address = str(json.loads(line)["address"])
         except (ValueError, KeyError, TypeError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
             raise WorkerUnavailableError(
                 f"worker {name!r} ended with exit code {process.poll()} while it started. {self._quoted(name)}"
             ) from None
+        self._endpoints[name] = WorkerEndpoint(name, address, self._token)
+        logger.info("%s runs as process %d", self._endpoints[name], process.pid)
 
     def _quoted(self, name: str) -> str:
         return f"It wrote: {self.messages(name) or '(nothing)'}"

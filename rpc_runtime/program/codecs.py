@@ -220,38 +220,44 @@ class Int8(Codec):
         return encoded[self._scale_bytes :].view(np.int8).reshape(self._shape)
 
 
-class Lz4(Codec):
-    """Lossless compression to one LZ4 block without a stored size."""
+class Lossless(Codec):
+    """Compresses tensors by the library ``module``."""
+
+    @cached_property
+    def _library(self) -> Any:
+        return importlib.import_module(self.module)
+
+    def _require_whole(self, size_bytes: int) -> None:
+        if size_bytes != self.tensor.size_bytes:
+            raise ValueError(f"it should decompress to {self.tensor.size_bytes} bytes, and it makes {size_bytes}")
+
+    def _store(self, content: bytes, data: Bytes) -> None:
+        self._require_whole(len(content))
+        data[:] = np.frombuffer(content, np.uint8)
+
+
+class Lz4(Lossless):
+    """One LZ4 block without a stored size."""
 
     name = "lz4"
     module = "lz4.block"
     package = "lz4"
 
-    @cached_property
-    def _block(self) -> Any:
-        return importlib.import_module(self.module)
-
     def encode(self, data: Bytes) -> Bytes | None:
-        return np.frombuffer(self._block.compress(data, store_size=False), np.uint8)
+        return np.frombuffer(self._library.compress(data, store_size=False), np.uint8)
 
     def decode(self, encoded: Bytes, data: Bytes) -> None:
         try:
-            content = self._block.decompress(encoded, uncompressed_size=data.size)
-        except self._block.LZ4BlockError as error:
+            self._store(self._library.decompress(encoded, uncompressed_size=data.size), data)
+        except self._library.LZ4BlockError as error:
             raise ValueError(str(error)) from error
-        _require_size(len(content), data)
-        data[:] = np.frombuffer(content, np.uint8)
 
 
-class Zstd(Codec):
-    """Lossless compression to one Zstandard frame, which stores the decompressed size."""
+class Zstd(Lossless):
+    """One Zstandard frame, which stores the decompressed size."""
 
     name = "zstd"
     module = package = "zstandard"
-
-    @cached_property
-    def _library(self) -> Any:
-        return importlib.import_module(self.module)
 
     @cached_property
     def _compressor(self) -> Any:
@@ -269,12 +275,10 @@ class Zstd(Codec):
     def decode(self, encoded: Bytes, data: Bytes) -> None:
         try:
             # Check the size first: decompressing allocates as much memory as the frame states.
-            _require_size(self._library.get_frame_parameters(encoded).content_size, data)
-            content = self._decompressor.decompress(encoded, allow_extra_data=False)
+            self._require_whole(self._library.get_frame_parameters(encoded).content_size)
+            self._store(self._decompressor.decompress(encoded, allow_extra_data=False), data)
         except self._library.ZstdError as error:
             raise ValueError(str(error)) from error
-        _require_size(len(content), data)
-        data[:] = np.frombuffer(content, np.uint8)
 
 
 CODECS: Registry[type[Codec]] = Registry(
@@ -315,8 +319,3 @@ def by_channel(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) == 4:
         before, channels, behind = shape[0], shape[1], shape[2] * shape[3]
     return (1, 1, channels) if before * behind == 1 else (before, channels, behind)
-
-
-def _require_size(size_bytes: int, data: Bytes) -> None:
-    if size_bytes != data.size:
-        raise ValueError(f"it should decompress to {data.size} bytes, and it makes {size_bytes}")

@@ -172,8 +172,8 @@ def pipeline(
         def measure() -> Figures:
             count = max(20, int(2 / median_seconds(lambda: deployment.run(*arrays), RUNS)))
             report = tvm_split.bench(deployment, [arrays], rounds=1, micro_batches=count)
-            busy = [each.compute.measured or 0.0 for each in report.machines]
-            busy += [each.seconds.measured or 0.0 for each in report.links]
+            busy = [machine.compute.measured or 0.0 for machine in report.machines]
+            busy += [link.seconds.measured or 0.0 for link in report.links]
             per_second = 1 / (report.period.measured or float("nan"))
             return {
                 "per_second": per_second,
@@ -227,7 +227,7 @@ def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prep
         if digest in times and times[digest].error:
             failed[call.kernel.function] = times[digest].error
         elif digest in times:
-            calls = sum(each.digest == digest for each in code.calls)
+            calls = sum(call.digest == digest for call in code.calls)
             least = max(call.kernel.operations / peak, call.kernel.moved_bytes / bandwidth)
             key = f"{call.kernel.function} ({call.kernel.rule}, {calls} calls)"
             spent[key], ideal[key] = times[digest].seconds * calls, least * calls

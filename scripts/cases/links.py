@@ -100,7 +100,7 @@ def latency_seconds(deployment: Any) -> float:
             begins[event.sequence] = event.end_nanoseconds
         elif event.kind == "compute" and event.stage == second:
             ends[event.sequence] = event.start_nanoseconds
-    return statistics.median((ends[each] - begins[each]) * 1e-9 for each in begins.keys() & ends.keys())
+    return statistics.median((ends[begin] - begins[begin]) * 1e-9 for begin in begins.keys() & ends.keys())
 
 
 def processor_seconds(run: Any) -> float:

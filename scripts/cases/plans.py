@@ -37,7 +37,7 @@ def cut_evenly(weights: Sequence[float], parts: int) -> list[int]:
 def parameters_of(module: nn.Module, layer: str) -> float:
     """Return a layer's number of parameters, by its path in the module; 0 for non-modules, such as an addition."""
     try:
-        return float(sum(each.numel() for each in module.get_submodule(layer).parameters(recurse=False)))
+        return float(sum(parameter.numel() for parameter in module.get_submodule(layer).parameters(recurse=False)))
     except AttributeError:
         return 0.0
 
@@ -82,7 +82,7 @@ def all_plans(name: str, workers: int) -> Iterator[Prepared]:
 
         yield Prepared(
             measure,
-            {title: {each.machine: len(each.layers) for each in plan.stages} for title, plan in plans.items()},
+            {title: {stage.machine: len(stage.layers) for stage in plan.stages} for title, plan in plans.items()},
         )
 
 

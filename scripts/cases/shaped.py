@@ -58,9 +58,9 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
     model = tvm_split.load_model(module, (image,))
     cluster = machines(100 * MEGABIT, setup.until_end, codec="auto")
     plan = tvm_split.plan(model, cluster, split=dict(zip(NAMES, CUT, strict=True)), allow_lossy=allow_lossy)
-    between = [each.codec for each in plan.codecs if (each.source, each.destination) == NAMES]
+    between = [codec.codec for codec in plan.codecs if (codec.source, codec.destination) == NAMES]
     bundle = tvm_split.compile(model, plan)
-    (route,) = [each for each in bundle.program.routes if (each.source, each.destination) == NAMES]
+    (route,) = [route for route in bundle.program.routes if (route.source, route.destination) == NAMES]
     made = []
     for codec in CODECS:
         if not CODECS[codec](route.tensor).unfit and (allow_lossy or not CODECS[codec].is_lossy):

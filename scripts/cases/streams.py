@@ -57,8 +57,8 @@ def workers(name: str, split: Mapping[str, Sequence[str]] | None = None) -> Iter
         first = model.layer_names[0]
         plans = [plan, *(tvm_split.plan(model, cluster, split={machine: [first]}) for machine in cluster.machine_names)]
         pipeline, *wholes = (
-            until_end.enter_context(tvm_split.deploy(tvm_split.compile(model, each, verify=False), cluster))
-            for each in plans
+            until_end.enter_context(tvm_split.deploy(tvm_split.compile(model, plan, verify=False), cluster))
+            for plan in plans
         )
         threads = until_end.enter_context(ThreadPoolExecutor(len(wholes)))
 
@@ -66,7 +66,7 @@ def workers(name: str, split: Mapping[str, Sequence[str]] | None = None) -> Iter
             if what == ONE_RUN:
                 return {"seconds": median_seconds(lambda: wholes[0].run(*arrays), RUNS)}
             if what == EACH_WHOLE:
-                both = threads.map(lambda each: streamed(each, arrays, seconds), wholes)
+                both = threads.map(lambda whole: streamed(whole, arrays, seconds), wholes)
                 return {"per_second": sum(figures["per_second"] for figures in both)}
             return streamed(pipeline if what == PIPELINE else wholes[0], arrays, seconds)
 

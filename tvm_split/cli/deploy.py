@@ -85,7 +85,7 @@ class DeployedBundle:
 def view_of_deployed(deployed: DeployedBundle, *, details: bool = False) -> View:
     """Return a table with a row for each machine."""
     rows = [
-        (each.machine, ", ".join(each.stages), bytes_text(each.needed_bytes), bytes_text(each.sent_bytes))
-        for each in deployed.machines
+        (machine.machine, ", ".join(machine.stages), bytes_text(machine.needed_bytes), bytes_text(machine.sent_bytes))
+        for machine in deployed.machines
     ]
     return [Table(f"{deployed.model} is on its machines", ("machine", "stages"), ("needs", "was sent"), rows)]

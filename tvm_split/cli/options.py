@@ -86,7 +86,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     del with_options.__wrapped__  # so that typer sees the options instead
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_options
 
 

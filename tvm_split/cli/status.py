@@ -93,7 +93,7 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """Return the transports of the links between the client and the workers that have answered, in each direction."""
     from rpc_runtime.program.routes import CLIENT
 
-    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
+    domains = {answer["machine"]: answer["memory_domain"] for answer in answers if answer["reachable"]}
     domains = {CLIENT: memory_domain()} | domains
     return [
         ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]))

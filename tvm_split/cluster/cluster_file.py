@@ -147,7 +147,9 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
         raise document.complaint([(("groups",), str(error))]) from error
     links, entry_of = _links(checked, file.links or [], members)
     checked.require_valid()
-    shared = tuple(replace(each, machines=machines_of(each.machines, members)) for each in file.shared_cores)
+    shared = tuple(
+        replace(shared_core, machines=machines_of(shared_core.machines, members)) for shared_core in file.shared_cores
+    )
 
     def in_file(location: Location) -> Location:
         is_link = location[0] == "links" and len(location) > 1

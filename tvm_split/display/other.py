@@ -92,7 +92,7 @@ def tuning_as_json(report: TuningReport) -> dict[str, Any]:
         "database": str(report.database),
         "default_seconds": report.default_seconds,
         "tuned_seconds": report.tuned_seconds,
-        "kernels": [{**dataclasses.asdict(each), "gain": each.gain} for each in report.kernels],
+        "kernels": [{**dataclasses.asdict(kernel), "gain": kernel.gain} for kernel in report.kernels],
     }
 
 
@@ -136,8 +136,8 @@ def kit_as_json(kit: WorkerKit) -> dict[str, Any]:
         "size_bytes": kit.size_bytes,
         "packed_bytes": kit.packed_bytes,
         "parts": [
-            {"name": each.name, "version": each.version, "files": each.files, "size_bytes": each.size_bytes}
-            for each in kit.parts
+            {"name": part.name, "version": part.version, "files": part.files, "size_bytes": part.size_bytes}
+            for part in kit.parts
         ],
     }
 
@@ -158,7 +158,7 @@ def view_of_kit(kit: WorkerKit, *, details: bool = False) -> View:
 @view.register
 def view_of_model(model: Model, *, details: bool = False) -> View:
     """Return a model's inputs, outputs and number of layers."""
-    tensors = [("input", each) for each in model.inputs] + [("output", each) for each in model.outputs]
+    tensors = [("input", each) for each in model.inputs] + [("output", output) for output in model.outputs]
     rows = [(kind, each.name, each.dtype, " × ".join(map(str, each.shape))) for kind, each in tensors]
     title = f"{model.name}: {len(model.layer_names)} layers, from {model.framework}"
     return [Table(title, ("", "tensor", "dtype", "shape"), (), rows)]

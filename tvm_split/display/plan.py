@@ -73,7 +73,7 @@ def result_as_json(result: PlanResult) -> dict[str, Any]:
         "model": model.name,
         "framework": model.framework,
         "inputs": [dataclasses.asdict(each) for each in model.inputs],
-        "outputs": [dataclasses.asdict(each) for each in model.outputs],
+        "outputs": [dataclasses.asdict(output) for output in model.outputs],
         "stages": [
             {**dataclasses.asdict(stage), "machine": stage.machine, "estimated_share": share}
             for stage, share in zip(plan.stages, result.shares, strict=True)
@@ -81,12 +81,12 @@ def result_as_json(result: PlanResult) -> dict[str, Any]:
         "prediction": prediction_as_json(plan),
         "sizes": [
             {
-                "size": each.size,
-                "samples_per_second": each.samples_per_second,
-                "latency_seconds": each.prediction.latency_seconds,
-                "stages": len(each.plan.stages),
+                "size": size.size,
+                "samples_per_second": size.samples_per_second,
+                "latency_seconds": size.prediction.latency_seconds,
+                "stages": len(size.plan.stages),
             }
-            for each in result.sizes
+            for size in result.sizes
         ],
         "plan": plan.to_dict(),
     }
@@ -132,12 +132,12 @@ def shard_lines(plan: Plan) -> list[str]:
 def codec_lines(plan: Plan) -> list[str]:
     """Return a line for each encoded tensor: its codec, its compression ratio, and its effect on the outputs."""
     lines = []
-    for each in plan.codecs:
-        size = "" if each.ratio is None else f", {each.ratio:.2f} times smaller"
-        error = "" if not CODECS[each.codec].is_lossy else ", changes the outputs by an unknown share"
-        if CODECS[each.codec].is_lossy and each.output_error is not None:
-            error = f", changes the outputs by {each.output_error:.2g} of their range"
-        lines.append(f"{each.source} → {each.destination}: {each.tensor} as {each.codec}{size}{error}")
+    for codec in plan.codecs:
+        size = "" if codec.ratio is None else f", {codec.ratio:.2f} times smaller"
+        error = "" if not CODECS[codec.codec].is_lossy else ", changes the outputs by an unknown share"
+        if CODECS[codec.codec].is_lossy and codec.output_error is not None:
+            error = f", changes the outputs by {codec.output_error:.2g} of their range"
+        lines.append(f"{codec.source} → {codec.destination}: {codec.tensor} as {codec.codec}{size}{error}")
     return lines
 
 
@@ -160,12 +160,12 @@ def _sizes_table(sizes: Sequence[SizedPlan]) -> Table:
     """Return a table of the predictions for every micro-batch size, the chosen one first."""
     rows = [
         (
-            str(each.size),
-            str(len(each.plan.stages)),
-            f"{each.samples_per_second:.4g}",
-            _ms(each.prediction.latency_seconds),
+            str(size.size),
+            str(len(size.plan.stages)),
+            f"{size.samples_per_second:.4g}",
+            _ms(size.prediction.latency_seconds),
         )
-        for each in sizes
+        for size in sizes
     ]
     return Table("micro-batch sizes", (), ("size", "stages", "samples a second", "latency ms"), rows)
 
@@ -191,7 +191,7 @@ def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) 
         f"Predicted: {first}; {second}",
         f"Limited by {prediction.limiting}; {proven}; {age}",
         *cores_lines(prediction),
-        *transport_lines((each.source, each.destination, each.transport) for each in prediction.links),
+        *transport_lines((link.source, link.destination, link.transport) for link in prediction.links),
         *(f"Doubtful: {doubt}" for doubt in prediction.doubts),
     ]
 
@@ -199,10 +199,10 @@ def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) 
 def cores_lines(prediction: Prediction) -> list[str]:
     """Return a line for each set of oversubscribed cores: its machines, its busy time and the resulting rate limit."""
     return [
-        f"{short_list(each.machines)} share {'one core' if each.cores == 1 else f'{each.cores} cores'}: a result takes "
-        f"{_ms(each.busy_seconds)} ms of one, so no more than {1 / each.least_period_seconds:.4g} come a second"
-        for each in prediction.shared_cores
-        if each.oversubscription > 1 and each.busy_seconds > 0
+        f"{short_list(load.machines)} share {'one core' if load.cores == 1 else f'{load.cores} cores'}: a result takes "
+        f"{_ms(load.busy_seconds)} ms of one, so no more than {1 / load.least_period_seconds:.4g} come a second"
+        for load in prediction.shared_cores
+        if load.oversubscription > 1 and load.busy_seconds > 0
     ]
 
 
@@ -241,7 +241,7 @@ def _stages_table(plan: Plan, shares: Sequence[float], *, by_machine: bool) -> T
     Each machine's times and memory are in its first row only. Without a prediction, rows have the stages' estimated
     shares; for a sharded stage, each machine's part.
     """
-    predicted = {each.machine: each for each in plan.prediction.machines} if plan.prediction else None
+    predicted = {machine.machine: machine for machine in plan.prediction.machines} if plan.prediction else None
     rows = []
     for stage, name, layers, share in (_machine_rows if by_machine else _stage_rows)(plan, shares):
         machine = predicted.pop(name, None) if predicted is not None else None
@@ -291,13 +291,13 @@ def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Se
     own = ComparedPlan("this plan", stages, prediction.period_seconds, prediction.latency_seconds)
     rows = [
         (
-            each.name,
-            short_list([f"{machine}: {count}" for machine, count in each.stages], MACHINES_SHOWN),
-            f"{1 / each.period_seconds if each.period_seconds > 0 else math.inf:.4g}",
-            _ms(each.latency_seconds),
-            f"{ratio_to_plan(each, prediction, plan.objective):.2f}",
+            other.name,
+            short_list([f"{machine}: {count}" for machine, count in other.stages], MACHINES_SHOWN),
+            f"{1 / other.period_seconds if other.period_seconds > 0 else math.inf:.4g}",
+            _ms(other.latency_seconds),
+            f"{ratio_to_plan(other, prediction, plan.objective):.2f}",
         )
-        for each in (own, *others)
+        for other in (own, *others)
     ]
     caption = "× plan: by the plan's objective; 0.50 is half as good"
     return Table(title, ("", "layers on machines"), ("a second", "latency ms", "× plan"), rows, caption)

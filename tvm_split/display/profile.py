@@ -24,19 +24,19 @@ class _Row:
 
     @property
     def seconds(self) -> float:
-        return sum(each.seconds for each in self.calls)
+        return sum(call.seconds for call in self.calls)
 
     @property
     def operations(self) -> float:
-        return sum(each.kernel.operations for each in self.calls)
+        return sum(call.kernel.operations for call in self.calls)
 
     @property
     def moved_bytes(self) -> int:
-        return sum(each.kernel.moved_bytes for each in self.calls)
+        return sum(call.kernel.moved_bytes for call in self.calls)
 
     @property
     def layers(self) -> list[str]:
-        return list(dict.fromkeys(layer for each in self.calls for layer in each.kernel.layers))
+        return list(dict.fromkeys(layer for call in self.calls for layer in call.kernel.layers))
 
     @property
     def name(self) -> Text:
@@ -57,7 +57,7 @@ class ProfiledKernels:
     def of(cls, profile: ModelProfile, *, calls: bool) -> ProfiledKernels:
         """Make one row per call in order, or one row per function, the longest total time first."""
         if calls:
-            return cls(profile, [_Row((each,)) for each in profile.kernels])
+            return cls(profile, [_Row((kernel,)) for kernel in profile.kernels])
         groups: dict[str, list[KernelProfile]] = {}
         for each in profile.kernels:
             groups.setdefault(each.kernel.function, []).append(each)
@@ -141,8 +141,8 @@ def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
         (
             machine.machine,
             _origins(report),
-            f"{sum(each.seconds for each in machine.pieces.values()) * 1e3:.2f}",
-            f"{sum(each.contended_seconds for each in machine.pieces.values()) * 1e3:.2f}",
+            f"{sum(piece.seconds for piece in machine.pieces.values()) * 1e3:.2f}",
+            f"{sum(piece.contended_seconds for piece in machine.pieces.values()) * 1e3:.2f}",
             f"{machine.operations_per_second / 1e9:.0f}",
             f"{machine.bytes_per_second / 1e9:.1f}",
             bytes_text(machine.memory_free_bytes),
@@ -151,13 +151,13 @@ def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
     ]
     links = [
         (
-            each.source,
-            each.destination,
-            f"{each.origin} ({each.transport})" if each.transport else each.origin,
-            f"{each.latency_seconds * 1e3:.2f}",
-            f"{each.bytes_per_second / 1e6:.1f}",
+            link.source,
+            link.destination,
+            f"{link.origin} ({link.transport})" if link.transport else link.origin,
+            f"{link.latency_seconds * 1e3:.2f}",
+            f"{link.bytes_per_second / 1e6:.1f}",
         )
-        for each in profile.links
+        for link in profile.links
     ]
     lines = []
     for machine in profile.machines:

@@ -72,10 +72,10 @@ def _rows(report: DeploymentReport) -> Iterator[Row]:
 def summary(report: DeploymentReport) -> list[str]:
     """Return the sentences below the table: rates, the number of measurements, and advice."""
     lines = []
-    if any(each.compute.predicted is not None for each in report.machines):
+    if any(machine.compute.predicted is not None for machine in report.machines):
         lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
         times = [each for part in report.machines for each in (part.compute, part.receive, part.send)]
-        if any(each.inconclusive for each in (*times, *(link.seconds for link in report.links))):
+        if any(time.inconclusive for time in (*times, *(link.seconds for link in report.links))):
             lines.append(f"{UNSURE.capitalize()}: in its range, which is not known better than {WIDEST_RANGE:g} to 1.")
     if report.period.measured is not None:
         predicted = report.period.predicted
@@ -94,12 +94,12 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
     times = ("median_compute_seconds", "compute_seconds", "wait_seconds", "receive_seconds", "send_seconds")
     rows = [
         (
-            _short_name(each),
-            each.machine,
-            *(seconds_text(getattr(each, time)) for time in times),
-            bytes_text(each.bytes_sent),
+            _short_name(stage),
+            stage.machine,
+            *(seconds_text(getattr(stage, time)) for time in times),
+            bytes_text(stage.bytes_sent),
         )
-        for each in stages
+        for stage in stages
     ]
     caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
     return Table(title, ("stage", "machine"), ("median", "compute", "wait", "receive", "send", "sent"), rows, caption)

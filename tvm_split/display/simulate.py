@@ -47,10 +47,13 @@ def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
 @view.register
 def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
     """Return a table of how each machine spent its time, and the throughput and latency beside the prediction."""
-    machines = sorted(result.simulation.machines, key=lambda each: -each.computing)
+    machines = sorted(result.simulation.machines, key=lambda machine: -machine.computing)
     rows = [
-        (each.machine, *(f"{share:.0%}" for share in (each.computing, each.waits_for_inputs, each.waits_for_room)))
-        for each in machines[:MOST_ROWS]
+        (
+            machine.machine,
+            *(f"{share:.0%}" for share in (machine.computing, machine.waits_for_inputs, machine.waits_for_room)),
+        )
+        for machine in machines[:MOST_ROWS]
     ]
     title = f"{result.model}, simulated: {result.simulation.results} results"
     table = Table(title, ("machine",), ("computes", "waits for inputs", "waits for room"), rows)
@@ -91,7 +94,7 @@ def _loss_lines(losses: Sequence[Loss], found: Simulation) -> list[str]:
     """Return lines about lost machines and their effect; all requested results may arrive nevertheless."""
     lost = [
         f"{each.machine} is lost at {seconds_text(each.at_seconds)}"
-        for each in sorted(losses, key=lambda each: each.at_seconds)
+        for each in sorted(losses, key=lambda loss: loss.at_seconds)
     ]
     if not lost:
         return []

@@ -93,7 +93,7 @@ def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
         raise WorkerUnavailableError(f"`{' '.join(command)}` failed: {said}")
     try:
         items = json.loads(answer.stdout)["items"]
-        return [dict(each) for each in items]
+        return [dict(item) for item in items]
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"`{' '.join(command)}` answers without a list of pods") from error
 

@@ -148,7 +148,7 @@ def _edges(
     for flow in flows:
         source = number_of[flow.source]
         reached = set()
-        for destination in sorted({number_of[each] for each in flow.destinations} - {source}):
+        for destination in sorted({number_of[destination] for destination in flow.destinations} - {source}):
             first = placements[destination] != placements[source] and placements[destination] not in reached
             reached.add(placements[destination])
             edge = (source, destination)

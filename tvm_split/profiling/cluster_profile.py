@@ -106,7 +106,7 @@ def model_digest(model: Model) -> str:
     """Return the SHA-256 of a model's graph and shapes, without the values of its weights."""
     content = {
         "inputs": [asdict(each) for each in model.inputs],
-        "outputs": [asdict(each) for each in model.outputs],
+        "outputs": [asdict(output) for output in model.outputs],
         "layers": dict(model.layers),
         "graph": model.module.script(show_meta=False),
     }

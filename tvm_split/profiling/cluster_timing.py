@@ -77,7 +77,7 @@ class ClusterTiming:
 
     def _compile(self, machines: Sequence[MachineFacts], steps: Steps) -> None:
         """Compile the kernels for each distinct target, by `_target_key`."""
-        missing = {_target_key(each): each for each in machines if _target_key(each) not in self._codes}
+        missing = {_target_key(machine): machine for machine in machines if _target_key(machine) not in self._codes}
         steps.total = len(missing)
         for key, machine in missing.items():
             steps.begin(f"compiling {self._name} for {machine.name}")
@@ -90,7 +90,7 @@ class ClusterTiming:
             if key not in self._ceilings:
                 self._ceilings[key] = None if machine.has_gpu else ceiling_code(machine.target, machine.threads)
             others = [each for each in machines if each.host == machine.host and each is not machine]
-            companions = tuple(sorted(f"{each.name} with {each.threads} threads" for each in others))
+            companions = tuple(sorted(f"{other.name} with {other.threads} threads" for other in others))
             cache = Store(folder, machine.identity)
             found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return found
@@ -103,7 +103,7 @@ class ClusterTiming:
 
         for each in times:
             each.recall()
-        known = [each for each in times if each.checked_kernel is not None]
+        known = [time for time in times if time.checked_kernel is not None]
         steps.total += len(known)
         if known:
             HostTiming(known, partial(open_session, cluster, timeout_seconds), timeout_seconds, steps.begin).check(
@@ -121,8 +121,8 @@ class ClusterTiming:
         for timing, group in zip(timings, hosts.values(), strict=True):
             for each in group:
                 wanted.setdefault(id(each.code), set()).update(timing.wanted[each.machine.name])
-        to_build = {id(each.code): each.code for each in times if wanted[id(each.code)]}
-        ceilings = {id(each.ceilings): each.ceilings for each in times if each.lacks_ceilings and each.ceilings}
+        to_build = {id(time.code): time.code for time in times if wanted[id(time.code)]}
+        ceilings = {id(time.ceilings): time.ceilings for time in times if time.lacks_ceilings and time.ceilings}
         steps.total += bool(to_build or ceilings) + sum(timing.steps for timing in timings)
         if not to_build and not ceilings:
             return

@@ -68,12 +68,12 @@ class HostTiming:
         self._round_seconds: dict[str, float] = {}
         # Machines of one target measure the same kernels, so that all have the same contention.
         self.wanted = {
-            each.name: frozenset().union(*(other.missing for other in machines if other.code is each.code))
-            & each.timeable
-            for each in machines
+            machine.name: frozenset().union(*(other.missing for other in machines if other.code is machine.code))
+            & machine.timeable
+            for machine in machines
         }
         if len(machines) > 1 and any(self.wanted.values()):
-            self.wanted = {each.name: self.wanted[each.name] or each.timeable for each in machines}
+            self.wanted = {machine.name: self.wanted[machine.name] or machine.timeable for machine in machines}
 
     @property
     def steps(self) -> int:
@@ -82,7 +82,7 @@ class HostTiming:
 
     def check(self, library_of: Callable[[MachineTimes, str], BlobSpec], blobs: BlobFolder) -> None:
         """Time one cached kernel on two machines of every kind; discard the times of a kind that has changed."""
-        known = [each for each in self._machines if each.checked_kernel is not None]
+        known = [machine for machine in self._machines if machine.checked_kernel is not None]
         changed = set()
         for each in first_and_last(known):
             self._on_step(f"checking what is known of {each.name}")
@@ -105,7 +105,7 @@ class HostTiming:
 
     def measure(self, libraries: Mapping[int, BlobSpec], peaks: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
         """Measure the missing times; ``libraries`` are by ``id`` of the code, ``peaks`` by ``id`` of the peak code."""
-        lacking = [each for each in self._machines if self.wanted[each.name] or each.lacks_ceilings]
+        lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_ceilings]
         timed = first_and_last(lacking)
         self._time(timed, libraries, peaks, blobs)
         for each in lacking:
@@ -124,7 +124,7 @@ class HostTiming:
             for each in machines:
                 sessions[each.name] = stack.enter_context(contextlib.closing(self._open_session(each.machine)))
             self._time_peaks(machines, sessions, peaks, blobs)
-            timed = [each for each in machines if self.wanted[each.name]]
+            timed = [machine for machine in machines if self.wanted[machine.name]]
             together = self._finding_cores(timed)
             for each in dict.fromkeys((*timed, *together)):
                 if each.name not in sessions:
@@ -158,7 +158,9 @@ class HostTiming:
         peaks: Mapping[int, BlobSpec],
         blobs: BlobFolder,
     ) -> None:
-        lacking = {each: each.ceilings for each in machines if each.lacks_ceilings and each.ceilings is not None}
+        lacking = {
+            machine: machine.ceilings for machine in machines if machine.lacks_ceilings and machine.ceilings is not None
+        }
 
         def load(each: MachineTimes) -> None:
             code = lacking[each]
@@ -175,7 +177,7 @@ class HostTiming:
 
     def _finding_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
         """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
-        cores = usable_together(each.machine.cores for each in self._machines)
+        cores = usable_together(machine.machine.cores for machine in self._machines)
         together: list[MachineTimes] = []
         for each in dict.fromkeys((*timed, *self._machines)) if timed else ():
             threads = sum(other.machine.threads for other in (*together, each))
@@ -190,7 +192,7 @@ class HostTiming:
         return {times.name: found}
 
     def _measure_together(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> Times:
-        names = [each.name for each in machines]
+        names = [machine.name for machine in machines]
         self._on_step(f"timing {' and '.join(names)} at the same time")
         slowest = max(self._round_seconds.values())
         whole = OVERLAP * (1 + ROUND_EFFORT.minimum_rounds) * slowest
@@ -210,14 +212,14 @@ class HostTiming:
 def first_and_last(machines: Iterable[MachineTimes]) -> list[MachineTimes]:
     """Return the first and the last machine of every kind: the two most likely to differ."""
     kinds: dict[tuple[int, str], list[MachineTimes]] = {}
-    for each in machines:
-        kinds.setdefault(each.kind, []).append(each)
+    for machine in machines:
+        kinds.setdefault(machine.kind, []).append(machine)
     return [each for kind in kinds.values() for each in dict.fromkeys((kind[0], kind[-1]))]
 
 
 def seconds_of(times: Sequence[KernelTime]) -> float:
     """Return the total seconds of all kernels, each once."""
-    return sum(each.seconds for each in times)
+    return sum(time.seconds for time in times)
 
 
 def _all_seconds(times: Times) -> float:

@@ -52,16 +52,16 @@ class ModelProfile:
 
     @property
     def kernel_seconds(self) -> float:
-        return sum(each.seconds for each in self.kernels)
+        return sum(kernel.seconds for kernel in self.kernels)
 
     @property
     def operations(self) -> float:
-        return sum(each.kernel.operations for each in self.kernels)
+        return sum(kernel.kernel.operations for kernel in self.kernels)
 
     @property
     def slow_share(self) -> float:
         """Share of the kernel time in kernels that no schedule of this project handles."""
-        slow = sum(each.seconds for each in self.kernels if each.kernel.is_slow)
+        slow = sum(kernel.seconds for kernel in self.kernels if kernel.kernel.is_slow)
         return slow / self.kernel_seconds if slow else 0.0  # a network that only forwards values has no kernel
 
     def share_of_peak(self, operations: float, seconds: float) -> float:

@@ -119,11 +119,11 @@ def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple
         for i in constants
         if size_bytes(operands[i].ty) > LARGEST_EMBEDDED_BYTES
     }
-    types = [*(tensor for each in operands for tensor in tensors_in(each.ty)), *results]
+    types = [*(tensor for operand in operands for tensor in tensors_in(operand.ty)), *results]
     return KernelCall(
         kernel=kernel,
         digest=digest,
-        arguments=tuple(TensorSpec("", shape_of(each), str(each.dtype)) for each in types),
+        arguments=tuple(TensorSpec("", shape_of(kind), str(kind.dtype)) for kind in types),
         weight_positions=frozenset(constants),
         results=len(results),
         weights=tuple(sorted(weights, key=lambda weight: weight.address)),

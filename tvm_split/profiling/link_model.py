@@ -206,14 +206,16 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
         (two.single_seconds - one.single_seconds) / (two.size_bytes - one.size_bytes)
         for one, two in combinations(samples, 2)
     )
-    streamed = [each for each in samples if each.stream_seconds is not None]
+    streamed = [sample for sample in samples if sample.stream_seconds is not None]
     for one, two in pairwise(streamed[-2:]):
         rise = (two.stream_seconds or 0.0) - (one.stream_seconds or 0.0)
         seconds_per_byte = max(seconds_per_byte, rise / (two.size_bytes - one.size_bytes))
     # If a small tensor was disturbed, the slope to a large one may be near 0. That is noise, not bandwidth: limit it.
     arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
     seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
-    latency_seconds = statistics.median(each.single_seconds - each.size_bytes * seconds_per_byte for each in samples)
+    latency_seconds = statistics.median(
+        sample.single_seconds - sample.size_bytes * seconds_per_byte for sample in samples
+    )
     return LinkLine(max(latency_seconds, 0.0), 1 / seconds_per_byte)
 
 
@@ -257,9 +259,9 @@ def _size(sample: ChainSample) -> int:
 def median_sample(samples: Sequence[StreamSample]) -> StreamSample:
     """Return the median of each time over repeated samples of the same compute."""
     return StreamSample(
-        statistics.median(each.compute_seconds for each in samples),
-        statistics.median(each.single_seconds for each in samples),
-        statistics.median(each.period_seconds for each in samples),
+        statistics.median(sample.compute_seconds for sample in samples),
+        statistics.median(sample.single_seconds for sample in samples),
+        statistics.median(sample.period_seconds for sample in samples),
     )
 
 

@@ -170,7 +170,7 @@ class _Probing:
     def _place(self, name: str, worker: WorkerDescription) -> Hashable:
         """Return a key that is equal for machines with similar links to the client."""
         ends = ((CLIENT, name), (name, CLIENT))
-        return worker.hostname, worker.cores, worker.threads, *(self._settings.get(each) for each in ends)
+        return worker.hostname, worker.cores, worker.threads, *(self._settings.get(end) for end in ends)
 
     def _kind_of_pair(self, pair: tuple[str, str]) -> Hashable:
         return self._places[pair[0]], self._places[pair[1]], self._settings.get(pair)

@@ -126,9 +126,9 @@ def probe_chain(cores: int, opened: Callable[[int], Session], size_bytes: int) -
 def _median_of_chain(samples: Sequence[ChainSample]) -> ChainSample:
     return ChainSample(
         samples[0].size_bytes,
-        statistics.median(each.single_seconds for each in samples),
-        statistics.median(each.period_seconds for each in samples),
-        statistics.median(each.busy_seconds for each in samples),
+        statistics.median(sample.single_seconds for sample in samples),
+        statistics.median(sample.period_seconds for sample in samples),
+        statistics.median(sample.busy_seconds for sample in samples),
     )
 
 

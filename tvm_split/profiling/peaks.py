@@ -116,7 +116,7 @@ def measure_ceilings(threads: int) -> Ceilings:
     """
     code, blobs = ceiling_code(host_target(threads), threads), BlobFolder.temporary()
     times = time_here(code.kernel_set("here", code.build(blobs)), blobs, threads, EFFORT)
-    return code.ceilings(dict(zip(code.kernels, (each.seconds for each in times), strict=True)))
+    return code.ceilings(dict(zip(code.kernels, (time.seconds for time in times), strict=True)))
 
 
 def time_here(kernels: KernelSet, blobs: BlobFolder, threads: int, effort: TimingEffort) -> tuple[KernelTime, ...]:
@@ -124,9 +124,9 @@ def time_here(kernels: KernelSet, blobs: BlobFolder, threads: int, effort: Timin
     with InProcessKernels(threads) as session:
         session.load(kernels, blobs.path)
         times = session.measure(effort)
-    for each in times:
-        if each.error:
-            raise ProfileError(f"{each.function} cannot be timed on this machine: {each.error}")
+    for time in times:
+        if time.error:
+            raise ProfileError(f"{time.function} cannot be timed on this machine: {time.error}")
     return times
 
 

@@ -193,7 +193,7 @@ class Machine:
 
     def leave(self) -> NoReturn:
         """End this program, and the worker if it is not detached."""
-        worker, self.worker = self.worker, None
+        worker = self.worker  # both the main thread and that of `_watch` may be here
         if worker is not None:
             stop(worker.pid, worker.poll)
             self.process_file.unlink(missing_ok=True)

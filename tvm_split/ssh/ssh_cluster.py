@@ -40,7 +40,7 @@ class SshCluster(Closing):
         detach: bool = False,
     ) -> None:
         machines = reached_by_ssh(cluster)
-        self._workers = [SshWorker(each, on_line) for each in machines]
+        self._workers = [SshWorker(machine, on_line) for machine in machines]
         self._detached: list[Machine] = []
         """Machines whose workers are detached already, while others are still starting."""
         before_end(self, self.close)
@@ -69,7 +69,7 @@ class SshCluster(Closing):
     def close(self) -> None:
         """End all workers that are not detached, and return when they have ended. May be called again."""
         cleared(self)
-        threads = [threading.Thread(target=each.close) for each in self._workers]
+        threads = [threading.Thread(target=worker.close) for worker in self._workers]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -100,7 +100,7 @@ def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
         except TvmSplitError as error:
             errors.append(error)
 
-    _all([SshWorker(each, lambda *_: None) for each in machines], stop)
+    _all([SshWorker(machine, lambda *_: None) for machine in machines], stop)
     for error in errors:
         raise error
     return found
@@ -108,7 +108,7 @@ def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
 
 def reached_by_ssh(cluster: Cluster) -> list[Machine]:
     """Return the machines with ssh access. Raises `ClusterError` if there is none."""
-    machines = [each for each in cluster.machines if each.ssh is not None]
+    machines = [machine for machine in cluster.machines if machine.ssh is not None]
     if not machines:
         raise ClusterError("no machine of the cluster file has ssh:, which says how to reach it")
     return machines
@@ -128,7 +128,7 @@ def _all(workers: Iterable[SshWorker], act: Callable[[SshWorker], None]) -> None
     """Call ``act`` for all workers in threads, at most `AT_ONCE`; raise the first error as soon as it occurs."""
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        started: list[Future[None]] = [pool.submit(act, each) for each in workers]
+        started: list[Future[None]] = [pool.submit(act, worker) for worker in workers]
         for future in as_completed(started):
             future.result()
     finally:

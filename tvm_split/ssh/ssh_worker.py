@@ -81,7 +81,8 @@ class SshWorker(Closing):
             device = "cuda" if self.machine.has_gpu else "cpu"
             major, minor = map(int, event["python"])
             packed = kits.packed(Platform((major, minor), str(event["architecture"])), device, event["has_packages"])
-            self._on_line(self.machine.name, f"gets a worker ({bytes_text(len(packed))})")
+            if not event["has_packages"]:
+                self._on_line(self.machine.name, f"gets a worker with its packages ({bytes_text(len(packed))})")
             self._write(f"{len(packed)}\n".encode() + packed)
         return int(self._next(remote_side.READY_SECONDS + ANSWER_SECONDS)["pid"])
 
@@ -133,7 +134,7 @@ class SshWorker(Closing):
         command = ssh_command()
         remote = shlex.join([self._access.python, "-c", _script()])
         settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=15")
-        options = ["-T", *(f"-o{each}" for each in settings)]
+        options = ["-T", *(f"-o{setting}" for setting in settings)]
         self._socket, other = socket.socketpair()
         with other, self._lock:
             if self._closed:

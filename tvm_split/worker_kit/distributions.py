@@ -87,7 +87,7 @@ def installed_for(name: str, versions: str, platform: Platform) -> Distribution 
         return None
     lines = (found.read_text("WHEEL") or "").splitlines()
     tags = {tag for line in lines if line.startswith("Tag: ") for tag in parse_tag(line.removeprefix("Tag: "))}
-    files = {str(each): Path(str(each.locate())) for each in found.files or ()}
+    files = {str(file): Path(str(file.locate())) for file in found.files or ()}
     if found.version not in SpecifierSet(versions) or not files or not tags & platform.tags:
         return None
     return Distribution(name, found.version, files, _glibc_minor(tags))

@@ -247,7 +247,7 @@ def _with_own_files(
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "worker").chmod(0o755)
     return KitPart(
-        OWN, version, own.files + len(texts), own.size_bytes + sum(len(each.encode()) for each in texts.values())
+        OWN, version, own.files + len(texts), own.size_bytes + sum(len(text.encode()) for text in texts.values())
     )
 
 
@@ -259,7 +259,7 @@ def _for_python(text: str, platform: Platform) -> str:
 def _require_libraries(folder: Path, device: str, platform: Platform) -> None:
     libraries = {path.name for path in (folder / "packages/tvm/lib").glob("*.so*")}
     needed = [*TVM_RUNTIME, *((TVM_CUDA_RUNTIME, CUDA_RUNTIME) if device == "cuda" else ())]
-    lacking = [name for name in needed if not any(each.startswith(name) for each in libraries)]
+    lacking = [name for name in needed if not any(library.startswith(name) for library in libraries)]
     if lacking:
         raise KitError(
             f"apache-tvm and what it needs have no {', '.join(lacking)} for {platform.architecture}: a kit for the "

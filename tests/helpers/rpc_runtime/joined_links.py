@@ -25,12 +25,30 @@ from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, SERVER_OPTIONS, WorkerEndpoint
 from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.mpi_ranks import through_relay
-from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 DEPLOYMENT = "0" * 32
 SHORT = LinkTimeouts.of_silence(1.0)
 """For tests that wait for the silence of an end."""
+
+
+class Idle:
+    """A station where nothing is done with what comes, and where nobody waits for room."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.starving = False
+
+    def moved(self) -> None: ...
+
+    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None: ...
+
+    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None: ...
+
+    def room_locked(self) -> None: ...
+
+    def starves_locked(self, route: Route, sequence: int) -> bool:
+        return self.starving
 
 
 class Sender(Idle):

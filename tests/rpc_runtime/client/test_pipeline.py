@@ -71,35 +71,6 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
         assert same(pipeline.run(batches[0]), expected[0])
 
 
-def test_codecs_of_routes_are_used_where_a_network_carries_them(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """From the client, between machines and back, each route with its own; in shared memory nothing is changed."""
-    x = maker.input("x", (1, 8, 30, 30))
-    y = maker.stage("first", A, [x], double)
-    z = maker.stage("second", B, [y], double)
-    plain = maker.program([z])
-    codecs = (
-        RouteCodec(x.name, CLIENT, A, "zstd"),
-        RouteCodec(y.name, A, B, "int8"),
-        RouteCodec(z.name, B, CLIENT, "lz4"),
-    )
-    program = replace(plain, codecs=codecs)
-    batch = np.random.default_rng(4).standard_normal(x.shape).clip(0, 4).astype(np.float32)
-    steps = np.abs(batch).max(axis=(0, 2, 3), keepdims=True) / 127
-    with open_on(workers, program, maker, links=over_grpc(program)) as pipeline:
-        for _ in range(5):
-            (result,) = pipeline.run([batch])
-            off = np.abs(result / 4 - batch)
-            assert off.max() > 0
-            assert (off <= steps * 0.501).all()
-        first, second = statistics_of_all_sent(pipeline)
-        assert first.bytes_sent == second.bytes_received == 5 * (batch.size + 8 * 4)
-        assert 0 < second.bytes_sent < 5 * batch.nbytes * 0.9
-        sent = {event.size_bytes for event in pipeline.trace() if (event.stage, event.kind) == ("first", "send")}
-        assert sent == {batch.size + 8 * 4}
-    with open_on(workers, program, maker) as pipeline:
-        assert same(pipeline.run([batch]), (batch * 4,))
-
-
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
@@ -291,17 +262,6 @@ def test_statistics_and_trace(workers: LocalWorkers, maker: ProgramMaker) -> Non
     assert {event.kind for event in trace} == {"receive", "compute", "wait", "send"}
     assert all(e.start_nanoseconds <= e.end_nanoseconds for e in trace)
     assert list(trace) == sorted(trace, key=lambda e: e.start_nanoseconds)
-
-
-def test_two_pipelines_on_the_same_workers(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    other = ProgramMaker(tmp_path / "other")
-    first, second = chain(maker), skips(other)
-    one, two = batches_for(first, 3), batches_for(second, 3)
-    with open_on(workers, first, maker) as left, open_on(workers, second, other) as right:
-        results = [(left.run(a), right.run(b)) for a, b in zip(one, two, strict=True)]
-        assert len(results) == 3
-    with InProcessRunner(first, maker.blob_path) as reference:
-        assert same(reference.run(one[2]), results[2][0])
 
 
 def test_a_program_without_stages_gives_its_inputs_back(workers: LocalWorkers, maker: ProgramMaker) -> None:

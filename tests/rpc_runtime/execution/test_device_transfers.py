@@ -56,8 +56,8 @@ def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
     try:
         check(program, count, stage, ends)
     finally:
-        for each in transfers.values():
-            each.close()
+        for transfer in transfers.values():
+            transfer.close()
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

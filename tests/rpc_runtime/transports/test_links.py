@@ -33,8 +33,7 @@ from rpc_runtime.wire.framing import (
     decode,
     tensor_frames,
 )
-from tests.helpers.rpc_runtime.joined_links import Receiver
-from tests.helpers.rpc_runtime.stations import Idle
+from tests.helpers.rpc_runtime.joined_links import Idle, Receiver
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 

@@ -12,6 +12,7 @@ import pytest
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.shared_memory import SECRET_BYTES, host_proof
+from rpc_runtime.transports.transport import DEFAULT, LinkSetting
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
@@ -29,6 +30,22 @@ from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 GRPC = pb.Offer(transport="grpc")
+
+
+@pytest.mark.parametrize(
+    ("setting", "domains", "expected"),
+    [
+        (DEFAULT, ("one", "one"), "shm"),
+        (DEFAULT, ("one", "other"), "grpc"),
+        (DEFAULT, ("", ""), "grpc"),
+        (LinkSetting(address="10.0.0.2:7001"), ("one", "one"), "grpc"),
+        (LinkSetting(transport="grpc"), ("one", "one"), "grpc"),
+        (LinkSetting(transport="mpi"), ("one", "other"), "mpi"),
+        (LinkSetting(transport="nccl"), ("one", "one"), "nccl"),
+    ],
+)
+def test_what_will_carry_a_link(setting: LinkSetting, domains: tuple[str, str], expected: str) -> None:
+    assert setting.expected(*domains) == expected
 
 
 def greeting(*offers: pb.Offer) -> tuple[tuple[str, bytes], ...]:
@@ -91,34 +108,20 @@ def without_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-caller_sends = pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
-
-
-@caller_sends
+@pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
 def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) -> None:
-    route = one_route(100_000)
-    sender, receiver = Sender([route]), Receiver([route])
-    called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)
-    with (
-        without_memory(),
-        closing(Answering(answered)) as answering,
-        closing(Calling(answering.endpoint, called, "auto")) as calling,
-    ):
-        assert calling.call.statistics.transport == "grpc"
-        assert "cannot make it: " in calling.call.statistics.reason
-        send_all(sender, [route], 3)
-        assert receiver.wait(3)
-
-
-@caller_sends
-def test_a_transport_that_was_asked_for_and_is_impossible_fails_the_call_alone(caller_sends: bool) -> None:
+    """If the link asks for shared memory, this call fails, and nothing else."""
     route = one_route(100_000)
     sender, receiver = Sender([route]), Receiver([route])
     called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)
     with without_memory(), closing(Answering(answered)) as answering:
         with pytest.raises(WorkerError, match=r"cannot be joined by shm: .* cannot make it: "):
             Calling(answering.endpoint, called, "shm")
-        assert not answering.ended.wait(0.5)  # nothing has failed there
+        with closing(Calling(answering.endpoint, called, "auto")) as calling:
+            assert calling.call.statistics.transport == "grpc"
+            assert "cannot make it: " in calling.call.statistics.reason
+            send_all(sender, [route], 3)
+            assert receiver.wait(3)
 
 
 def test_a_secret_that_comes_too_late_leaves_nothing() -> None:

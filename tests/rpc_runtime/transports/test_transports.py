@@ -34,6 +34,7 @@ from rpc_runtime.wire.framing import (
     control_frame,
     tensor_frames,
 )
+from tests.helpers.mappings import open_files
 from tests.helpers.rpc_runtime import mpi_ranks
 from tests.helpers.rpc_runtime.joined_links import (
     SHORT,
@@ -202,15 +203,6 @@ def feed(sender: Sender, routes: Sequence[Route]) -> None:
             while not sender.put(route.tensor.name, sequence, values(route.tensor, 0), 0.02):
                 if sender.link.closed:
                     return
-
-
-def open_files() -> int:
-    """Without what gRPC waits with, which it opens and closes as it sees fit."""
-    count = 0
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of this very folder
-            count += not str(path.readlink()).startswith("anon_inode:[event")
-    return count
 
 
 class Peer:

@@ -27,8 +27,8 @@ from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, clean
 from rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
 from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker
+from tests.helpers.rpc_runtime.joined_links import Idle
 from tests.helpers.rpc_runtime.raw_calls import METHODS
-from tests.helpers.rpc_runtime.stations import Idle
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\rerror: \u202egnorw\u2066\x9b31m\nall is well\u2028\x00"

@@ -53,9 +53,9 @@ def test_two_thousand_deployments_leave_nothing(two_workers: LocalWorkers, maker
 
     def held() -> tuple[int, int, int]:
         return (
-            sum(len(mappings(each.pid)) for each in processes),
-            sum(each.memory_info().rss for each in processes),
-            sum(each.num_fds() for each in processes),
+            sum(len(mappings(process.pid)) for process in processes),
+            sum(process.memory_info().rss for process in processes),
+            sum(process.num_fds() for process in processes),
         )
 
     for number in range(2000):
@@ -75,7 +75,7 @@ def test_weights_of_a_closed_deployment_are_given_back(own_workers: LocalWorkers
     x = maker.input("x", (2 << 20,))
     stage = maker.stage("one", A, [x], lambda x, *w: [functools.reduce(op.add, w, x)], weights=weights)
     program = maker.program([stage])
-    held_bytes = sum(each.nbytes for each in weights.values())
+    held_bytes = sum(weight.nbytes for weight in weights.values())
     process = psutil.Process(own_workers.process_ids[A])
     before = process.memory_info().rss
     for _ in range(2):

@@ -67,7 +67,7 @@ def test_wrong_use(invoke, bundle, options, message):
 def test_an_interrupt_ends_it_cleanly(start_process, bundle):
     process = start_process("bench", bundle, "--rounds", "100000", env=os.environ)
     running = psutil.Process(process.pid)
-    wait_while_running(process, lambda: sum(bool(removed_libraries(each.pid)) for each in running.children()) == 2)
+    wait_while_running(process, lambda: sum(bool(removed_libraries(child.pid)) for child in running.children()) == 2)
     children = running.children(recursive=True)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)

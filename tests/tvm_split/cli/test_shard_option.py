@@ -123,7 +123,7 @@ def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_
     bench = ("bench", tmp_path / "bundle", "--rounds", "1", "--micro-batches", "40")
     measured = invoke(*bench, "--json").stdout
     report.write_text(measured)
-    machines = {each["machine"]: each for each in json.loads(measured)["machines"]}
+    machines = {load["machine"]: load for load in json.loads(measured)["machines"]}
     assert machines[A]["shares"] == [1.0] * len(machines[A]["stages"])
     assert machines[B]["compute_seconds"]["measured"] > 0
     refused = invoke("replan", onnx_path, "--plan", plan, "--measured", report, code=2).stderr

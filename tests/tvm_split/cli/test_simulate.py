@@ -80,7 +80,7 @@ def shared_path(tmp_path_factory):
     network = torch.nn.Sequential(*(torch.nn.Conv2d(width, 8, 3, padding=1) for width in (3, 8, 8))).eval()
     model = tvm_split.load_model(network, (torch.zeros(1, 3, 16, 16),))
     ends = [("client", A), ("client", B), (A, B)]
-    cluster = Cluster((Machine(A), Machine(B)), tuple(Link(*each, 1e18, 0.0) for each in ends), launcher=Local())
+    cluster = Cluster((Machine(A), Machine(B)), tuple(Link(*end, 1e18, 0.0) for end in ends), launcher=Local())
     shard = tvm_split.Shard("0", "1", "rows", {A: 0.6, B: 0.4}, "each")
     path = tmp_path_factory.mktemp("shared") / "plan.json"
     tvm_split.plan(model, cluster, shards=[shard], predict=True, estimate=True).save(path)
@@ -136,7 +136,7 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
 def test_a_machine_that_is_idle_cannot_be_lost(invoke, tmp_path):
     problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
     machines = [{"name": f"m{index:03}"} for index in range(200)]
-    names = [each["name"] for each in machines[:100]]
+    names = [machine["name"] for machine in machines[:100]]
     seconds = dict.fromkeys(names, 1) | {"m150": 9}
     content = {"objective": "throughput", "replicas": True, "machines": machines, "links": [], "edges": []}
     problem.write_text(json.dumps({**content, "pieces": [{"name": "p", "seconds": seconds}]}))

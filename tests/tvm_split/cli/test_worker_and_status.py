@@ -140,7 +140,7 @@ def test_a_worker_does_not_open_itself_to_the_network(start_process):
 
 def cluster_file(folder, *machines):
     path = folder / "cluster.yaml"
-    path.write_text(json.dumps({"machines": [{"token_file": "token", **each} for each in machines]}))
+    path.write_text(json.dumps({"machines": [{"token_file": "token", **machine} for machine in machines]}))
     return path
 
 

@@ -187,7 +187,7 @@ def test_groups_may_lie_in_each_other_by_thousands_but_not_in_a_circle(tmp_path:
     link = "links:\n  - {from: g0, to: g0}\n  - {from: edge, to: g1500}\n"
     cluster = Cluster.from_yaml(write(tmp_path, f"{THREE}groups: {json.dumps(groups)}\n{link}"))
     assert {("desk", "box"), ("edge", "desk"), ("edge", "box")} <= {
-        (each.source, each.destination) for each in cluster.links
+        (link.source, link.destination) for link in cluster.links
     }
     with pytest.raises(ClusterError, match="group 'g7' is in itself: g7 → g8 → g9 → g10 → g11 → g12 → … → g7"):
         Cluster.from_yaml(write(tmp_path, f"{THREE}groups: {json.dumps(groups | {'g3000': ['g7']})}\n{link}"))

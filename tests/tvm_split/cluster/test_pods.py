@@ -48,7 +48,9 @@ def test_ready_pods_are_the_cluster(api: KubernetesApi, workers: LocalWorkers) -
     ]
     cluster = Cluster.from_kubernetes(SELECTOR, token=token, timeout_seconds=PATIENCE_SECONDS)
     assert api.selectors == [SELECTOR]
-    assert {each.name: each.address for each in cluster.machines} == {name: e.address for name, e in ends.items()}
+    assert {machine.name: machine.address for machine in cluster.machines} == {
+        name: e.address for name, e in ends.items()
+    }
     reasons = {name.split(" ")[0]: reason for name, reason in cluster.left_out.items()}
     assert "its pod is not ready (phase Running)" in reasons["tvm-split-2"]
     assert "its pod is ending" in reasons["tvm-split-3"]

@@ -139,6 +139,16 @@ def test_a_pair_of_layers_is_one_level_and_its_sum_is_added_up_where_it_is_used(
     }
 
 
+def test_a_returned_sum_of_three_machines_is_added_up_by_the_largest_share() -> None:
+    def pair(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        conv1 = emit(op.nn.conv2d(x, weights(8, 4, 1, 1)), "conv1")
+        return [emit(op.nn.conv2d(conv1, weights(4, 8, 1, 1)), "last")]
+
+    found = parted(model_of(pair), shared("channels", "conv1", "last", shares={A: 0.25, B: 0.5, C: 0.25}))
+    assert found["stage_0_machine_b_1"] == (B, ["last_sum_of_2", "last"])
+    assert len(found) == 3 + 1
+
+
 def test_a_sum_that_both_machines_need_is_made_by_each_on_one_level() -> None:
     """Though the residual is added to the first machine's summand alone."""
 

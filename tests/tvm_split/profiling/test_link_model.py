@@ -140,7 +140,7 @@ def test_links_that_are_alike_by_themselves_are_equal_in_a_chain() -> None:
     ways = [LinkLine(seconds, 1e10) for seconds in (57e-6, 80e-6, 106e-6)]
     for hop in (1e-4, 3e-5):
         chain = ChainCost(1e-4, 0.0, hop, 1e-9)
-        assert [in_chain(each, ways, chain).latency_seconds for each in ways] == pytest.approx([hop] * 3)
+        assert [in_chain(way, ways, chain).latency_seconds for way in ways] == pytest.approx([hop] * 3)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from rpc_runtime import hardware
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe
 from rpc_runtime.program.routes import CLIENT
@@ -108,22 +107,6 @@ def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_
     assert sum(around) == pytest.approx(3 * cost.hop_seconds)
     for each in found.streaming.values():
         assert each.transfer_seconds == cost.transfer_seconds > 0
-
-
-def test_of_alike_workers_two_are_measured() -> None:
-    names = [f"machine-{letter}" for letter in "abcde"]
-    seen: list[str] = []
-    found = probe(Cluster.local(workers=5), on_progress=lambda what, done, steps: seen.append(what))
-    links = by_ends(found)
-    assert set(links) == set(permutations([CLIENT, *names], 2))
-    assert {link.origin for link in links.values()} == {"measured", "estimated"}
-    assert {link.transport for link in links.values()} == {"shm"}
-    assert set(found.streaming) == set(names)
-    assert seen[0] == "link between machine-a and the client"
-    between = [what for what in seen if what.startswith("links ")]
-    assert between[:2] == ["links machine-a to machine-b", "links machine-e to machine-d"]
-    (taken,) = {cost.transfer_seconds for cost in found.streaming.values()}
-    assert (taken > 0) == (len(names) >= hardware.own_cores().count)
 
 
 def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:

@@ -43,6 +43,6 @@ def test_other_ends_sizes_and_directions_are_measured(tmp_path: Path) -> None:
         replace(kept, ends={**ENDS, "right": ["right:2", "host"]}),
         replace(kept, sizes=(64, 65536, 2097152)),
     ]
-    found = [each.known_or(PairProbe, ["left", "right"], pair) for each in others]
+    found = [other.known_or(PairProbe, ["left", "right"], pair) for other in others]
     found.append(kept.known_or(PairProbe, ["right", "left"], pair))
     assert len({each.measured_at for each in found}) == 5

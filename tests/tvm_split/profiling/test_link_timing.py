@@ -44,7 +44,7 @@ def test_there_is_a_sample_of_every_duration(opened: Opened, monkeypatch: pytest
     monkeypatch.setattr(link_timing, "ROUNDS", 1)
     samples = probe_stream(opened).samples
     assert len(samples) == len(PRODUCTS)
-    assert all(min(each.compute_seconds, each.single_seconds, each.period_seconds) > 0 for each in samples)
+    assert all(min(sample.compute_seconds, sample.single_seconds, sample.period_seconds) > 0 for sample in samples)
 
 
 @pytest.mark.parametrize(("size_bytes", "most_seconds"), [(0, math.inf), (1 << 20, math.inf), (1 << 20, 0.0)])
@@ -60,8 +60,8 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
 
     with LocalWorkers([A, B]) as workers:
         samples = probe_chain(2, opened, size_bytes).samples
-    assert [each.size_bytes for each in samples] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
-    assert all(min(each.period_seconds, each.single_seconds, each.busy_seconds) > 0 for each in samples)
+    assert [sample.size_bytes for sample in samples] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
+    assert all(min(sample.period_seconds, sample.single_seconds, sample.busy_seconds) > 0 for sample in samples)
 
 
 def test_a_worker_that_dies_is_named(programs: ProbePrograms) -> None:

@@ -30,6 +30,6 @@ def test_a_worker_times_kernels_and_a_network_of_one_library() -> None:
     with LocalWorkers(["here"]) as workers, RemoteKernels(workers.endpoints["here"], 60.0) as session:
         session.load(code.kernel_set("here", code.build(blobs)), blobs.path)
         times = session.measure(effort)
-    assert [each.error for each in times] == [""] * len(code.kernels)
-    assert [each.function for each in times].count(NETWORK) == 1
-    assert all(each.seconds > 0 for each in times)
+    assert [time.error for time in times] == [""] * len(code.kernels)
+    assert [time.function for time in times].count(NETWORK) == 1
+    assert all(time.seconds > 0 for time in times)

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.profiling.rounds import PARALLEL_PAIRS, Confirmed, confirmed_fastest, first_of, rounds_of, spot_checked
+from tvm_split.profiling.rounds import PARALLEL_PAIRS, Confirmed, confirmed_fastest, rounds_of, spot_checked
 
 
 class Scripted:
@@ -88,11 +88,6 @@ def test_each_item_has_a_value_of_its_own_or_of_an_agreeing_kind(items: dict[int
         assert found.assumed & set(kind) == set(kind) - looked_at
         typical = sorted(items[item][1] for item in looked_at)[len(looked_at) // 2]
         assert all(found.values[item] == typical for item in found.assumed & set(kind))
-
-
-def test_the_ends_of_each_kind_come_first() -> None:
-    assert first_of("aAbcBC", str.isupper) == ["a", "c", "A", "C"]
-    assert first_of("a", str.isupper) == ["a"]
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=8))

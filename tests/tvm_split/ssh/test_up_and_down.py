@@ -96,7 +96,10 @@ def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_pa
     try:
         lines = [process.stdout.readline() for _ in range(2)] if process.stdout else []
         assert sorted(line.split(": answers at ")[0] for line in lines) == ["box", "box 2"], process.communicate()
-        assert sorted(describe(each, 60).machine for each in cluster.start().endpoints().values()) == ["box", "box 2"]
+        assert sorted(describe(endpoint, 60).machine for endpoint in cluster.start().endpoints().values()) == [
+            "box",
+            "box 2",
+        ]
         assert len(left(remote)) >= 2
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
@@ -202,16 +205,11 @@ def test_down_ends_those_that_it_reaches(server: SshServer, remote: Path, tmp_pa
     assert not list(remote.iterdir())
 
 
-def test_a_wrong_key(server: SshServer, remote: Path, tmp_path: Path) -> None:
-    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote) | {"to": "stranger"}))
-    with pytest.raises(WorkerUnavailableError, match=r"machine 'box' \(ssh stranger\) cannot be reached.*denied"):
-        SshCluster(cluster, require_fit, ignore)
-
-
 def test_one_that_fails_ends_the_others(server: SshServer, remote: Path, tmp_path: Path) -> None:
     path = cluster_file(tmp_path, box=on_box(remote), other=on_box(remote) | {"to": "stranger"})
     for detach in (False, True):
-        with pytest.raises(WorkerUnavailableError, match="machine 'other'"):
+        message = r"machine 'other' \(ssh stranger\) cannot be reached.*denied"
+        with pytest.raises(WorkerUnavailableError, match=message):
             SshCluster(Cluster.from_yaml(path), require_fit, ignore, detach)
         eventually(lambda: not left(remote), "no process of a machine is left")
 
@@ -220,7 +218,7 @@ def test_one_that_fails_ends_the_others(server: SshServer, remote: Path, tmp_pat
     ("ssh", "message"),
     [
         ({"python": "no-such-python"}, "no-such-python ended with 127: .*not found"),
-        ({"arguments": ["--cores", "4096"]}, "ended with exit code 2 while it started.*cannot run on the cores"),
+        ({"arguments": ["--cores", "4096"]}, "ended with exit code 2 while it started.*--cores"),
         ({"folder": "/dev/null/here"}, "/dev/null"),
     ],
 )
