@@ -109,7 +109,8 @@ class ShardChoice:
         ]
         if whole is not None:
             bound = min(bound, whole.prediction.lower_bound_seconds)
-            why = f"the best plan without splits inside layers has {seconds_text(self._value(whole.prediction))}, {best_text}"
+            whole_text = seconds_text(self._value(whole.prediction))
+            why = f"the best plan without splits inside layers has {whole_text}, {best_text}"
             first = compared(f"whole layers on {names_of(whole.machines)}", whole.stages, whole.prediction, why)
             lost = [
                 first,

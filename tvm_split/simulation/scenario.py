@@ -107,8 +107,8 @@ class WhatIf:
         for slowdown in self.slowdowns:
             if not 0 < slowdown.factor <= MOST_FACTOR:
                 raise PlanError(
-                    f"machine {slowdown.machine!r} is to compute {slowdown.factor} times as long; give more than 0, and "
-                    f"at most {MOST_FACTOR:g}, or lose it"
+                    f"machine {slowdown.machine!r} is to compute {slowdown.factor} times as long; give more than 0, "
+                    f"and at most {MOST_FACTOR:g}, or lose it"
                 )
         for what, names in (
             ("slowed", [slowdown.machine for slowdown in self.slowdowns]),
