@@ -83,8 +83,8 @@ def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: 
         return "its certificate is not valid yet: check the clocks of both machines"
     if error.verify_code in _UNKNOWN_AUTHORITY:
         authority = tls and tls.authority
-        known = f"the authority in {authority}" if authority else "an authority that this system knows"
-        return f"its certificate is not signed by {known}: give that which signed it (`tls`, or --tls-ca)"
+        issuer = f"the authority in {authority}" if authority else "an authority that this system knows"
+        return f"its certificate is not signed by {issuer}: give the authority that signed it (`tls`, or --tls-ca)"
     if error.verify_code in _ANOTHER_NAME:
         return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
     return f"its certificate is not accepted: {error.verify_message}"
