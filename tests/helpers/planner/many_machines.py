@@ -53,38 +53,42 @@ def many_machines_problem(
 
 def _slowness(generator: random.Random, kinds: MachineKinds) -> list[float]:
     """Of a machine, for each operator."""
-    kind, exponent, own = generator.randrange(3), generator.uniform(0, 1), [generator.uniform(0.9, 1.1) for _ in "abc"]
+    kind, exponent, factors = (
+        generator.randrange(3),
+        generator.uniform(0, 1),
+        [generator.uniform(0.9, 1.1) for _ in "abc"],
+    )
     if kinds == "equal":
         return [1.0] * OPERATORS
     if kinds == "three kinds":
         better = random.Random(f"kind {kind}")
         return [better.uniform(0.8, 1.2) / SPEEDS_OF_KINDS[kind] for _ in range(OPERATORS)]
-    return [each * 10**exponent for each in own]
+    return [factor * 10**exponent for factor in factors]
 
 
 def _pieces(names: Sequence[str], slowness: Sequence[Sequence[float]], count: int, seed: int) -> tuple[Piece, ...]:
     generator = random.Random(f"{seed} pieces")
-    found = []
+    pieces = []
     for index in range(count):
         base, operator = 0.002 * 10 ** generator.uniform(0, 1), generator.randrange(OPERATORS)
-        seconds = {name: base * each[operator] for name, each in zip(names, slowness, strict=True)}
-        found.append(Piece(f"p{index}", seconds, generator.uniform(0, 8e6), generator.uniform(0, 4e6)))
-    return tuple(found)
+        seconds = {name: base * factors[operator] for name, factors in zip(names, slowness, strict=True)}
+        pieces.append(Piece(f"p{index}", seconds, generator.uniform(0, 8e6), generator.uniform(0, 4e6)))
+    return tuple(pieces)
 
 
 def _links(names: Sequence[str], links: LinkKinds, seed: int) -> tuple[ProblemLink, ...]:
-    def of(one: int, other: int) -> tuple[float, float]:
+    def of(source: int, end: int) -> tuple[float, float]:
         if links == "two racks":
-            return (10 * GIGABIT, 5e-5) if one % 2 == other % 2 else (GIGABIT, 2e-4)
+            return (10 * GIGABIT, 5e-5) if source % 2 == end % 2 else (GIGABIT, 2e-4)
         if links == "four sites":
-            return (10 * GIGABIT, 5e-5) if one % 4 == other % 4 else (GIGABIT / 10, 0.01)
-        if links == "a third slow" and hash((seed, min(one, other), max(one, other))) % 3 == 0:
+            return (10 * GIGABIT, 5e-5) if source % 4 == end % 4 else (GIGABIT / 10, 0.01)
+        if links == "a third slow" and hash((seed, min(source, end), max(source, end))) % 3 == 0:
             return GIGABIT / 10, 1e-3
         return GIGABIT, 2e-4
 
     between = itertools.permutations(range(len(names)), 2)
     return (
-        *(ProblemLink(names[one], names[other], *of(one, other)) for one, other in between),
+        *(ProblemLink(names[source], names[end], *of(source, end)) for source, end in between),
         *(ProblemLink("client", name, GIGABIT, 2e-4) for name in names),
         *(ProblemLink(name, "client", GIGABIT, 2e-4) for name in names),
     )
@@ -100,7 +104,7 @@ def _edges(network: Networks, pieces: int, seed: int) -> tuple[Edge, ...]:
         pairs = [*pairs, *((index, pieces - 1 - index) for index in range(0, pieces // 2 - 1, 8))]
     elif network == "branches":  # four branches of five pieces between a fork and a join
         pairs = [pair for start in range(0, pieces, 22) for pair in _branches(start, pieces)]
-    edges = [Edge(f"p{one}", f"p{other}", sizes[one], "out") for one, other in pairs]
+    edges = [Edge(f"p{source}", f"p{end}", sizes[source], "out") for source, end in pairs]
     return (Edge("client", "p0", 3e5), *edges, Edge(f"p{pieces - 1}", "client", 4e3))
 
 
@@ -125,11 +129,13 @@ def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:
     """The whole network on every machine, as replicas that have turns by how fast they are."""
     rates = [1.0 / math.fsum(piece.seconds[machine.name] for piece in problem.pieces) for machine in problem.machines]
     shares = tuple(rate / math.fsum(rates) for rate in rates)
-    names, pieces = tuple(each.name for each in problem.machines), tuple(each.name for each in problem.pieces)
+    names, pieces = tuple(machine.name for machine in problem.machines), tuple(piece.name for piece in problem.pieces)
     return with_turns([Stage(names, pieces, shares)])
 
 
 def best_single(problem: Problem) -> tuple[Stage, ...]:
     """The whole network on the machine that is fastest with it."""
-    fastest = min(problem.machines, key=lambda each: math.fsum(piece.seconds[each.name] for piece in problem.pieces))
-    return (Stage((fastest.name,), tuple(each.name for each in problem.pieces)),)
+    fastest = min(
+        problem.machines, key=lambda machine: math.fsum(piece.seconds[machine.name] for piece in problem.pieces)
+    )
+    return (Stage((fastest.name,), tuple(piece.name for piece in problem.pieces)),)

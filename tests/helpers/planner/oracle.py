@@ -49,15 +49,15 @@ def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
     stream: dict[tuple[int | str, int | str], float] = {}
     single: dict[tuple[int | str, int | str], float] = {}
     for (source, end), sizes in moved.items():
-        over = [links.get(pair) for pair in itertools.product(members(source), members(end))]
-        if None in over:
+        route_links = [links.get(pair) for pair in itertools.product(members(source), members(end))]
+        if None in route_links:
             return None
-        stream[source, end] = sum(sizes) / min(link.bytes_per_second for link in over if link)
-        single[source, end] = max(link.latency_seconds for link in over if link) + stream[source, end]
+        stream[source, end] = sum(sizes) / min(link.bytes_per_second for link in route_links if link)
+        single[source, end] = max(link.latency_seconds for link in route_links if link) + stream[source, end]
     periods = []
     busy: dict[str, float] = {}
     for index, (group, names) in enumerate(stages):
-        sizes = [size for pair, each in moved.items() if index in pair for size in each]
+        sizes = [size for pair, moved_sizes in moved.items() if index in pair for size in moved_sizes]
         rate = 0.0
         for machine in group:
             if any(machine not in pieces[name].seconds for name in names):
@@ -76,7 +76,7 @@ def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
         busy |= {machine: machines[machine].cores / rate for machine in group}  # each, as they take turns
         periods.append(sum(seconds for (_, end), seconds in stream.items() if end == index))
         periods.append(sum(seconds for (source, _), seconds in stream.items() if source == index))
-    at_home = [size for pair, each in moved.items() if "client" in pair for size in each]
+    at_home = [size for pair, moved_sizes in moved.items() if "client" in pair for size in moved_sizes]
     busy["client"] = sum(
         problem.client_transfer_seconds + size * problem.client_transfer_seconds_per_byte for size in at_home
     )
@@ -143,7 +143,7 @@ def _disjoint_sets(machines: list[str]) -> Iterator[list[tuple[str, ...]]]:
 
 def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] | None:
     """The value of the objective, and the least other value among plans that reach it; None if nothing is allowed."""
-    found = []
+    values = []
     for plan in plans:
         judged = judge(problem, plan)
         if judged is None:
@@ -152,11 +152,11 @@ def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] |
         if period <= problem.maximum_period_seconds * (1 + 1e-9) and (
             latency <= problem.maximum_latency_seconds * (1 + 1e-9)
         ):
-            found.append((period, latency) if problem.objective == "throughput" else (latency, period))
-    if not found:
+            values.append((period, latency) if problem.objective == "throughput" else (latency, period))
+    if not values:
         return None
-    least = min(value for value, _ in found)
-    return least, min(other for value, other in found if value <= least * (1 + 1e-9))
+    least = min(value for value, _ in values)
+    return least, min(secondary for value, secondary in values if value <= least * (1 + 1e-9))
 
 
 WORK = 4.0e8
@@ -173,20 +173,20 @@ def solution_of(problem: Problem) -> Solution | None:
 
 def assert_is_best(problem: Problem, expected: tuple[float, float] | None, *, is_exact: bool = True) -> None:
     """What is found has the best value there is, and is what it says; if exact, it is proven, and ties are decided."""
-    found = solution_of(problem)
+    solution = solution_of(problem)
     if expected is None:
-        assert found is None
+        assert solution is None
         return
-    assert found is not None
-    evaluation = found.evaluation
-    judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in found.stages])
+    assert solution is not None
+    evaluation = solution.evaluation
+    judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in solution.stages])
     assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
     values = evaluation.period_seconds, evaluation.latency_seconds
     if problem.objective == "latency":
         values = values[::-1]
-    assert found.lower_bound_seconds <= expected[0] * (1 + 1e-8) + 1e-15
+    assert solution.lower_bound_seconds <= expected[0] * (1 + 1e-8) + 1e-15
     if is_exact:
         assert values == pytest.approx(expected, rel=2e-9, abs=1e-15)
-        assert found.gap == 0.0
+        assert solution.gap == 0.0
     else:
         assert values[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-12)

@@ -127,8 +127,8 @@ def one_each(problem: Problem) -> list[Stage]:
 
 def _cores(generator: random.Random, problem: Problem) -> dict[str, object]:
     """One or two hosts of machines, and of the client, that share one core or a few; one machine may be a GPU."""
-    machines = [replace(each, cores=generator.choice([0, 1, 1, 2])) for each in problem.machines]
-    names = [*(each.name for each in machines), "client"]
+    machines = [replace(machine, cores=generator.choice([0, 1, 1, 2])) for machine in problem.machines]
+    names = [*(machine.name for machine in machines), "client"]
     sets = [
         SharedCores(tuple(generator.sample(names, generator.randint(1, len(names)))), generator.randint(1, 3))
         for _ in range(generator.choice([1, 1, 2]))
@@ -149,12 +149,12 @@ def _edges(generator: random.Random, pieces: int, chain: bool) -> tuple[Edge, ..
     if not chain:
         edges = [edge for edge in edges if generator.random() > 0.25]
         for index in range(pieces):
-            later = [other for other in range(index + 2, pieces) if generator.random() < 0.2]
+            later = [target for target in range(index + 2, pieces) if generator.random() < 0.2]
             if len(later) > 1 and generator.random() < 0.6:
                 shared = size()
-                edges += [Edge(f"layer-{index}", f"layer-{other}", shared, "out") for other in later]
+                edges += [Edge(f"layer-{index}", f"layer-{target}", shared, "out") for target in later]
             else:
-                edges += [Edge(f"layer-{index}", f"layer-{other}", size()) for other in later]
+                edges += [Edge(f"layer-{index}", f"layer-{target}", size()) for target in later]
     if generator.random() < 0.4:
         edges.insert(0, Edge("client", "layer-0", size()))
     if generator.random() < 0.4:

@@ -31,14 +31,14 @@ def test_on_workers(bundle, inputs, three_workers):
     steps = []
     with tvm_split.deploy(bundle, three_workers) as deployment:
         deployment.run(inputs[0])
-        assert [each.micro_batches for each in deployment.report().machines] == [1, 1]
+        assert [machine.micro_batches for machine in deployment.report().machines] == [1, 1]
         report = tvm_split.bench(
             deployment, inputs, rounds=2, micro_batches=20, on_progress=lambda *step: steps.append(step)
         )
         whole = deployment.report()
     assert (report.runs, report.streamed) == (10, 40)
     assert whole.streamed > report.streamed
-    assert [each.machine for each in report.machines] == [A, B]
+    assert [machine.machine for machine in report.machines] == [A, B]
     for machine in report.machines:
         assert machine.micro_batches > 0
         assert machine.compute.measured > 0
@@ -60,7 +60,7 @@ def test_in_this_process(bundle, inputs):
         deployment.run(inputs[0])
         report = deployment.report()
         assert (report.runs, report.streamed, report.period.measured) == (1, 0, None)
-        assert [each.micro_batches for each in report.machines] == [1, 1]
+        assert [machine.micro_batches for machine in report.machines] == [1, 1]
         assert all(link.seconds.measured is None for link in report.links)
 
 

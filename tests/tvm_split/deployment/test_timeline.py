@@ -68,7 +68,7 @@ def test_cells_cover_the_lane_and_shorten_numbers():
 
 def test_first_micro_batches_are_renumbered(two_machines):
     chosen = first_micro_batches(two_machines, 1, 5)
-    assert {each.sequence for each in chosen} == {0}
+    assert {trace_event.sequence for trace_event in chosen} == {0}
     assert len(chosen) == 6
 
 

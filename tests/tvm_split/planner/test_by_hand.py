@@ -145,14 +145,14 @@ def test_stages_are_complete_convex_and_ordered(placed: tuple[LayerGraph, dict[s
 
 
 def test_one_shard_needs_no_list() -> None:
-    one = shard("conv1", "relu")
-    for shards in (one, [one], iter([one])):
-        assert PlanRequest(shards=shards).shards == (one,)
+    single = shard("conv1", "relu")
+    for shards in (single, [single], iter([single])):
+        assert PlanRequest(shards=shards).shards == (single,)
     assert PlanRequest(shards=None).shards == ()
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         "conv1..relu:rows",
         [("conv1", "relu")],
@@ -166,9 +166,9 @@ def test_one_shard_needs_no_list() -> None:
         Shard("conv1", "fc", "rows", MORE_OF_B, "all"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_shard_is_said(given: Any) -> None:
+def test_what_is_no_shard_is_said(value: Any) -> None:
     with pytest.raises(PlanError, match="shards"):
-        PlanRequest(shards=given)
+        PlanRequest(shards=value)
 
 
 def test_names_stand_for_all_below_them() -> None:

@@ -113,8 +113,8 @@ def graphs(draw: st.DrawFn) -> tuple[LayerGraph, list[list[str]]]:
 
 
 @given(graphs())
-def test_pieces_hold_every_layer_once_and_can_be_run_in_their_order(given: tuple[LayerGraph, list[list[str]]]) -> None:
-    graph, kernels = given
+def test_pieces_hold_every_layer_once_and_can_be_run_in_their_order(case: tuple[LayerGraph, list[list[str]]]) -> None:
+    graph, kernels = case
     pieces = pieces_of(graph, kernels)
     assert sorted(layer for piece in pieces for layer in piece) == sorted(graph.layers)
     position = {layer: index for index, piece in enumerate(pieces) for layer in piece}
