@@ -60,20 +60,18 @@ def why_impossible(problem: Problem, find: Find) -> str:
             return _missing_links(problem, relaxed, chosen)
     if find(dataclasses.replace(unlimited, pins=())).chosen:
         return (
-            f"no plan keeps to the pins: with them, a machine would wait for its own values in a circle, or more "
-            f"machines were needed than may be used; pinned are {_pin_list(problem)}"
+            f"no plan keeps to the pins: with them, a machine depends on its own results in a cycle, or more "
+            f"machines are needed than are allowed; the pins are {_pin_list(problem)}"
         )
     if (problem.stages, problem.maximum_machines) != (None, None):
         chosen = find(dataclasses.replace(unlimited, pins=(), stages=None, maximum_machines=None)).chosen
         if chosen:
             demand = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
             return (
-                f"no plan of {demand} was found; of those on {len(chosen.machines)} machines there are some, so ask "
-                "for another number, or leave more time"
+                f"no plan of {demand} was found, but there are plans on {len(chosen.machines)} machines; ask for "
+                "another number, or allow more time"
             )
-    return (
-        "no plan runs every piece: the machines that have seconds for a piece cannot be put in an order without circles"
-    )
+    return "no plan runs every piece: every choice of machines that have seconds for the pieces has a cycle"
 
 
 def _why_too_large(instance: Instance, plans: Sequence[Candidate]) -> str:

@@ -62,7 +62,7 @@ class StageBeam:
         self._reach: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
     def stages(self, period: float, most: int, usable: Counts, budget: Budget) -> list[Placement] | None:
-        """Return stages on at most ``most`` of the ``usable`` units (per kind) under a period; None if there are none."""
+        """Return stages on at most ``most`` of the ``usable`` units (per kind) under a period; None if none fit."""
         self._tables, self._reach = {}, self._stretches.reach(period)
         kinds = len(self._units.members)
         partials = [_Partial(0, kinds, usable, 0.0, None)]
