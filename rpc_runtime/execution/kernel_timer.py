@@ -185,7 +185,7 @@ class InProcessKernels(Closing):
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
         """Return the time of each loaded kernel, in order. Raises WorkerError if none are loaded."""
         if self._timer is None:
-            raise WorkerError("no kernels are loaded that could be timed")
+            raise WorkerError("no kernels are loaded")
         return self._timer.measure(effort)
 
     def close(self) -> None:

@@ -129,7 +129,9 @@ def _trust(context: ssl.SSLContext, file: Path) -> float:
     dates = (str(authority["notAfter"]) for authority in context.get_ca_certs())
     end = max(map(ssl.cert_time_to_seconds, dates), default=math.inf)
     if end < time.time():
-        raise InputError(f"the authority in {file} expired on {_date(end)}: no certificate of it is accepted")
+        raise InputError(
+            f"the authority in {file} expired on {_date(end)}: the certificates that it signed are not accepted"
+        )
     return end
 
 
@@ -149,7 +151,7 @@ def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
     judging = client if as_server else server
     judging.verify_mode = ssl.CERT_REQUIRED
     judging.load_verify_locations(certificate)
-    judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
+    judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is its own authority
     try:
         shown = _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:

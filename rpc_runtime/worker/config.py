@@ -119,15 +119,15 @@ class WorkerConfig:
             raise InputError("--tracker needs --key as well, under which this machine is listed")
         if self.tuning_port is not None and not self.is_tuned:
             raise InputError(
-                "TVM's RPC knows no callers, so a worker that does is not tuned on: give --insecure-tuning with "
-                "--tuning-port, on a network where you trust everyone, or leave it out"
+                "TVM's RPC does not authenticate callers, and this worker does: to tune on it, give "
+                "--insecure-tuning with --tuning-port, on a network where you trust everyone, or leave it out"
             )
         if (self.tuning_port or 0) >= 1 << 16:
             raise InputError(f"--tuning-port is a port from 0 to 65535, got {self.tuning_port}")
         tracker, host = TrackerAddress.parse(self.tracker), split_address(self.listen)[0]
         if self.advertise is None and is_loopback(host) and not is_loopback(tracker.host):
             raise InputError(
-                f"the tracker {tracker} is on another machine, and whoever asks it cannot reach {self.listen}: listen "
+                f"the tracker {tracker} is on another machine, and its clients cannot reach {self.listen}: listen "
                 "on an address of the network, or give --advertise with the host by which others reach this worker"
             )
         return TrackerEntry(

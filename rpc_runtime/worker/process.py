@@ -200,7 +200,9 @@ def _registered(
     ) as registration:
         service.on_change = registration.look_again
         if tuning is not None and not config.insecure:
-            logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)
+            logger.warning(
+                "kernels can be tuned on port %s: anyone who can reach it can run code here", registration.tuning_port
+            )
         yield registration
 
 
