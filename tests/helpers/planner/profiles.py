@@ -30,7 +30,7 @@ def chain_profile(
     weight_bytes: int = 100,
     measured_at: float = 1000.0,
 ) -> ClusterProfile:
-    """Pieces ``layer_0``, … with these seconds by machine, all measured; machines on hosts of their own, or one."""
+    """Pieces ``layer_0``, … with these seconds by machine, all measured; each machine has its own host, or all one."""
     count = len(next(iter(seconds.values())))
     names = [f"layer_{index}" for index in range(count)]
     return ClusterProfile(
@@ -77,7 +77,7 @@ def chain_problem(
 
 
 def planned(profile: ClusterProfile, stages: tuple[Stage, ...] | None = None, **settings: object) -> Plan:
-    """A plan with its prediction: the best one, or of the given stages of pieces."""
+    """A plan with its prediction: the best one, or that of ``stages`` of pieces."""
     problem = chain_problem(profile, **settings)  # type: ignore[arg-type]
     best = solve(problem)
     prediction = predict_solution(problem, profile, best, stages or best.stages)
