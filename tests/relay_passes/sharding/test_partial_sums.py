@@ -18,9 +18,9 @@ X = np.random.default_rng(0).standard_normal((1, 4, 4, 4)).astype(np.float32)
 def split(network: Network, output: relax.Var) -> Sharded:
     """After a check that the graph computes what it did."""
     module = network.module(output)
-    found = shard(module, region_of(module, (0.5, 0.25, 0.25)), axis="channels", exchange="fused")
-    require_same(module, found, X)
-    return found
+    sharded = shard(module, region_of(module, (0.5, 0.25, 0.25)), axis="channels", exchange="fused")
+    require_same(module, sharded, X)
+    return sharded
 
 
 def summed(network: Network) -> relax.Var:
