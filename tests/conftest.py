@@ -44,8 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests = {item.obj for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)}
     for test in tests if times else ():
         # Hypothesis has no public way to change the settings of a test from outside.
-        own = test._hypothesis_internal_use_settings
-        more = settings(own, max_examples=times * own.max_examples, derandomize=False, database=None)
+        current = test._hypothesis_internal_use_settings
+        more = settings(current, max_examples=times * current.max_examples, derandomize=False, database=None)
         test._hypothesis_internal_use_settings = more
 
 

@@ -47,13 +47,13 @@ def tree_of(path: Path) -> ast.Module:
 
 def imports_of(path: Path, nodes: Iterable[ast.AST] | None = None) -> set[str]:
     """Every module that a file names in an import, wherever the import stands (or in ``nodes``)."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes if nodes is not None else ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def files_of(room: str) -> list[Path]:
@@ -102,7 +102,7 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
             for node in tree_of(path).body
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in (
-                [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             )
         }
         wrong = {name for name in module_level if name.partition(".")[0] in FRAMEWORKS}
@@ -124,10 +124,10 @@ def test_benchmarks_share_models_and_emulators_with_tests_and_nothing_else() -> 
 
 def modules() -> dict[str, Path]:
     """Every module of ours, by the name it is imported as."""
-    found = {}
+    paths = {}
     for path in (path for room in ROOMS for path in files_of(room)):
-        found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
-    return found
+        paths[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    return paths
 
 
 def require_no_circle(needs: dict[str, set[str]]) -> None:
@@ -143,9 +143,11 @@ def test_there_are_no_circles_between_modules() -> None:
     require_no_circle(
         {
             name: {
-                each
-                for each in imports_of(path, tree_of(path).body) & set(ours)
-                if each not in (name, *ROOMS) and not name.startswith(f"{each}.") and not each.startswith(f"{name}.")
+                imported
+                for imported in imports_of(path, tree_of(path).body) & set(ours)
+                if imported not in (name, *ROOMS)
+                and not name.startswith(f"{imported}.")
+                and not imported.startswith(f"{name}.")
             }
             for name, path in ours.items()
         }
@@ -158,10 +160,14 @@ def test_there_are_no_circles_between_packages() -> None:
     needs: dict[str, set[str]] = {}
     for name, path in ours.items():
         if (home := package_of(name, packages)) is not None:
-            wanted = {package_of(each, packages) for each in imports_of(path) if each in ours} - {None}
+            imported_packages = {
+                package_of(imported, packages) for imported in imports_of(path) if imported in ours
+            } - {None}
             # A package and one inside it are one room: the outer one holds what both know, and uses the inner one.
             needs.setdefault(home, set()).update(
-                each for each in wanted if not f"{each}.".startswith(f"{home}.") and not home.startswith(f"{each}.")
+                package
+                for package in imported_packages
+                if not f"{package}.".startswith(f"{home}.") and not home.startswith(f"{package}.")
             )
     require_no_circle(needs)
 

@@ -66,11 +66,11 @@ def _package_folders(root: Path, stdlib: Path) -> Iterator[Path]:
 
 def _libraries() -> set[str]:
     """The files of the C library and its like: what Python, its modules and the tools are linked with, and C++'s."""
-    found = set()
+    libraries = set()
     modules = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix})) / "lib-dynload"
     for binary in (python_in_root(), *TOOLS, *map(str, modules.glob("*.so"))):
         listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False, timeout=60).stdout
-        found |= set(re.findall(r"(/\S+\.so\S*)", listed))
-    folder = next(Path(each).parent for each in found if "/libc.so" in each)
+        libraries |= set(re.findall(r"(/\S+\.so\S*)", listed))
+    folder = next(Path(library).parent for library in libraries if "/libc.so" in library)
     also = ("libstdc++.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6")
-    return found | {str(folder / name) for name in also}
+    return libraries | {str(folder / name) for name in also}

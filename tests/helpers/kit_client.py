@@ -43,7 +43,7 @@ def main() -> None:
         cluster_file.write_text(json.dumps({"machines": machines}))
         batches = np.load(inputs)
         with tvm_split.deploy(bundle, tvm_split.Cluster.from_yaml(cluster_file)) as deployment:
-            outputs = [each[0].tolist() for each in deployment.stream([(batch,) for batch in batches])]
+            outputs = [results[0].tolist() for results in deployment.stream([(batch,) for batch in batches])]
     finally:
         worker.terminate()
         code = worker.wait(PATIENCE_SECONDS)

@@ -56,7 +56,7 @@ class KubernetesApi(Closing):
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(request.path)
         name = {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": ["get", "list"]}
-        known = {
+        answers = {
             "/api": {"kind": "APIVersions", "versions": ["v1"]},
             "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
             "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [name]},
@@ -66,9 +66,9 @@ class KubernetesApi(Closing):
             self.selectors += parse_qs(parts.query).get("labelSelector", [])
         reason = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden"}
         refusal = {**reason, "message": "you may not list these\x1b[2J"}
-        found = parts.path in known
-        body = json.dumps(known.get(parts.path, refusal)).encode()
-        request.send_response(200 if found else 403)
+        is_known = parts.path in answers
+        body = json.dumps(answers.get(parts.path, refusal)).encode()
+        request.send_response(200 if is_known else 403)
         request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()

@@ -50,10 +50,10 @@ def changed(content: Any, source: random.Random) -> bytes:
     """A JSON value, itself left behind, with some values in it changed, lost, moved or doubled; sometimes with other
     bytes."""
     for _ in range(source.choice((1, 1, 1, 2, 5))):
-        found = list(places(content))
-        if not found:
+        all_places = list(places(content))
+        if not all_places:
             break
-        (holder, key), (other, from_key) = source.choice(found), source.choice(found)
+        (holder, key), (from_holder, from_key) = source.choice(all_places), source.choice(all_places)
         value: Any = source.choice(
             (None, True, -1, 1.5, 1e999, [], {}, [[]], source.choice(NUMBERS), source.choice(TEXTS), _number(source))
         )
@@ -61,7 +61,7 @@ def changed(content: Any, source: random.Random) -> bytes:
             case 0:
                 del holder[key]
             case 1:
-                holder[key] = json.loads(json.dumps(other[from_key]))
+                holder[key] = json.loads(json.dumps(from_holder[from_key]))
             case 2 if isinstance(holder, list):
                 holder.insert(key, json.loads(json.dumps(holder[key])))
             case _:
@@ -75,7 +75,7 @@ def _number(source: random.Random) -> float:
     return source.choice((5e-324, 1e-308, 1e-18, 1e-9, 1e18, 1.1e18, 1e30, 1e200, 1.7e308, 10**400, -1e308))
 
 
-def random_message(kind: Any, source: random.Random, known: tuple[str, ...], depth: int = 0) -> Any:
+def random_message(kind: Any, source: random.Random, known_texts: tuple[str, ...], depth: int = 0) -> Any:
     """A message of a kind, its fields random, sometimes with a text that is ``known`` to mean something."""
     message = kind()
     for field in kind.DESCRIPTOR.fields:
@@ -84,20 +84,20 @@ def random_message(kind: Any, source: random.Random, known: tuple[str, ...], dep
         if field.is_repeated:
             if depth < 3:
                 count = source.choice((0, 1, 1, 2, 5, 40))
-                values = [_value(message, field, source, known, depth) for _ in range(count)]
+                values = [_value(message, field, source, known_texts, depth) for _ in range(count)]
                 getattr(message, field.name).extend(values)
         elif field.message_type is not None:
-            getattr(message, field.name).CopyFrom(_value(message, field, source, known, depth))
+            getattr(message, field.name).CopyFrom(_value(message, field, source, known_texts, depth))
         else:
-            setattr(message, field.name, _value(message, field, source, known, depth))
+            setattr(message, field.name, _value(message, field, source, known_texts, depth))
     return message
 
 
-def _value(message: Any, field: Any, source: random.Random, known: tuple[str, ...], depth: int) -> Any:
+def _value(message: Any, field: Any, source: random.Random, known_texts: tuple[str, ...], depth: int) -> Any:
     if field.message_type is not None:
-        return random_message(field.message_type._concrete_class, source, known, depth + 1)
+        return random_message(field.message_type._concrete_class, source, known_texts, depth + 1)
     if field.type == FieldDescriptor.TYPE_STRING:
-        return source.choice(known if known and source.random() < 0.7 else TEXTS)
+        return source.choice(known_texts if known_texts and source.random() < 0.7 else TEXTS)
     if field.type == FieldDescriptor.TYPE_BYTES:
         return source.randbytes(source.choice((0, 1, 100, 5000)))
     if field.type == FieldDescriptor.TYPE_BOOL:

@@ -63,4 +63,4 @@ def partition(module: tvm.IRModule, stage_of: Mapping[str, int] = STAGE_OF, mach
 def run(module: tvm.IRModule, *inputs: np.ndarray, weights: tuple = ()) -> list[np.ndarray]:
     """Compile a module without any optimisation of ours, and run its function ``main``."""
     machine = relax.VirtualMachine(code_of(module, QUICKLY), tvm.cpu())
-    return [value.numpy() for value in machine["main"](*[tvm.runtime.tensor(each) for each in inputs], *weights)]
+    return [value.numpy() for value in machine["main"](*[tvm.runtime.tensor(array) for array in inputs], *weights)]

@@ -34,6 +34,6 @@ def run(what: str, **names: Any) -> Any:
         result = CliRunner().invoke(app, words, catch_exceptions=False)
         assert result.exit_code == 0, f"{line}\n{result.output}"
         return result.stdout
-    made = {"tvm_split": tvm_split, **names}
-    exec(line, made)
-    return made[line.partition(" ")[0]]
+    namespace = {"tvm_split": tvm_split, **names}
+    exec(line, namespace)
+    return namespace[line.partition(" ")[0]]

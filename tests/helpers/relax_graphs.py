@@ -46,25 +46,25 @@ def run_together(modules: Mapping[str, tvm.IRModule], *inputs: Array) -> dict[st
     """What the functions ``main`` of several modules give for the same inputs, from one build without our passes."""
     functions = {name: main_function(module).with_attr("global_symbol", name) for name, module in modules.items()}
     machine = relax.VirtualMachine(code_of(tvm.IRModule(functions), QUICKLY), tvm.cpu())
-    arguments = [tvm.runtime.tensor(each) for each in inputs]
+    arguments = [tvm.runtime.tensor(array) for array in inputs]
     return {name: [value.numpy() for value in machine[name](*arguments)] for name in modules}
 
 
 def random_inputs(module: tvm.IRModule, seed: int = 0) -> list[Array]:
     generator = np.random.default_rng(seed)
-    found = []
+    arrays = []
     for parameter in main_function(module).params:
         shape = [int(length) for length in parameter.ty.shape.values]
         dtype = str(parameter.ty.dtype.dtype)
         is_float = dtype.startswith("float")
-        found.append((generator.standard_normal(shape) if is_float else generator.integers(0, 9, shape)).astype(dtype))
-    return found
+        arrays.append((generator.standard_normal(shape) if is_float else generator.integers(0, 9, shape)).astype(dtype))
+    return arrays
 
 
 def with_cuts_made(module: tvm.IRModule, cuts: Iterable[relax.VarBinding], original: tvm.IRModule) -> tvm.IRModule:
     """The module as a function of the original's parameters, of which it makes the cuts itself."""
     function, parameters = main_function(module), list(main_function(original).params)
-    values: dict[str, relax.Expr] = {each.name: each for each in parameters}
+    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
 
     def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
         emit_operations(builder, [*cuts, *operations_of(function)], values)
@@ -76,8 +76,10 @@ def with_cuts_made(module: tvm.IRModule, cuts: Iterable[relax.VarBinding], origi
 def assert_same_values(modules: Mapping[str, tvm.IRModule], *inputs: Array, tolerance: float = 1e-5) -> None:
     """All modules give what the first gives, within ``tolerance`` of the range of each of its outputs."""
     results = run_together(modules, *inputs)
-    _, *others = results
-    for expected, *found in zip(*results.values(), strict=True):
-        for name, each in zip(others, found, strict=True):
-            assert each.shape == expected.shape, name
-            np.testing.assert_allclose(each, expected, rtol=0, atol=tolerance * (np.ptp(expected) + 1e-3), err_msg=name)
+    _, *other_names = results
+    for expected, *outputs in zip(*results.values(), strict=True):
+        for name, output in zip(other_names, outputs, strict=True):
+            assert output.shape == expected.shape, name
+            np.testing.assert_allclose(
+                output, expected, rtol=0, atol=tolerance * (np.ptp(expected) + 1e-3), err_msg=name
+            )

@@ -77,7 +77,7 @@ async def carry(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.Stream
 
 async def both(*directions: Coroutine[Any, Any, None]) -> None:
     """Ends when both have ended, or one has failed."""
-    tasks = [asyncio.create_task(each) for each in directions]
+    tasks = [asyncio.create_task(direction) for direction in directions]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -88,14 +88,14 @@ async def both(*directions: Coroutine[Any, Any, None]) -> None:
 async def serve(target: str, bytes_per_second: float, latency_seconds: float) -> None:
     """Prints the port it listens on, and passes connections on until standard input ends."""
     host, _, port = target.rpartition(":")
-    there, back = (Wire(bytes_per_second, latency_seconds) for _ in range(2))
+    forward, backward = (Wire(bytes_per_second, latency_seconds) for _ in range(2))
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             try:
                 far_reader, far_writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=CHUNK_BYTES)
                 try:
-                    await both(carry(there, reader, far_writer), carry(back, far_reader, writer))
+                    await both(carry(forward, reader, far_writer), carry(backward, far_reader, writer))
                 finally:
                     far_writer.close()
             finally:
@@ -148,7 +148,7 @@ if __name__ == "__main__":
     parser.add_argument("target", metavar="HOST:PORT")
     parser.add_argument("bytes_per_second", type=float)
     parser.add_argument("latency_seconds", type=float)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     # select() waits to the microsecond, epoll only to the millisecond.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        runner.run(serve(given.target, given.bytes_per_second, given.latency_seconds))
+        runner.run(serve(arguments.target, arguments.bytes_per_second, arguments.latency_seconds))

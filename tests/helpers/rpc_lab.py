@@ -79,8 +79,10 @@ class RpcLab(Closing):
         """Everything listed, by the name of its worker or else its address, once that is as it should be."""
 
         def look() -> dict[str, ListedServer]:
-            found = {each.registration.name if each.registration else each.address: each for each in self.listed()}
-            return found if condition(found) else {}
+            servers = {
+                server.registration.name if server.registration else server.address: server for server in self.listed()
+            }
+            return servers if condition(servers) else {}
 
         return eventually(look, f"the tracker lists what is expected; the lab's log is {self._log.name}")
 

@@ -40,8 +40,8 @@ def chain(
                 links[source, end] = LinkTimes(latency, {f"tensor_{number}": wire}, shares_memory)
     machines = {
         name: MachineTimes({f"stage_{index}": StageTimes(seconds, seconds)})
-        for index, (each, seconds) in enumerate(zip(names, computing, strict=True))
-        for name in each
+        for index, (machine_names, seconds) in enumerate(zip(names, computing, strict=True))
+        for name in machine_names
     }
     return Scenario(program_of(stages, tensors), machines, links)
 
@@ -54,11 +54,11 @@ def busiest(scenario: Scenario) -> float:
         computing[stage.machine] += seconds * stage.own_turns.share
     wires = []
     for (source, end), times in scenario.links.items():
-        own = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
-        wires.append(math.fsum(times.wire_seconds.get(route.tensor.name, 0.0) * route.when.share for route in own))
+        routes = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
+        wires.append(math.fsum(times.wire_seconds.get(route.tensor.name, 0.0) * route.when.share for route in routes))
     cores = [
-        math.fsum(computing[name] * scenario.machines[name].cores for name in each.machines if name in computing)
-        / each.cores
-        for each in scenario.shared_cores
+        math.fsum(computing[name] * scenario.machines[name].cores for name in group.machines if name in computing)
+        / group.cores
+        for group in scenario.shared_cores
     ]
     return max([*computing.values(), *wires, *cores])

@@ -31,8 +31,8 @@ class Noise:
 
     def factor(self, machine: str) -> float:
         self.measured.append(machine)
-        left = self._left.setdefault(machine, iter(self.script.get(machine, ())))
-        self._last[machine] = next(left, self._last.get(machine, 1.0))
+        factors = self._left.setdefault(machine, iter(self.script.get(machine, ())))
+        self._last[machine] = next(factors, self._last.get(machine, 1.0))
         return self._last[machine]
 
 

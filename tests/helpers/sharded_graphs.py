@@ -21,7 +21,7 @@ def region_of(
     module: tvm.IRModule, shares: Sequence[float], first: str | int | None = None, last: str | int | None = None
 ) -> Region:
     """The variables from ``first`` to ``last``, by name or place; all without them."""
-    names = [each.var.name for each in operations_of(main_function(module))]
+    names = [operation.var.name for operation in operations_of(main_function(module))]
     begin = names.index(first) if isinstance(first, str) else first
     end = names.index(last) + 1 if isinstance(last, str) else last
     return Region(tuple(names[begin:end]), MACHINES[: len(shares)], tuple(shares))
@@ -30,7 +30,8 @@ def region_of(
 def assert_all_placed(module: tvm.IRModule, sharded: Sharded) -> None:
     """Whatever stands in the region's place has a machine or is a cut or join; nothing else is new."""
     before, after = (
-        {binding.var.name for binding in operations_of(main_function(each))} for each in (module, sharded.module)
+        {binding.var.name for binding in operations_of(main_function(ir_module))}
+        for ir_module in (module, sharded.module)
     )
     assert after - before <= set(sharded.machine_of) <= after
     assert set(sharded.source_of) == set(sharded.machine_of)

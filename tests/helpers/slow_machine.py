@@ -46,7 +46,7 @@ def half_speed(process: int, cores: Sequence[int]) -> Iterator[list[psutil.Proce
         for competitor in competitors:
             assert competitor.stdout is not None
             assert competitor.stdout.readline() == "busy\n"
-        yield [psutil.Process(each.pid) for each in competitors]
+        yield [psutil.Process(competitor.pid) for competitor in competitors]
     finally:
         for competitor in competitors:
             competitor.kill()

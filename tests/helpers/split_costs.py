@@ -27,7 +27,7 @@ def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]
     behind the region.
     """
     function = main_function(sharded.module)
-    readers = [(sharded.machine_of.get(each.var.name), each.value) for each in operations_of(function)]
+    readers = [(sharded.machine_of.get(operation.var.name), operation.value) for operation in operations_of(function)]
     readers += [(None, field) for field in returned_fields(function)]
     sizes: dict[tuple[str, str | None, str | None], int] = {}
     for reader, value in readers:
@@ -46,14 +46,16 @@ def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Ma
 
     ``module`` is the graph before the split.
     """
-    parts = {each.var.name: each.var.ty for each in operations_of(main_function(sharded.module))}
-    found = {}
+    parts = {operation.var.name: operation.var.ty for operation in operations_of(main_function(sharded.module))}
+    extra_elements = {}
     for whole in operations_of(main_function(module)):
         name = whole.var.name
-        own = [parts[part] for part in (part_name(name, machine) for machine in region.machines) if part in parts]
-        if name in region.names and own:
-            found[name] = sum(_elements(each) for each in own) - _elements(whole.var.ty)
-    return found
+        part_types = [
+            parts[part] for part in (part_name(name, machine) for machine in region.machines) if part in parts
+        ]
+        if name in region.names and part_types:
+            extra_elements[name] = sum(_elements(part_type) for part_type in part_types) - _elements(whole.var.ty)
+    return extra_elements
 
 
 def weight_bytes(sharded: Sharded) -> dict[str, int]:
@@ -78,5 +80,5 @@ def _elements(kind: relax.Type) -> int:
 
 def _bytes(kind: relax.Type) -> int:
     if isinstance(kind, relax.TupleType):
-        return sum(_bytes(each) for each in kind.fields)
+        return sum(_bytes(field) for field in kind.fields)
     return _elements(kind) * np.dtype(str(kind.dtype.dtype)).itemsize

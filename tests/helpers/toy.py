@@ -19,5 +19,5 @@ def toy_plugin_installed() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(FOLDER))
-        for name in [each for each in sys.modules if each.partition(".")[0] == "toy_plugin"]:
+        for name in [module for module in sys.modules if module.partition(".")[0] == "toy_plugin"]:
             del sys.modules[name]

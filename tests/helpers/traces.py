@@ -44,11 +44,11 @@ def events_of(program: Program, compute=(10, 6), wire: float = 2, count: int = 2
     """A micro-batch every 10 ms: each stage receives and sends ``wire`` ms, and computes as given."""
     events = []
     for sequence in range(count):
-        for each, milliseconds in zip(program.stages, compute, strict=True):
+        for spec, milliseconds in zip(program.stages, compute, strict=True):
             start = sequence * 10 * MILLISECOND
             for kind, length in ((RECEIVE, wire), (COMPUTE, milliseconds), (SEND, wire)):
                 end = start + int(length * MILLISECOND)
-                events.append(TraceEvent(each.machine, each.name, sequence, kind, start, end))
+                events.append(TraceEvent(spec.machine, spec.name, sequence, kind, start, end))
     return events
 
 
