@@ -74,10 +74,10 @@ def test_a_bundle_survives_its_folder(bundle: tvm_split.Bundle, tmp_path: Path) 
     assert loaded.digest == bundle.digest
     x = np.ones((1, 3, 8, 8), np.float32)
     with (
-        tvm_split.deploy(bundle, Cluster.in_process(2, threads=1)) as one,
-        tvm_split.deploy(loaded, Cluster.in_process(2, threads=1)) as other,
+        tvm_split.deploy(bundle, Cluster.in_process(2, threads=1)) as deployment,
+        tvm_split.deploy(loaded, Cluster.in_process(2, threads=1)) as reloaded,
     ):
-        np.testing.assert_array_equal(one.run(x)[0], other.run(x)[0])
+        np.testing.assert_array_equal(deployment.run(x)[0], reloaded.run(x)[0])
 
 
 def test_a_bundle_is_not_written_over_other_files(bundle: tvm_split.Bundle, tmp_path: Path) -> None:
@@ -146,6 +146,6 @@ def test_a_cuda_target_needs_its_architecture(model: tvm_split.Model) -> None:
 
 def test_a_plan_for_another_model_is_refused(model: tvm_split.Model) -> None:
     planned = tvm_split.plan(model, Cluster.local(2), split=SPLIT)
-    other = tvm_split.load_model(nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))
+    other_model = tvm_split.load_model(nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))
     with pytest.raises(tvm_split.PlanError, match="the plan is for model 'Network', the model is 'Linear'"):
-        tvm_split.compile(other, planned)
+        tvm_split.compile(other_model, planned)

@@ -117,7 +117,9 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
     process = start_process(
         "run", bundle, "--random", "1", "--repeat", "10000000", env={**os.environ, "TMPDIR": str(tmp_path)}
     )
-    workers = wait_while_running(process, lambda: len(found := psutil.Process(process.pid).children()) == 2 and found)
+    workers = wait_while_running(
+        process, lambda: len(children := psutil.Process(process.pid).children()) == 2 and children
+    )
     time.sleep(1.0)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)

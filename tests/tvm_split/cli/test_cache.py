@@ -27,8 +27,8 @@ def test_what_is_kept_is_shown(invoke, invoke_json):
     assert "damaged.json: cannot be read" in text
     assert f"kept in {default_folder()}" in text
     assert "tuned kernels: " in text
-    found = invoke_json("cache", "show")
-    assert sorted(each.get("machine", "") for each in found["measurements"]) == ["", "box", "desk"]
+    listing = invoke_json("cache", "show")
+    assert sorted(store.get("machine", "") for store in listing["measurements"]) == ["", "box", "desk"]
 
 
 def test_clearing_removes_measurements_only(invoke, tmp_path):

@@ -55,13 +55,13 @@ def test_what_cannot_be_read_is_said(text, message):
 def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp_path):
     path, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     options = ("plan", onnx_path, "--shard", ROWS, "--split", f"{B}=flatten")
-    found = invoke_json(*options, "--output", path, "--picture", picture)
-    assert [(stage["machines"], stage["shares"], stage["layers"]) for stage in found["stages"]] == [
+    content = invoke_json(*options, "--output", path, "--picture", picture)
+    assert [(stage["machines"], stage["shares"], stage["layers"]) for stage in content["stages"]] == [
         ([A, B], [0.5, 0.5], ["conv_1", "relu_1", "conv_2"]),
         ([B], [1.0], ["flatten", "dense"]),
     ]
-    assert [stage["sharding"] for stage in found["stages"]] == [{"axis": "rows", "exchange": "fused"}, None]
-    assert json.loads(path.read_text()) == found["plan"]
+    assert [stage["sharding"] for stage in content["stages"]] == [{"axis": "rows", "exchange": "fused"}, None]
+    assert json.loads(path.read_text()) == content["plan"]
     text = invoke(*options).stdout
     assert "shares the rows" in text
     words = "machine-a 0.5 and machine-b 0.5 of the rows; rows beyond a part are computed twice"
@@ -73,9 +73,9 @@ def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp
 
 def test_predicted_if_asked_for(invoke, invoke_json, onnx_path, tmp_path):
     options = ("plan", onnx_path, "--shard", ROWS, "--predict", "--estimate")
-    found = invoke_json(*options)["prediction"]
-    assert {each["machine"] for each in found["machines"]} == {A, B}
-    assert {each["estimated_share"] for each in found["machines"]} == {1.0}
+    prediction = invoke_json(*options)["prediction"]
+    assert {machine["machine"] for machine in prediction["machines"]} == {A, B}
+    assert {machine["estimated_share"] for machine in prediction["machines"]} == {1.0}
     picture = tmp_path / "plan.svg"
     text = invoke(*options, "--picture", picture).stdout
     assert "Predicted:" in text

@@ -64,14 +64,14 @@ def test_status_and_what_is_wrong(api: KubernetesApi, workers: LocalWorkers, tmp
     api.pods = [pod("tvm-split-0", end.address), pod("tvm-split-1", "127.0.0.1:9", ready=False)]
     options = ["status", "--json", "--kubernetes"]
     location = f"{SELECTOR}?token_file={tmp_path}/token"
-    found = CliRunner().invoke(app, [*options, location])
-    assert found.exit_code == 0, found.output
-    first, second = json.loads(found.stdout)["workers"]
+    result = CliRunner().invoke(app, [*options, location])
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)["workers"]
     assert (first["machine"], first["reachable"], first["reason"]) == ("tvm-split-0", True, "")
     assert (second["reachable"], "error" in second) == (False, False)
-    found = CliRunner().invoke(app, [*options, f"{location}&namespace=other"])
-    assert found.exit_code == 1, found.output
-    assert "you may not list these\\x1b[2J" in found.stderr
+    result = CliRunner().invoke(app, [*options, f"{location}&namespace=other"])
+    assert result.exit_code == 1, result.output
+    assert "you may not list these\\x1b[2J" in result.stderr
     api.pods = []
     with pytest.raises(ClusterError, match="has no machine that can be deployed to"):
         Cluster.from_kubernetes(SELECTOR)
