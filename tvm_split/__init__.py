@@ -39,7 +39,7 @@ def _module_of_name() -> dict[str, str]:
     """Return the module of each public name."""
     body = ast.parse((_FOLDER / "__init__.pyi").read_text(encoding="utf-8")).body
     imports = [statement for statement in body if isinstance(statement, ast.ImportFrom)]
-    return {alias.name: each.module or "" for each in imports for alias in each.names}
+    return {alias.name: statement.module or "" for statement in imports for alias in statement.names}
 
 
 require_own_packages()

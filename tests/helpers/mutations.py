@@ -76,7 +76,7 @@ def _number(source: random.Random) -> float:
 
 
 def random_message(kind: Any, source: random.Random, known_texts: tuple[str, ...], depth: int = 0) -> Any:
-    """A message of a kind, its fields random, sometimes with a text that is ``known`` to mean something."""
+    """A message of a kind with random fields; its texts are sometimes among ``known_texts``, which have a meaning."""
     message = kind()
     for field in kind.DESCRIPTOR.fields:
         if source.random() < 0.25:

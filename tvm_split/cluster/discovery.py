@@ -63,7 +63,7 @@ def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = 
 
 
 def planned_machines(
-    found: Sequence[AskedMachine], place: str, advice: str
+    answers: Sequence[AskedMachine], place: str, advice: str
 ) -> tuple[tuple[Machine, ...], dict[str, str]]:
     """Return the machines to plan on, sorted by name, and the reasons for the others, keyed by name and address.
 
@@ -72,9 +72,9 @@ def planned_machines(
     Raises:
         ClusterError: there is no machine, or two of them have the same name.
     """
-    chosen = [machine for answer in found if (machine := answer.machine) is not None]
+    chosen = [machine for answer in answers if (machine := answer.machine) is not None]
     machines = tuple(sorted(chosen, key=lambda machine: (machine.name, machine.address or "")))
-    left_out = {f"{answer.name} at {answer.endpoint.address}": answer.reason for answer in found if answer.reason}
+    left_out = {f"{answer.name} at {answer.endpoint.address}": answer.reason for answer in answers if answer.reason}
     if not machines:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         raise ClusterError(f"{place} has no machine that can be deployed to; {advice}{reasons}")

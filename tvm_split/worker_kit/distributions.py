@@ -94,7 +94,7 @@ def installed_for(name: str, versions: str, platform: Platform) -> Distribution 
 
 
 def downloaded(requirements: Mapping[str, str], platform: Platform, folder: Path) -> Iterator[Distribution]:
-    """Download packages with pip and unpack them in ``folder``; ``wanted`` maps names to versions (``==1.2.3``).
+    """Download packages with pip and unpack them in ``folder``; ``requirements`` maps names to versions (``==1.2.3``).
 
     Raises:
         KitError: pip cannot download them; the message says why.

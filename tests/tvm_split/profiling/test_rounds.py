@@ -74,7 +74,9 @@ def test_each_item_has_a_value_of_its_own_or_of_an_agreeing_kind(items: dict[int
         measured.extend(some)
         return {item: items[item][1] for item in some}
 
-    result = spot_checked(list(items), lambda item: items[item][0], measure, lambda one, other: one == other, float)
+    result = spot_checked(
+        list(items), lambda item: items[item][0], measure, lambda first, second: first == second, float
+    )
     assert set(result.values) == set(items)
     assert len(measured) == len(set(measured))
     assert set(measured) == set(items) - result.assumed
