@@ -1,6 +1,6 @@
-"""What ``deploy`` has for Kubernetes and compose fits its schema, and the worker that it starts.
+"""The files in ``deploy`` for Kubernetes and compose fit their schemas and the worker that they start.
 
-No cluster and no container engine: what they would make of it is not shown here.
+There is no cluster and no container engine: what these make of the files is not tested here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def container() -> dict[str, Any]:
 
 
 def arguments(template: list[str], values: Mapping[str, str]) -> list[str]:
-    """With $(NAME) filled in, as Kubernetes does it."""
+    """Return the arguments with $(NAME) filled in, as Kubernetes does it."""
     return [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], word) for word in template]
 
 
@@ -128,7 +128,7 @@ def test_nothing_runs_as_root_or_may_become_it() -> None:
 
 
 def test_the_worker_of_the_statefulset_starts_and_is_healthy(tmp_path: Path) -> None:
-    """Its command line, with files and ports of this test: TLS, a token, and health without either."""
+    """It has the manifest's arguments, with files and ports of this test: TLS, a token, and health without either."""
     lab, port = make_authority(tmp_path), free_port()
     files = lab.files("box")
     assert files.certificate is not None
@@ -171,7 +171,7 @@ def test_compose_starts_what_its_cluster_file_names() -> None:
             token.unlink()
     published = {}
     for name, service in composed["services"].items():
-        # The token is where compose puts secrets, which is not on this host.
+        # The token is where compose puts secrets; this path does not exist on this host.
         config = config_from_arguments(
             [argument for argument in service["command"] if not argument.startswith("--token-file=")]
         )

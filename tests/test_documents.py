@@ -1,4 +1,4 @@
-"""What the documents tell people to type does what they say."""
+"""The commands and names in the documents exist and do what the text says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests take for a slow network is at least as slow as asked for; a busy machine may make it slower."""
+"""The emulated slow network is at least as slow as requested; a busy machine may make it slower."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def maker(tmp_path: Path) -> ProgramMaker:
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """Sends everything back, on every connection."""
+    """Send everything back, on every connection."""
 
     def answer(connection: socket.socket) -> None:
         with connection:

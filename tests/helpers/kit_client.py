@@ -1,4 +1,4 @@
-"""In namespaces without a network: runs a bundle of one machine on a kit's worker in an empty root, and says what came.
+"""Run a bundle of one machine on a kit's worker in an empty root, in namespaces without a network.
 
 ``python -m tests.helpers.kit_client ROOT KIT BUNDLE INPUTS`` writes the first output of every micro-batch in INPUTS
 (``.npy``) as JSON, and ends the worker.

@@ -1,4 +1,4 @@
-"""As much of Kubernetes' API as ``kubectl get pods`` asks for, over HTTP on loopback: there is no cluster in tests."""
+"""The part of Kubernetes' API that ``kubectl get pods`` calls, over HTTP on loopback: tests have no cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 class KubernetesApi(Closing):
-    """Serves ``pods``; ``config`` is a file that leads kubectl here, into the namespace ``lab``."""
+    """Serves ``pods``; ``config`` is a file that leads kubectl to this server, into the namespace ``lab``."""
 
     def __init__(self, folder: Path) -> None:
         self.pods: list[dict[str, Any]] = []
@@ -26,7 +26,7 @@ class KubernetesApi(Closing):
                 outer._answer(self)
 
             def log_message(self, *_: object) -> None:
-                """Says nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))

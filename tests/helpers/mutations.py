@@ -1,4 +1,4 @@
-"""Wrong bytes: random ones, right ones with something changed, and random messages of protobuf."""
+"""Make wrong bytes: random ones, correct ones with changes, and random messages of protobuf."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from google.protobuf.descriptor import FieldDescriptor
 NUMBERS = (0, 1, 2, 3, 7, 63, 64, 255, 16_384, 16_385, 65_535, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 TEXTS = ("", "cpu", "cuda", "float32", "bool", "O", "V8", "client", "\0", "../../x", "a" * 3000, "ü\n\x1b[2J", "1e9")
 WRONG_FILES = (b"", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b"[" * 600 + b"]" * 600)
-"""Files that no reader takes for what it expects: not text, not JSON, too deep, or of too many digits for a number."""
+"""Contents that no reader accepts: not text, not JSON, nested too deeply, or a number with too many digits."""
 
 
 def mutated(content: bytes, source: random.Random) -> bytes:
-    """Some changes at random places: bits, bytes, cuts, copies, insertions."""
+    """Return the bytes with some changes at random places: bits, bytes, cuts, copies, insertions."""
     data = bytearray(content)
     for _ in range(source.choice((1, 1, 2, 4, 16))):
         place, length = source.randrange(len(data) + 1), source.choice((1, 2, 4, 8, 64))
@@ -39,7 +39,7 @@ def mutated(content: bytes, source: random.Random) -> bytes:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a JSON value with every key or index in it."""
+    """Yield every container of a JSON value with every key or index in it."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key
@@ -47,8 +47,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def changed(content: Any, source: random.Random) -> bytes:
-    """A JSON value, itself left behind, with some values in it changed, lost, moved or doubled; sometimes with other
-    bytes."""
+    """Change, remove, move or double some values of a JSON value; return it as bytes, sometimes with changed bytes."""
     for _ in range(source.choice((1, 1, 1, 2, 5))):
         all_places = list(places(content))
         if not all_places:
@@ -71,12 +70,12 @@ def changed(content: Any, source: random.Random) -> bytes:
 
 
 def _number(source: random.Random) -> float:
-    """From the ends of what a float can be, or between."""
+    """Return a float near the limits of its range, or between them."""
     return source.choice((5e-324, 1e-308, 1e-18, 1e-9, 1e18, 1.1e18, 1e30, 1e200, 1.7e308, 10**400, -1e308))
 
 
 def random_message(kind: Any, source: random.Random, known_texts: tuple[str, ...], depth: int = 0) -> Any:
-    """A message of a kind with random fields; its texts are sometimes among ``known_texts``, which have a meaning."""
+    """Return a message of a kind with random fields; some texts are among ``known_texts``, which have a meaning."""
     message = kind()
     for field in kind.DESCRIPTOR.fields:
         if source.random() < 0.25:

@@ -1,7 +1,7 @@
-"""A reference for rewrites of Relax: what a module computes, operation by operation, by torch in float64.
+"""A reference for rewrites of Relax: it computes a module operation by operation, with torch in float64.
 
-It knows the operators that the tests' graphs are made of, and no others; nothing is compiled, so that a property test
-can try hundreds of graphs.
+It supports only the operators of the tests' graphs. Nothing is compiled, so that a property test can try hundreds of
+graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relay_passes.ir import bindings_of, is_tensor_constant, main_function, oper
 
 
 def values_of(module: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The outputs of ``main``; floats are float64."""
+    """Return the outputs of ``main``; floats are float64."""
     function = main_function(module)
     values: dict[str, Any] = {
         parameter.name: _tensor(array) for parameter, array in zip(function.params, inputs, strict=True)
@@ -62,7 +62,7 @@ def _numbers(values: Any) -> list[int]:
 def _convolution(data: Any, weight: Any, attributes: Any) -> Any:
     rank = data.dim() - 2
     padding = _numbers(attributes.padding)
-    if padding[:rank] != padding[rank:]:  # parts of images have none where they meet
+    if padding[:rank] != padding[rank:]:  # parts of images have no padding where they meet
         sides = zip(padding[:rank], padding[rank:], strict=True)
         data, padding = (
             functional.pad(data, [pad for pair in reversed(list(sides)) for pad in pair]),

@@ -1,4 +1,4 @@
-"""Plans for graphs of three machines of which some stages are shared, and what any placed model has to be."""
+"""Plans for graphs on three machines with some shared stages, and the properties of every placed model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def planned(*stages: Stage) -> Plan:
 
 
 def require_consistent(placed: Partition) -> None:
-    """Plan, placement and layers are of one graph, and a stage reads only from stages before it."""
+    """Assert that plan, placement and layers are of one graph, and that a stage reads only from earlier stages."""
     operations = operations_of(main_function(placed.model.module))
     stage_of = placed.stage_of
     assert [operation.var.name for operation in operations] == list(placed.model.layers)

@@ -1,4 +1,4 @@
-"""What a split inside a layer costs beyond the layers: bytes between machines, what is computed twice, and weights."""
+"""The costs of a split inside a layer: bytes between machines, repeated computation, and weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from relay_passes.sharding.region import Region, Sharded, part_name
 
 
 def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:
-    """The bytes a micro-batch that cross from one machine to another, by both; a value crosses once to each.
+    """Return the bytes per micro-batch that are sent from one machine to another; a value is sent once to each.
 
-    None as the first is what comes from before the region or from a cut, None as the second what goes to a join or
-    behind the region.
+    None as the source stands for values from before the region or from a cut, None as the destination for a join or
+    what follows the region.
     """
     function = main_function(sharded.module)
     readers = [(sharded.machine_of.get(operation.var.name), operation.value) for operation in operations_of(function)]
@@ -42,7 +42,7 @@ def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]
 
 
 def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Mapping[str, int]:
-    """By variable of the region, how many elements of it are computed more than once, counted for each time.
+    """Return, for each variable of the region, the number of elements that are computed again, counted each time.
 
     ``module`` is the graph before the split.
     """
@@ -59,7 +59,7 @@ def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Ma
 
 
 def weight_bytes(sharded: Sharded) -> dict[str, int]:
-    """The constants that the machines' operations take, each once a machine, by the machine's name."""
+    """Return the constants that each machine's operations use, each once per machine, by the machine's name."""
     held: dict[str, dict[relax.Expr, int]] = {}
     for binding in bindings_of(main_function(sharded.module)):
         machine = sharded.machine_of.get(binding.var.name)

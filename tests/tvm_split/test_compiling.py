@@ -1,4 +1,4 @@
-"""Compiling: readable, reproducible, for other machines too."""
+"""Compiling: readable and reproducible, also for other machines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_machine_can_be_read(bundle: tvm_split.Bundle) -> None:
     assert 'R.call_packed("tvm_split.send", relu_sent, R.str("relu"), R.str("machine-b")' in bundle.ir["machine-a"]
     assert 'R.call_packed("tvm_split.receive", R.str("relu"), R.str("machine-a")' in bundle.ir["machine-b"]
     assert "R.to_vdevice(relu_sent" in bundle.ir["annotated"]
-    # What is shown is what is compiled: what crosses has the shape that the bundle says.
+    # The printed program is the compiled one: transferred tensors have the shapes that the bundle states.
     (crossing,) = bundle.program.stages[0].outputs
     assert f"relu: R.Tensor(({', '.join(map(str, crossing.shape))})" in bundle.ir["machine-b"]
 
@@ -118,7 +118,7 @@ def test_a_stage_for_another_cpu(
 ) -> None:
     cluster = Cluster((Machine("machine-a"), Machine("machine-b", target=target)), launcher=Local())
     planned = tvm_split.plan(model, cluster, split=SPLIT)
-    # Verified too: a stage that cannot run here is compiled once more for this host, and the bundle says so.
+    # It is verified too: a stage that cannot run here is also compiled for this host, and the bundle says so.
     bundle = tvm_split.compile(model, planned)
     assert machine_of(bundle.blob_path(bundle.program.stages[1].library.sha256)) == expected
     assert bundle.verified is verified

@@ -1,4 +1,4 @@
-"""Plans from models and clusters: measured on worker processes, estimated, by hand; and improved by what happened."""
+"""Plans from models and clusters: measured on worker processes, estimated, by hand; and improved by measurements."""
 
 import dataclasses
 
@@ -72,7 +72,7 @@ def test_estimates_start_nothing(model):
 
 
 def enough(*machines):
-    """However few cores this host has."""
+    """Return shared cores that are enough, however few this host has."""
     return (SharedCores((*machines, "client"), 8),)
 
 
@@ -201,7 +201,7 @@ def test_a_split_by_hand_is_predicted_by_a_profile(wide):
 
 
 def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
-    """Machines with several stages, which pass on to each other; what is simulated of them is as predicted."""
+    """Machines have several stages and send tensors to each other; the simulation agrees with the prediction."""
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
@@ -317,7 +317,7 @@ def test_a_network_that_computes_and_sends_nothing(estimate):
     for cluster in (tvm_split.Cluster.in_process(2), tvm_split.Cluster.local(2)):
         prediction = tvm_split.plan(nothing, cluster, stages=1, estimate=estimate).prediction
         assert min(prediction.period_seconds, prediction.latency_seconds) > 0
-        # What is measured of a stream and of one alone are two measurements.
+        # A stream and a single input are measured separately.
         assert not estimate or prediction.period_seconds <= prediction.latency_seconds
         assert 0 <= prediction.gap <= 1
 

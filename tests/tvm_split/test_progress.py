@@ -1,4 +1,4 @@
-"""What takes long says so where no bar can be drawn, too, unless it is told not to."""
+"""Long operations report their progress also without a terminal, unless that is disabled."""
 
 import threading
 import time

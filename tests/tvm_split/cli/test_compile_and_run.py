@@ -64,7 +64,7 @@ def test_a_plan_is_compiled_without_its_workers_and_that_is_said(invoke, onnx_pa
     cluster.write_text(json.dumps({"machines": [{"name": "box", "address": address}]}))
     invoke("plan", onnx_path, "--cluster", cluster, "--output", plan)
     content = json.loads(plan.read_text())
-    content["machines"][0]["threads"] = 8  # as if the worker had been started anew with fewer
+    content["machines"][0]["threads"] = 8  # as if the worker had been restarted with fewer
     plan.write_text(json.dumps(content))
     compiled = invoke("compile", onnx_path, "--plan", plan, "--output", bundle, "--no-verify").stderr
     check = f"`tvm-split deploy {bundle} --cluster FILE`"
@@ -141,7 +141,7 @@ def test_a_worker_that_is_not_there(invoke, bundle, tmp_path):
 
 
 def test_a_bundle_for_machines_elsewhere_runs_nowhere_else_by_itself(invoke, invoke_json, onnx_path, tmp_path):
-    """It remembers their addresses, not their secrets."""
+    """The bundle keeps their addresses, not their secrets."""
     machines = [
         {"name": name, "address": f"127.0.0.1:{port}", "target": {"kind": "llvm"}, "token_file": "token"}
         for name, port in (("desk", 8), ("box", 9))

@@ -43,7 +43,7 @@ def test_a_picture(invoke, onnx_path, tmp_path):
 
 @pytest.mark.parametrize("option", ["--output", "--picture", "--write-annotations", "--write-problem"])
 def test_folders_that_are_missing_are_told_first(invoke, option):
-    """Before the model is read, and measured."""
+    """The error comes before the model is read or measured."""
     text = " ".join(invoke("plan", "missing.onnx", option, "nowhere/file.svg", code=2).stderr.split())
     assert f"{option}: there is no folder 'nowhere' to write file.svg into" in text
 

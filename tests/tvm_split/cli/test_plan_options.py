@@ -1,4 +1,4 @@
-"""``tvm-split plan`` as it searches: demands, estimates, sizes, problem files, and improving a plan that has run."""
+"""``tvm-split plan`` with a search: constraints, estimates, sizes, problem files, and improving a plan that has run."""
 
 import json
 
@@ -15,7 +15,7 @@ LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
 
 @pytest.fixture
 def planned(invoke_json, onnx_path):
-    """A plan from estimates, which start no workers; as JSON."""
+    """Return a plan from estimates, which start no workers, as JSON."""
     return lambda *options: invoke_json("plan", onnx_path, "--estimate", *options)
 
 
@@ -163,7 +163,7 @@ def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json,
 
 
 def test_a_plan_file_keeps_the_sizes_of_the_inputs_and_what_was_asked(invoke, invoke_json, open_batch, tmp_path):
-    """So that neither has to be given again."""
+    """Neither has to be given again."""
     plan = tmp_path / "plan.json"
     invoke("plan", open_batch, "--estimate", "--batch", "3", "--pin", "dense=machine-b", "--output", plan)
     saved = Plan.load(plan)

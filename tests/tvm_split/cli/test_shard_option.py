@@ -1,4 +1,4 @@
-"""``--shard``: what is read from the text, and what becomes of such a plan on the command line."""
+"""``--shard``: the parsing of the text, and the use of such a plan on the command line."""
 
 import json
 
@@ -22,7 +22,7 @@ ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
         (f"/a/b:0../a/c:1:heads:{A}=0.5,{B}=0.5", Shard("/a/b:0", "/a/c:1", "heads", HALVES)),
         (f"a:rows:b..c:rows:{A}=0.5,{B}=0.5", Shard("a:rows:b", "c", "rows", HALVES)),
         ("a..b:rows:tcp:1=0.5,k=v=0.5", Shard("a", "b", "rows", {"tcp:1": 0.5, "k=v": 0.5})),
-        ("a..b:rows:m=2", Shard("a", "b", "rows", {"m": 2.0})),  # refused by the planner, which knows why
+        ("a..b:rows:m=2", Shard("a", "b", "rows", {"m": 2.0})),  # refused by the planner, with the reason
         (
             f"{{first: x..y, last: z, axis: batch, shares: {{{A}: 0.5, {B}: 0.5}}}}",
             Shard("x..y", "z", "batch", HALVES),
@@ -119,7 +119,7 @@ def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_
         "--plan says this already"
         in invoke("compile", onnx_path, "--plan", plan, "--output", tmp_path / "other", "--shard", ROWS, code=2).stderr
     )
-    # Long enough that every machine computes something after the pipeline has filled up: only that counts.
+    # Long enough that every machine computes after the pipeline has filled up; only that is measured.
     bench = ("bench", tmp_path / "bundle", "--rounds", "1", "--micro-batches", "40")
     measured = invoke(*bench, "--json").stdout
     report.write_text(measured)

@@ -1,4 +1,4 @@
-"""`tvm-split simulate`: plans and problems from files, what happens to machines, and pictures."""
+"""`tvm-split simulate`: plans and problems from files, slow and lost machines, and pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan_path(tmp_path):
 
 @pytest.fixture
 def solved(tmp_path, invoke):
-    """A problem and its answer."""
+    """Write a problem and its solution."""
     problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
     problem.write_text(GOOD)
     answer.write_text(invoke("solve", problem, "--json").stdout)
@@ -36,7 +36,8 @@ def test_a_plan_is_told_beside_its_prediction(invoke, plan_path):
     text = invoke("simulate", plan_path, "--timeline").stdout
     for words in ("net, simulated: 300 results", A, "50 micro-batches a second (predicted: 50)", "Alone: 3", "compute"):
         assert words in text, text
-    assert all("compute" in line for line in text.splitlines() if "··" in line), text  # none goes on in another line
+    # No row continues on another line.
+    assert all("compute" in line for line in text.splitlines() if "··" in line), text
 
 
 def test_as_json(invoke, plan_path):
@@ -74,7 +75,7 @@ def test_a_problem_and_its_answer(invoke, solved):
 
 @pytest.fixture(scope="module")
 def shared_path(tmp_path_factory):
-    """The plan of a network whose first layers two machines compute together, over links that take no time."""
+    """Write a plan whose first layers two machines compute together, over links that take no time."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     network = torch.nn.Sequential(*(torch.nn.Conv2d(width, 8, 3, padding=1) for width in (3, 8, 8))).eval()
@@ -117,7 +118,7 @@ def test_a_loss_after_the_last_result_loses_nothing(invoke, plan_path):
 
 
 def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
-    """Numbers that JSON has, and what to ask for; two equal replicas give their first results at once."""
+    """JSON has valid numbers, the text says what to request; two equal replicas give their first results at once."""
     problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
     machines, seconds = [{"name": "a"}, {"name": "b"}], {"a": 0.01, "b": 0.01}
     content = {"objective": "throughput", "replicas": True, "machines": machines, "links": [], "edges": []}

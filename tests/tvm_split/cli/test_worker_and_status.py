@@ -9,7 +9,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
 FOREIGN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"}
-"""What this host does not execute."""
+"""A target whose code this host cannot execute."""
 
 
 @pytest.fixture

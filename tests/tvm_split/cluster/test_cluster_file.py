@@ -165,7 +165,7 @@ groups:
 
 
 def test_groups_have_links_in_common(tmp_path: Path) -> None:
-    """The entry of fewest pairs counts, also for the way back."""
+    """The entry with the fewest pairs counts, also for the opposite direction."""
     links = """\
 links:
   - {from: campus, to: campus, bytes_per_second: 1e6}

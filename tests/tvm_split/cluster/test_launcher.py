@@ -1,4 +1,4 @@
-"""Locations of clusters, and what every launcher that can run here does."""
+"""Locations of clusters, and a deployment with every launcher that can run here."""
 
 from __future__ import annotations
 

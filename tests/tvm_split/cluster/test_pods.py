@@ -1,4 +1,4 @@
-"""Pods as machines: the real kubectl, real workers, and of a cluster only what kubectl asks it."""
+"""Pods as machines: the real kubectl and real workers, but of the cluster only the API that kubectl calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def workers() -> Iterator[LocalWorkers]:
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
     with KubernetesApi(tmp_path) as served:
         monkeypatch.setenv("KUBECONFIG", str(served.config))
-        monkeypatch.setenv("HOME", str(tmp_path))  # where kubectl keeps what it found out about a cluster
+        monkeypatch.setenv("HOME", str(tmp_path))  # where kubectl caches facts about a cluster
         yield served
 
 

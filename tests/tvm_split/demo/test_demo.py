@@ -1,4 +1,4 @@
-"""The demonstration as a user runs it. The slow one: training, compiling and three processes, about 15 seconds."""
+"""The demonstration as a user runs it. Slow: training, compiling and three processes take about 15 seconds."""
 
 import json
 import subprocess

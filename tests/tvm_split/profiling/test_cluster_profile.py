@@ -98,7 +98,7 @@ def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
 
 
 def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Model, tmp_path: Path) -> None:
-    """In company are as many of them as there are cores; what else five take is waiting for one."""
+    """As many machines run at the same time as there are cores; five together would measure the wait for a core."""
     steps: list[str] = []
     names = [f"machine-{letter}" for letter in "abcde"]
     with Cluster.local(5) as cluster:
@@ -158,7 +158,7 @@ def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path:
 
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
-    """Of the one machine in this process."""
+    """Return the noise of the one machine in this process."""
     noise = Noise()
     session = ScriptedKernels("machine-a", noise)
     monkeypatch.setattr(cluster_timing, "open_session", lambda cluster, timeout_seconds, machine: session)
@@ -170,7 +170,7 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     [
         ([1.0], False),
         ([1.9], False),  # frequencies and caches vary
-        ([0.4], True),  # faster: what is kept was disturbed
+        ([0.4], True),  # faster: the cached time was disturbed
         ([3.0], True),  # slower, and confirmed
         ([3.0, 1.0], False),  # disturbed for a moment
         ([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.5, 3.0, 2.5, 2.2], False),  # slower, and never the same twice

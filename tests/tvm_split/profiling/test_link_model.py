@@ -54,7 +54,7 @@ def test_one_disturbed_sample_does_no_harm_to_the_bandwidth() -> None:
 
 
 def test_a_disturbed_round_trip_makes_no_link_of_endless_bandwidth() -> None:
-    """Half a round trip is taken off each sample; measured too long, it leaves nothing."""
+    """Half a round trip is subtracted from each sample; if it was measured too long, nothing is left."""
     samples = [LinkSample(64, 5e-4, None), LinkSample(1 << 16, 0.0, 4e-4), LinkSample(1 << 20, 0.0, 4e-4)]
     assert fitted_line(samples).bytes_per_second <= 4.001 * (1 << 20) / 4e-4
 
@@ -98,8 +98,7 @@ def test_waking_is_what_a_run_takes_beyond_computing_and_a_round_trip():
 
 
 def chain_of(machines: int) -> list[ChainSample]:
-    """A hop takes 0.3 ms, and of the cores 0.2 at either end of a tensor; a kilobyte more 0.01, and 0.02 at either
-    end."""
+    """Return samples: a hop takes 0.3 ms, and 0.2 ms of the cores at each end; a kilobyte more 0.01, and 0.02 ms."""
     hops = machines + 1
 
     def sample(size_bytes: int) -> ChainSample:
@@ -136,7 +135,7 @@ def test_a_chain_says_what_its_hops_take_together_and_slow_links_among_them_stay
 
 
 def test_links_that_are_alike_by_themselves_are_equal_in_a_chain() -> None:
-    """Whichever way a plan goes through the machines, it takes what the chain took."""
+    """A plan takes as long as the chain, in whatever order it uses the machines."""
     ways = [LinkLine(seconds, 1e10) for seconds in (57e-6, 80e-6, 106e-6)]
     for hop in (1e-4, 3e-5):
         chain = ChainCost(1e-4, 0.0, hop, 1e-9)

@@ -1,4 +1,4 @@
-"""Links between real workers, fast and through a slow relay; what is given, closed, broken or known is not measured."""
+"""Links between real workers, fast and through a slow relay; given, closed, broken or cached links are not measured."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def workers() -> Iterator[LocalWorkers]:
 
 @pytest.fixture(scope="module")
 def link_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where what these tests measure is kept: streams through the same workers need not be measured by each."""
+    """Return the cache of these tests, so that streams through the same workers are measured once."""
     return tmp_path_factory.mktemp("links")
 
 
@@ -85,7 +85,7 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
 def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_client(
     workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers that say that each has one core, and computes on it."""
+    """Start two workers that both report one core and one thread."""
 
     def describe_one_core(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
         place = list(workers.endpoints).index(endpoint.machine)
@@ -115,7 +115,7 @@ def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDes
 
 
 def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no GPU: what runs would take is given. Small tensors pass both buses besides the link."""
+    """There is no GPU, so the times are given. Small tensors pass both buses besides the link."""
     target = {"kind": "cuda", "arch": "sm_90"}
     machines = tuple(Machine(name, target=target, endpoint=end) for name, end in workers.endpoints.items())
     nccl_cluster = Cluster(machines, (Link(A, B, transport="nccl"),))
@@ -161,7 +161,7 @@ def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWor
 
 def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> None:
     relay = Relay(workers.endpoints[B].address)
-    relay.close()  # nobody listens there any more
+    relay.close()  # no worker listens there any more
     with pytest.raises(ProfileError) as caught:
         probe(cluster(workers, Link(A, B, address=relay.address)))
     for part in (f"the link from {A!r} to {B!r} cannot be measured", relay.address, "bytes_per_second: 0"):

@@ -1,4 +1,4 @@
-"""What was measured of links is found again between the same ends, and measured again when asked to or unreadable."""
+"""Measurements of links are reused between the same ends, and repeated on request or if they cannot be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDS = {"left": ["left:1", "host"], "right": ["right:1", "host"]}
 
 @dataclass
 class Measuring:
-    """Measures something else with every call."""
+    """Returns another measurement with every call."""
 
     times: int = 0
 

@@ -1,4 +1,4 @@
-"""What is known of machines before anything is timed, by what their workers say: here of GPUs, with given figures."""
+"""Facts about machines before anything is timed, as reported by their workers: here of GPUs, with given figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Facts = Callable[..., dict[str, MachineFacts]]
 
 @pytest.fixture
 def facts() -> Iterator[Facts]:
-    """Of machines by name, each a target, the boot of its host and its GPU's figures, if it has one."""
+    """Return the facts of machines by name; each has a target, its host's boot and its GPU's figures, if it has one."""
     with ExitStack() as workers:
 
         def facts_of(machines: dict[str, tuple[dict[str, str], str, dict[str, Any] | None]]) -> dict[str, MachineFacts]:
@@ -57,7 +57,7 @@ def facts() -> Iterator[Facts]:
 def test_a_gpus_free_memory_and_bus_are_the_machines(facts: Facts) -> None:
     by_name = facts({"gpu": (GPU, "box", FIGURES), "cpu": (CPU, "box", None), "other": (CPU, "rack", FIGURES)})
     assert (by_name["gpu"].memory_free_bytes, by_name["gpu"].bus) == (60_000, Bus(2e10, 1e-5))
-    # Of a host, its GPU's machine takes memory, too; and who computes on the CPU is not led to a GPU.
+    # A GPU's machine uses memory of its host, too; a machine that computes on the CPU has no bus to a GPU.
     assert [(by_name[name].memory_free_bytes, by_name[name].bus) for name in ("cpu", "other")] == [
         (4500, None),
         (9000, None),

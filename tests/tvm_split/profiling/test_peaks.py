@@ -1,4 +1,4 @@
-"""What a processor can do at most, and what a network takes for its weights: timed on a worker as on this machine."""
+"""A processor's peaks, and a network's overhead per weight: timed on a worker as in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges between pieces say exactly what a split program moves."""
+"""The edges between pieces are exactly the transfers of a split program."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_edges_are_the_routes(name: str) -> None:
 
 
 def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
-    """What the program moves that is cut from the model with these layers on these machines."""
+    """Return the transfers of the program that is cut from the model with these layers on these machines."""
     used = [machine for machine in MACHINES if machine in machine_of.values()]
     split = {machine: [layer for layer, home in machine_of.items() if home == machine] for machine in used}
     plan = tvm_split.plan(model, tvm_split.Cluster.local(len(MACHINES)), split=split)

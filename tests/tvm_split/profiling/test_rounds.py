@@ -1,4 +1,4 @@
-"""When the fastest of several measurements counts, and what is measured together or instead of others."""
+"""When the fastest of several measurements counts, and which items are measured together or assumed to be equal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_no_round_begins_that_would_not_end_in_time() -> None:
 
 
 VALUES = st.dictionaries(st.integers(0, 30), st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=12)
-"""By item: its kind, and what would be measured of it."""
+"""The kind of each item, and the value that is measured for it."""
 
 
 @given(VALUES)

@@ -1,4 +1,4 @@
-"""What is kept between runs is found again, survives other writers, and is measured again where it is damaged."""
+"""Stored measurements are reused, survive other writers, and are measured again if a file is damaged."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_lock_that_is_never_released_is_told_and_costs_only_time(tmp_path: Pat
 
 @contextmanager
 def held(paths: list[Path]) -> Iterator[None]:
-    """Inside, somebody else has locked these files and folders."""
+    """Lock these files and folders, as another process would."""
     with ExitStack() as until_end:
         for path in paths:
             descriptor = os.open(path, os.O_RDONLY)

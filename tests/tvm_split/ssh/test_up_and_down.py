@@ -1,4 +1,4 @@
-"""``up`` and ``down`` against a real sshd on loopback: what comes up answers, and whatever happens, nothing stays."""
+"""``up`` and ``down`` with a real sshd on loopback: started workers answer, and no process is ever left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServe
 
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[Path]:
-    """The folder below which machines install. At the end nothing runs that knows of it."""
+    """Yield the folder below which machines install. At the end, no process that uses it runs."""
     yield tmp_path / "remote"
     eventually(lambda: not processes_in(tmp_path / "remote"), "no process of a machine is left")
 
@@ -61,7 +61,7 @@ def processes_in(folder: Path) -> list[str]:
 
 
 def cluster_file(folder: Path, **machines: dict[str, Any]) -> Path:
-    """Machines with a token; what is given is their ``ssh``."""
+    """Write a file of machines with a token; the arguments are their ``ssh``."""
     (folder / "token").write_text(TOKEN)
     path = folder / "cluster.yaml"
     listed = [
@@ -77,7 +77,7 @@ def on_box(remote: Path, **more: Any) -> dict[str, Any]:
 
 
 def ignore(machine: str, text: str) -> None:
-    """Nobody reads along."""
+    """Ignore the line."""
 
 
 def start_up(path: Path, *options: str) -> subprocess.Popen[str]:
@@ -149,7 +149,7 @@ def test_a_name_and_a_folder_that_begin_with_a_dash(server: SshServer, remote: P
 
 @pytest.mark.parametrize("moment", ["one starts", "one answers", "one has been left alone"])
 def test_down_ends_what_a_killed_up_detach_left(server, remote: Path, tmp_path: Path, moment: str) -> None:
-    """It is killed while another machine, which waits for a file to go, has said nothing yet."""
+    """It is killed while another machine, which waits until a file is removed, has not answered yet."""
     busy, slow = tmp_path / "busy", tmp_path / "python"
     busy.touch()
     slow.write_text(f'#!/bin/sh\nwhile [ -e {busy} ]; do sleep 0.1; done\nexec {sys.executable} "$@"\n')
@@ -172,7 +172,7 @@ def test_down_ends_what_a_killed_up_detach_left(server, remote: Path, tmp_path: 
         process.communicate()
         busy.unlink()
         ended = stop_workers(cluster, remove=True)
-    assert ended == {"box": worker or ended["box"], "other": 0}  # one that starts may have come to its end, or not
+    assert ended == {"box": worker or ended["box"], "other": 0}  # a worker that is starting may have ended, or not
     eventually(lambda: not processes_in(remote), "no process of a machine is left")
 
 
@@ -182,7 +182,7 @@ def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path,
         assert process.stdout is not None
         assert "answers at" in process.stdout.readline()
         for child in psutil.Process(process.pid).children():
-            child.kill()  # as if the line was cut: with its client, ssh would end by itself only when that is noticed
+            child.kill()  # as if the connection was cut: ssh would end with its client only when it notices that
     finally:
         process.kill()
         process.communicate()
@@ -190,7 +190,7 @@ def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path,
 
 
 def test_down_ends_those_that_it_reaches(server: SshServer, remote: Path, tmp_path: Path, monkeypatch) -> None:
-    """Though others fail at once, and though there are more than it calls beside each other."""
+    """Other machines fail at once, and there are more than `down` calls at the same time."""
     path = cluster_file(tmp_path, box=on_box(remote))
     with SshCluster(Cluster.from_yaml(path), require_fit, ignore, detach=True):
         pass
@@ -242,7 +242,7 @@ def test_a_folder_that_others_may_write_to(tmp_path: Path, shared: Path, monkeyp
 
 @pytest.mark.parametrize(("option", "message"), [("--name=other", "is 'other'"), ("--threads=1", "2 threads")])
 def test_a_worker_that_is_not_the_one_that_is_meant(server, remote, tmp_path, option: str, message: str) -> None:
-    """By the words of `status`; it has ended again."""
+    """The error is that of `status`; the worker has ended."""
     path = cluster_file(tmp_path, box=on_box(remote, arguments=[option]))
     path.write_text(path.read_text().replace("name: box", "name: box\n  threads: 2"))
     messages: list[str] = []
@@ -253,7 +253,7 @@ def test_a_worker_that_is_not_the_one_that_is_meant(server, remote, tmp_path, op
 
 
 def test_a_host_that_does_not_answer(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes connections and says nothing."""
+    """It accepts connections and does not answer."""
     require_ssh()
     monkeypatch.setattr(ssh_worker, "CONNECT_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -1,4 +1,4 @@
-"""Kits: what is in them, and that one serves a stage where there is nothing else but a Python."""
+"""Kits: their content, and that one serves a stage where only a Python is installed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_kit_has_no_compiler_and_no_framework(kit: WorkerKit) -> None:
 
 
 def test_a_kit_has_all_that_its_packages_require() -> None:
-    """Or it would start here, where everything is installed, and not there."""
+    """Otherwise a kit would start here, where everything is installed, and not elsewhere."""
     packed = {canonicalize_name(name) for name in (*NEEDED, *IF_HERE, *ALSO)}
     for name in packed:
         required = {
@@ -121,7 +121,7 @@ def test_a_machine_of_another_kind_is_refused_with_what_to_do(kit: WorkerKit) ->
 
 
 def started(kit: WorkerKit, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The kit's starter, asked for its options."""
+    """Run the kit's starter with ``--help``."""
     command = [str(kit.path / "worker"), "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
@@ -135,7 +135,7 @@ def test_the_starter_takes_the_python_that_is_named_or_says_that_it_is_not_there
     missing = started(kit, PATH=tools, PYTHON="/no/python")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr.startswith("error: PYTHON=/no/python is no command here")
-    # One of this name that does not run is passed over, as is one of another version.
+    # One of this name that does not run is skipped, as is one of another version.
     version = f"{HERE.python[0]}.{HERE.python[1]}"
     for name, content in ((f"python{version}", "exit 127"), ("python3", f'exec {python} "$@"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{content}\n")
@@ -150,7 +150,7 @@ def test_the_starter_takes_the_python_that_is_named_or_says_that_it_is_not_there
 
 
 def other_pythons() -> dict[str, str]:
-    """Interpreters of other versions that run here, by their versions."""
+    """Return interpreters of other versions that run here, by their versions."""
     names = [*(f"python{version}" for version in ("2", "2.7", *(f"3.{minor}" for minor in range(3, 15)))), "python3"]
     paths = [path for path in map(shutil.which, names) if path is not None]
     if "PYENV_ROOT" in os.environ:
@@ -178,7 +178,7 @@ def test_another_python_is_told_which_one_to_take(kit: WorkerKit) -> None:
 
 
 def test_what_looks_at_the_version_is_read_by_every_python(kit: WorkerKit) -> None:
-    """ASCII, and of the syntax only what Python 2.7 has had as well."""
+    """It is ASCII, and uses only syntax of Python 2.7."""
     text = (kit.path / "__main__.py").read_bytes().decode("ascii")
     old_nodes = (
         ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.If, ast.Compare, ast.NotEq, ast.Eq, ast.Expr, ast.Call,
