@@ -149,14 +149,14 @@ class Importer:
 
 def convert(graph: Graph, importer: Importer) -> Built:
     """Convert a graph. Raises ModelImportError, which names every operation that cannot be imported and its layers."""
-    refuse(_problems(graph, importer))
+    operations, used = _needed(graph)
+    refuse(_problems(operations, importer))
     builder, values = importer.builder, importer.values
-    used = {key for operation in graph.operations for key in operation.inputs}.union(graph.outputs)
     values.update((key, constant(array)) for key, array in graph.constants.items() if key in used)
     op = Operators(builder)
     with builder.main(list(graph.inputs.values())) as parameters:
         values.update(zip(graph.inputs, parameters, strict=True))
-        for operation in graph.operations:
+        for operation in operations:
             builder.layer = operation.layer
             shown = f"operator {operation.kind} of layer {operation.layer!r}"
             with named(shown):
@@ -171,8 +171,19 @@ def convert(graph: Graph, importer: Importer) -> Built:
     return builder.built(values)
 
 
-def _problems(graph: Graph, importer: Importer) -> Iterator[tuple[str, str]]:
-    for operation in graph.operations:
+def _needed(graph: Graph) -> tuple[list[Operation], set[Hashable]]:
+    """Return the operations that the outputs need (assertions are needed by none), and the keys that these read."""
+    used: set[Hashable] = set(graph.outputs)
+    operations = []
+    for operation in reversed(graph.operations):
+        if used.intersection(operation.outputs):
+            used.update(key for key in operation.inputs if key is not None)
+            operations.append(operation)
+    return operations[::-1], used
+
+
+def _problems(operations: Sequence[Operation], importer: Importer) -> Iterator[tuple[str, str]]:
+    for operation in operations:
         kind = operation.kind
         reason = importer.refused.get(kind) or operation.refusal
         if reason:
