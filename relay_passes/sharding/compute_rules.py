@@ -99,7 +99,7 @@ def tuple_field(operation: Operation) -> Rule:
     (operand,) = operation.operands
     result = operand.axes[operation.expression.index]
     if result is None:
-        raise operation.refused("it is no image of the tuple but statistics")
+        raise operation.refused("it takes the statistics of a batch norm, not its image")
     return Rule((operand.axis,), (result,))
 
 
@@ -214,7 +214,7 @@ def channel_convolution(operation: Operation) -> Rule:
     if groups == 1:
         return Rule((axis, axis), (None,), "sum") if data.axis else Rule((None, axis), (axis.at(1),))
     if groups % axis.outer:
-        raise operation.refused(f"its {groups} groups are not sharded alike in {axis.outer} blocks")
+        raise operation.refused(f"its {groups} groups cannot be divided into {axis.outer} blocks")
     inputs = Axis(1, axis.outer, data.shape[1] // axis.outer)
     outputs = Axis(0, axis.outer, weight.shape[0] // axis.outer)
 

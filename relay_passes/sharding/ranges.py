@@ -71,7 +71,7 @@ def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned
     for name, operand in reduced.items():
         lengths.setdefault(operand, rules[name].axis.length)
     if not results and not reduced:
-        raise ShardError(f"nobody needs any of {sorted(lengths)}; choose layers whose results are used")
+        raise ShardError(f"no result of {sorted(lengths)} is used; choose layers whose results are used")
     indices = "samples" if axis_name == "batch" else axis_name
 
     def by_shares(name: str, length: int) -> tuple[Range, ...]:

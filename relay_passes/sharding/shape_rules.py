@@ -94,7 +94,7 @@ def concat(operation: Operation) -> Rule:
             if operand_axis is not None and operand_axis.length == axis.length
         ]
         if len(blocks) < len(axes):
-            raise operation.refused("its operands are not sharded alike")
+            raise operation.refused("its operands are not sharded in the same way")
         return Rule(tuple(axes), (Axis(axis.index, sum(blocks), axis.length),))
     lengths = [operand.shape[axis.index] for operand in operation.operands]
     begins = list(accumulate(lengths, initial=0))

@@ -173,7 +173,7 @@ def test_what_is_read(stages: list[int | None], split: dict[str, list[str]]) -> 
 def test_devices_without_names_are_the_machines_in_order() -> None:
     proto = annotated([0, 0, 1, 1, 1], devices=[])
     assert split_from_annotations(proto, machines=[A, B, "machine-c"]) == SPLIT
-    with pytest.raises(PlanError, match="2 devices without names; there are 1 machines"):
+    with pytest.raises(PlanError, match="2 devices without names, but there are only 1 machines"):
         split_from_annotations(proto, machines=[A])
 
 

@@ -187,8 +187,8 @@ def _device_names(chosen: onnx.DeviceConfigurationProto, machines: Sequence[str]
         return list(chosen.device)
     if len(machines) < chosen.num_devices:
         raise PlanError(
-            f"the device configuration {chosen.name!r} has {chosen.num_devices} devices without names; there are "
-            f"{len(machines)} machines to stand for them"
+            f"the device configuration {chosen.name!r} has {chosen.num_devices} devices without names, but there are "
+            f"only {len(machines)} machines; give a machine for each device"
         )
     return list(machines[: chosen.num_devices])
 

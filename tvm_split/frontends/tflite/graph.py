@@ -95,7 +95,7 @@ class TfliteFile:
         """Parse ``content``, named ``shown`` in messages. Raises ModelImportError if it is no TFLite file."""
         self.shown = shown
         if content[4:8] != IDENTIFIER:
-            raise ModelImportError(f"{shown} is no TFLite file: {IDENTIFIER.decode()} is not at its place 4")
+            raise ModelImportError(f"{shown} is no TFLite file: it does not have {IDENTIFIER.decode()} at byte 4")
         try:
             self.model = schema.ModelT.InitFromPackedBuf(bytearray(content))
             self.content = content if _made_readable(self.model) == 0 else _packed(self.model)
