@@ -165,7 +165,7 @@ def test_all_that_cannot_be_imported_is_said_at_once() -> None:
 
 
 def test_known_integers_are_divided_as_xla_divides_while_it_runs() -> None:
-    """XLA ends the process where it knows both beforehand."""
+    """XLA ends the process if it knows both operands at compile time."""
     for dtype in ("int8", "uint8", "int32"):
         least = np.iinfo(dtype).min
         left = np.array([7, least, least, 100, -100]).astype(dtype)

@@ -67,7 +67,7 @@ class NnxTransformer(nnx.Module):
 
 
 def moved(module: Any) -> Any:
-    """With statistics that are not those of fresh batch norms, and without dropout."""
+    """Return the module with other statistics than those of new batch norms, and without dropout."""
     graph, state = nnx.split(module)
     generator = np.random.default_rng(1)
 

@@ -128,7 +128,7 @@ def test_answers_are_those_of_keras(build: Callable[[], Any], second: str, three
 def test_mixed_precision_rounds_as_keras_does(
     policy: str, limit: float, three_workers: tvm_split.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is float32 in the end was half before, and is compared as such before it is deployed."""
+    """A float32 output computed in half precision is compared with the tolerance of half precision."""
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy(policy)
     try:

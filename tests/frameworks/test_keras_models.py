@@ -148,7 +148,7 @@ def test_inputs_by_name_and_sizes() -> None:
 
 @pytest.mark.parametrize("keys", [("x", "y"), ("y", "x")], ids="".join)
 def test_inputs_by_keys_of_their_own(keys: tuple[str, str], three_workers: tvm_split.Cluster, tmp_path: Path) -> None:
-    """Names of tensors are in another order than those, and the function is not the same the other way round."""
+    """The tensors' names have another order than the keys, and exchanged inputs give another result."""
     first, second = keys
     minuend, vector = layers.Input((4,), name="b"), layers.Input((4,), name="a")
     x = layers.Subtract(name="less")([minuend, layers.Dense(4, name="hidden")(vector)])

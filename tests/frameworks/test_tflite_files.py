@@ -62,7 +62,7 @@ def test_channels_last_cost_one_transposition() -> None:
     ("before", "crops", "is_one"), [([2, 2, 2, 3], [0, 0, 0, 1], True), ([0, 2, 0, 3], [0, 0, 0, 1], False)]
 )
 def test_a_dilated_convolution_is_one(before: list[int], crops: list[int], is_one: bool) -> None:
-    """What the converter writes, and one whose padding is on one side."""
+    """One case is as the converter writes it; the other has padding on one side only."""
     writer = Writer()
     x = writer.input([1, 8, 7, 3], name="x")
     numbers = [

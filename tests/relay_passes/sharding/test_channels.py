@@ -139,13 +139,13 @@ class PerceptronFused:
         return outputs
 
 
-def test_the_first_machine_adds_biases_and_residuals_to_its_summand() -> None:
+def test_the_first_machine_adds_biases_and_residuals_to_its_partial_sum() -> None:
     sharded = shard(Perceptron, region_of(Perceptron, (0.7, 0.3)), axis="channels", exchange="fused")
     tvm.ir.assert_structural_equal(sharded.module, PerceptronFused)
 
 
 def test_a_cut_takes_only_the_channels_that_a_machine_needs() -> None:
-    """Of what is computed before the region, by nobody yet; of the model's input, by the machine that needs it."""
+    """Slices of values from before the region have no machine yet; slices of the model's input are on their machine."""
     network = Network((1, 4, 5, 5))
     before = network.add(op.nn.relu(network.input))
     depthwise = network.convolution(before, 4, 3, groups=4)
@@ -256,7 +256,7 @@ def test_more_machines_than_channels_groups_or_heads_are_refused() -> None:
 def test_a_product_with_too_few_channels_for_all_machines_is_computed_whole(
     exchange: str, first: bool, few: int, shares: tuple[float, ...]
 ) -> None:
-    """By every machine that needs it, and the others are dealt out: nothing else of the region is refused for it."""
+    """Every machine that needs it computes it whole; the region's other products are still sharded."""
     network = Network((1, 3, 6, 6))
     value = network.input
     for channels in (few, 20) if first else (20, 20, few):
@@ -294,7 +294,7 @@ def test_a_batch_norm_is_not_cut_from_its_result() -> None:
 
 @pytest.mark.parametrize("shares", [(0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.25)])
 def test_a_large_sum_is_added_up_in_parts(shares: tuple[float, ...]) -> None:
-    """Each machine adds up a part of it for all, and sends less than its summand to each of the others."""
+    """Each machine adds up one part for all; it sends each other machine less than its whole partial sum."""
 
     def crossed(side: int) -> tuple[int, int]:
         network = Network((1, 4, side, side))

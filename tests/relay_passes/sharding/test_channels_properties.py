@@ -89,7 +89,7 @@ def test_convolutions(data: st.DataObject, size: int, shares: list[float], excha
     assume(sharded is not None)
     image = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
     require_same(module, sharded, image)
-    # Of the weights of products, everyone has its part and nobody anything else, or, of too few channels, the whole.
+    # Each machine has only its part of a product's weights, or, of too few channels, the whole.
     blocks = gcd(
         *(blocks_of(binding) for binding in operations_of(main_function(module)) if binding.var.name in region.names)
     )
@@ -102,7 +102,7 @@ def test_convolutions(data: st.DataObject, size: int, shares: list[float], excha
 
 
 def blocks_of(binding: relax.VarBinding) -> int:
-    """Of so many alike the channels of a value are: those of a group stay together."""
+    """Return the number of blocks into which a value's channels divide: the channels of a group stay together."""
     is_tensor = isinstance(binding.var.ty, relax.TensorType) and len(shape_of(binding.var)) > 1
     channels = shape_of(binding.var)[1] if is_tensor else 0
     is_convolution = operator_name(binding.value) == "relax.nn.conv2d"

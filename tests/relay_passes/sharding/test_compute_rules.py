@@ -49,7 +49,7 @@ def test_reductions_are_made_of_parts(keeps: bool) -> None:
 
 
 def test_a_total_that_has_the_length_of_the_axis_in_its_place() -> None:
-    """Its parts are summands, no ranges of it."""
+    """Its parts are partial sums, not ranges of it."""
 
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
         return [emit(op.add(x, emit(op.sum(x, [2]), "total")), "added")]

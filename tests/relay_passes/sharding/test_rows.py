@@ -190,7 +190,7 @@ def test_two_convolutions_as_fused_tiles() -> None:
 
 
 def test_two_convolutions_with_halos_exchanged() -> None:
-    """Of the first convolution machine-a owns the rows 0 to 7, and needs one more; machine-b needs two of these."""
+    """machine-a owns the rows 0 to 7 of the first convolution and needs one more; machine-b needs two of them."""
 
     def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
         first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)

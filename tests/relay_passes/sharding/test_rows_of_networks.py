@@ -93,7 +93,7 @@ def test_a_batch_needs_no_exchange(name: str) -> None:
 
 
 def test_a_network_s_halos_are_few_where_strides_fit() -> None:
-    """Of each machine's rows every exchange takes a few; fused tiles compute much again that ends in few rows."""
+    """Each exchange sends few rows; fused tiles recompute much where a network ends in few rows."""
     module = imported(torch_models.resnet((2, 2), 4), torch.randn(1, 3, 64, 64))
     region = region_of(module, (0.5, 0.5))
     exchanged, fused = (shard(module, region, axis="rows", exchange=exchange) for exchange in ("each", "fused"))

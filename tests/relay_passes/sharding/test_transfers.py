@@ -1,4 +1,4 @@
-"""Bytes that cross between machines, and what is computed again, of a split that can be counted by hand."""
+"""Transferred bytes and recomputed operations of a split that can be counted by hand."""
 
 from __future__ import annotations
 

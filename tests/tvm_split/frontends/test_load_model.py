@@ -46,7 +46,7 @@ def test_other_sources_are_refused_with_what_is_accepted(source: Any) -> None:
 
 @pytest.mark.parametrize("name", ["missing.onnx", "missing.pt2", "missing.mlir", "missing.jax", "missing.keras"])
 def test_missing_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a framework that is missing as well."""
+    """The file is named even if its framework is missing too."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     with pytest.raises(ModelImportError, match=f"no file .*{name}"):
         load_model(tmp_path / name)

@@ -36,7 +36,7 @@ def check_model(source: onnx.ModelProto, *inputs: np.ndarray) -> None:
 
 @contextmanager
 def together() -> Iterator[Callable[..., None]]:
-    """What is checked inside is compiled as one network; each alone if that fails, so that the failure names it.
+    """Compile all cases that are checked inside as one network; each alone if that fails, to name the failing one.
 
     All are of the same opset.
     """
@@ -100,7 +100,7 @@ def test_regions_of_an_image(opset: int, cases: dict[str, int]) -> None:
 
 
 def test_regions_without_area() -> None:
-    """In the operator's own settings as many samples as there are pixels: none."""
+    """By default the operator takes as many samples as a region has pixels: none."""
     regions = np.float32([[1, 1, 4, 4], [4, 4, 4, 4], [6, 6, 3, 3], [1, 1, 4, 1]])
     with together() as check:
         for scale in (1.0, 0.5):
@@ -219,7 +219,7 @@ def test_parts_without_elements() -> None:
 
 
 def test_what_onnxruntime_refuses_only_while_it_runs_is_compared_with_onnx_s_own_evaluator() -> None:
-    """Attention with a past, of which what is present is not asked for."""
+    """Attention with a past, whose present outputs are not requested."""
     query, key, value = random(1, 2, 3, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2)
     past = random(1, 2, 5, 8, seed=3), random(1, 2, 5, 8, seed=4)
     inputs = (query, key, value, None, *past)

@@ -39,7 +39,7 @@ def as_module(source: nn.Module | Callable[..., Any]) -> nn.Module:
 
 @contextmanager
 def together() -> Iterator[Callable[..., None]]:
-    """What is checked inside is compiled as one network; each alone if that fails, so that the failure names it."""
+    """Compile all cases that are checked inside as one network; each alone if that fails, to name the failing one."""
     cases: list[tuple[nn.Module, tuple[Any, ...]]] = []
     yield lambda source, *inputs: cases.append((as_module(source), inputs))
     modules, inputs = zip(*cases, strict=True)
@@ -52,7 +52,7 @@ def together() -> Iterator[Callable[..., None]]:
 
 
 class NormOfBatch(nn.Module):
-    """Normalizes by the batch, whatever the statistics are that it keeps."""
+    """A batch norm that always normalizes by the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def test_softmax_of_rows_of_infinities_and_nan() -> None:
 
 
 def test_nan_stays_where_torch_keeps_it() -> None:
-    """What loses it is listed in docs/models.md."""
+    """The operators that lose NaN are listed in docs/models.md."""
 
     def operations(x: Any) -> Any:
         return (

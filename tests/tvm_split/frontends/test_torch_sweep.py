@@ -35,7 +35,7 @@ def built(case: Any) -> tuple[nn.Module, tuple[Any, ...]]:
 
 @cache
 def outputs_of_group(number: int) -> list[list[np.ndarray]] | None:
-    """For each case of the group its outputs as TVM computes them; None if the group does not get that far."""
+    """Return TVM's outputs of each case of the group; None if the group cannot be loaded or run."""
     modules, inputs = zip(*[built(case) for case in CASES[number * GROUP : (number + 1) * GROUP]], strict=True)
     with torch.no_grad():
         counts = [
