@@ -50,14 +50,14 @@ def in_common_layouts(
     The model's inputs and ``outputs`` stay plain.
     """
     between = _images_between(computations) - set(outputs)
-    made: dict[str, list[Layout | None]] = {name: [] for name in between}
+    layouts_by_name: dict[str, list[Layout | None]] = {name: [] for name in between}
     for index, computation in enumerate(computations):
         if between & {*computation.sent}:
             end = sending_end(computation, between)
             for function in lay_out(index, end) if has_convolution(end) else ():
                 for name, layout in zip(end.sent, layouts_made(function), strict=True):
-                    made[name].append(layout)
-    common = dict(_common(made))
+                    layouts_by_name[name].append(layout)
+    common = dict(_common(layouts_by_name))
     for index, computation in enumerate(computations):
         if common.keys() & {*computation.received}:
             end = receiving_end(computation, common)
@@ -85,10 +85,10 @@ def _better_plain(end: Computation, function: relax.Function, plain: relax.Funct
             yield name
 
 
-def _common(made: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:
+def _common(layouts_by_name: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:
     """Yield the tensors that all their senders make in one layout, each with this layout."""
-    for name, layouts in made.items():
-        if layouts and layouts[0] is not None and all(layouts[0].is_same(other) for other in layouts):
+    for name, layouts in layouts_by_name.items():
+        if layouts and layouts[0] is not None and all(layouts[0].is_same(layout) for layout in layouts):
             yield name, layouts[0]
 
 
@@ -141,7 +141,7 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
     if not layouts.keys() & {*computation.received, *computation.sent}:
         return computation
     function = computation.function
-    taken = set(names_of(function))
+    used_names = set(names_of(function))
     origins = dict(computation.origins)
 
     def changed(
@@ -149,8 +149,8 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
     ) -> relax.Var:
         # Passes look variables up by name, so the name must be new.
         names = (f"{tensor}_{number}_{form}" if number else f"{tensor}_{form}" for number in itertools.count())
-        free = next(name for name in names if name not in taken)
-        taken.add(free)
+        free = next(name for name in names if name not in used_names)
+        used_names.add(free)
         origins[free] = tensor
         return builder.emit(relax.op.layout_transform(value, index_map), name_hint=free)
 
@@ -184,8 +184,8 @@ def sending_end(computation: Computation, names: Collection[str]) -> Computation
     graph = _Graph.of(computation.function)
     fields = dict(zip(computation.sent, returned_fields(computation.function), strict=True))
     results = {name: field for name, field in fields.items() if name in names}
-    kept = graph.before(field.name for field in results.values() if isinstance(field, relax.Var))
-    return _part(computation, graph, kept, results)
+    contents = graph.before(field.name for field in results.values() if isinstance(field, relax.Var))
+    return _part(computation, graph, contents, results)
 
 
 def receiving_end(computation: Computation, names: Collection[str]) -> Computation:
@@ -194,24 +194,26 @@ def receiving_end(computation: Computation, names: Collection[str]) -> Computati
     It returns the last values that depend on them. Their other operands are computed from the nearest convolutions.
     """
     graph = _Graph.of(computation.function)
-    kept = graph.after(parameter.name for parameter in computation.function.params if parameter.name in names)
-    kept |= graph.before(operand for name in kept for operand in graph.operands_before(name))
-    read = {operand for name in kept for operand in graph.operands[name]}
-    leaves = [name for name in graph.values if name in kept - read and graph.is_tensor(name)]
-    return _part(computation, graph, kept, {name: graph.variables[name] for name in leaves})
+    contents = graph.after(parameter.name for parameter in computation.function.params if parameter.name in names)
+    contents |= graph.before(operand for name in contents for operand in graph.operands_before(name))
+    read = {operand for name in contents for operand in graph.operands[name]}
+    leaves = [name for name in graph.values if name in contents - read and graph.is_tensor(name)]
+    return _part(computation, graph, contents, {name: graph.variables[name] for name in leaves})
 
 
 def has_convolution(computation: Computation) -> bool:
     return any(_is_convolution(binding.value) for binding in bindings_of(computation.function))
 
 
-def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapping[str, relax.Expr]) -> Computation:
-    """Return a stage of the bindings in ``kept``; the other values that they read are parameters, except constants."""
-    kept = kept | graph.constants_of(kept)
-    read = {operand for name in kept for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
+def _part(
+    computation: Computation, graph: _Graph, contents: set[str], results: Mapping[str, relax.Expr]
+) -> Computation:
+    """Return a stage of the bindings in ``contents``; other values that they read are parameters, except constants."""
+    contents = contents | graph.constants_of(contents)
+    read = {operand for name in contents for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
     parameters = {parameter.name: parameter for parameter in computation.function.params if parameter.name in read}
-    parameters |= {name: relax.Var(name, graph.variables[name].ty) for name in graph.values if name in read - kept}
-    operations = [binding for binding in operations_of(computation.function) if binding.var.name in kept]
+    parameters |= {name: relax.Var(name, graph.variables[name].ty) for name in graph.values if name in read - contents}
+    operations = [binding for binding in operations_of(computation.function) if binding.var.name in contents]
     return computation_of(computation.name, parameters, operations, results)
 
 
@@ -235,8 +237,8 @@ class _Graph:
 
     def before(self, names: Iterable[str]) -> set[str]:
         """Return these values and the values that they depend on, back to the nearest convolutions."""
-        made = [name for name in names if name in self.values]
-        return {*made} | _reached(made, lambda name: self.values.keys() & {*self.operands_before(name)})
+        values = [name for name in names if name in self.values]
+        return {*values} | _reached(values, lambda name: self.values.keys() & {*self.operands_before(name)})
 
     def operands_before(self, name: str) -> tuple[str, ...]:
         """Return the operands of a value, without the data operand of a convolution."""
@@ -266,8 +268,8 @@ class _Graph:
                 constant.add(name)
 
         def inside(name: str) -> Iterable[str]:
-            made = (operand for operand in self.operands[name] if operand in self.values)
-            return (operand for operand in made if operand in constant or not self.is_tensor(operand))
+            operands = (operand for operand in self.operands[name] if operand in self.values)
+            return (operand for operand in operands if operand in constant or not self.is_tensor(operand))
 
         return _reached(names, inside)
 
@@ -277,13 +279,13 @@ class _Graph:
 
 def _reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
     """Return all names that one or more steps reach from these names."""
-    reached: set[str] = set()
+    results: set[str] = set()
     waiting = list(names)
     while waiting:
-        new = set(step(waiting.pop())) - reached
-        reached |= new
+        new = set(step(waiting.pop())) - results
+        results |= new
         waiting += new
-    return reached
+    return results
 
 
 def _names_in(*expressions: relax.Expr) -> tuple[str, ...]:

@@ -71,17 +71,17 @@ def annotated_module(
 
     ``cuts`` are the slices of parameters that the client computes before it sends them; they are on no device.
     """
-    made: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
+    tensors: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
     # The tensors on each machine, by the machine's and the tensor's name.
     present: dict[tuple[str, str], relax.Expr] = {}
 
     def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-        emit_operations(builder, cuts, made)
+        emit_operations(builder, cuts, tensors)
         for stage, part in parts:
             machine = stage.machines[0]
             for name in part.received:
                 if (machine, name) not in present:
-                    crossing = relax.op.to_vdevice(made[name], devices[machine])
+                    crossing = relax.op.to_vdevice(tensors[name], devices[machine])
                     hint = f"{name}_on_{machine.replace('-', '_')}"
                     present[machine, name] = builder.emit(crossing, name_hint=hint)
             values = {
@@ -89,9 +89,9 @@ def annotated_module(
                 for parameter, name in zip(part.function.params, part.received, strict=True)
             }
             sent = _emit_stage(builder, part, values)
-            made.update(sent)
+            tensors.update(sent)
             present.update({(machine, name): value for name, value in sent.items()})
-        return [made[name] for name in outputs]
+        return [tensors[name] for name in outputs]
 
     module = tvm.IRModule({"main": new_function("main", parameters, emit)})
     module.update_global_info("vdevice", list(devices.values()))

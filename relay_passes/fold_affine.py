@@ -130,12 +130,12 @@ def _affine_step(
     numbers = _per_channel(constant.value.numpy(), len(chain.scale), channel_axis)
     if numbers is None:
         return None
-    one, none = np.ones_like(numbers), np.zeros_like(numbers)
+    ones, zeros = np.ones_like(numbers), np.zeros_like(numbers)
     if operator == "relax.add":
-        return chain, one, numbers
+        return chain, ones, numbers
     if operator == "relax.subtract":
-        return (chain, -one, numbers) if swapped else (chain, one, -numbers)
-    return (chain, numbers, none) if operator == "relax.multiply" else (chain, 1.0 / numbers, none)
+        return (chain, -ones, numbers) if swapped else (chain, ones, -numbers)
+    return (chain, numbers, zeros) if operator == "relax.multiply" else (chain, 1.0 / numbers, zeros)
 
 
 def _per_channel(array: np.ndarray, channels: int, axis_from_end: int) -> np.ndarray | None:

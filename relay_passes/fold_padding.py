@@ -54,6 +54,6 @@ def _folded(call: relax.Call, data: relax.Expr, widths: list[int]) -> relax.Call
     if str(attributes.data_layout) != _CONVOLUTIONS[operator_name(call)]:
         return None
     border = [*widths[::2], *widths[1::2]]
-    own = [int(width) for width in attributes.padding]
-    padding = [mine + more for mine, more in zip(own, border, strict=True)]
+    call_padding = [int(width) for width in attributes.padding]
+    padding = [width + extra for width, extra in zip(call_padding, border, strict=True)]
     return convolution_like(call, (data, call.args[1]), padding=padding)

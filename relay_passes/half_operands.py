@@ -42,14 +42,14 @@ class HalfOperands:
 
     def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
         halves: dict[Any, relax.Var] = {}
-        taken = set(names_of(main_function(module)))
+        used_names = set(names_of(main_function(module)))
 
         def half_of(operand: relax.Expr, taker: str, place: str, builder: relax.BlockBuilder) -> relax.Var:
             key = operand.name if isinstance(operand, relax.Var) else (taker, place)
             if key not in halves:
                 hint = f"{operand.name if isinstance(operand, relax.Var) else f'{taker}_{place}'}_{self._dtype}"
-                name = next(free for free in chain([hint], (f"{hint}_{n}" for n in count(2))) if free not in taken)
-                taken.add(name)
+                name = next(free for free in chain([hint], (f"{hint}_{n}" for n in count(2))) if free not in used_names)
+                used_names.add(name)
                 halves[key] = builder.emit(relax.op.astype(operand, self._dtype), name_hint=name)
                 self.rounded[halves[key].name] = taker
             return halves[key]

@@ -36,8 +36,8 @@ def kernel_sources(lowered: tvm.IRModule, fused: tvm.IRModule) -> dict[str, tupl
             roots[name] = roots.get(value.name, value.name)
             other_names.setdefault(roots[name], []).append(name)
             continue
-        own = {used.name: roots.get(used.name, used.name) for used in used_variables(value)}
-        originals.setdefault(_key(value, own), []).append(name)
+        identities = {used.name: roots.get(used.name, used.name) for used in used_variables(value)}
+        originals.setdefault(_key(value, identities), []).append(name)
     main = main_function(fused)
     matches = _sources(main, {parameter.name: parameter.name for parameter in main.params}, fused, originals)
     return {

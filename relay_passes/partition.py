@@ -73,15 +73,15 @@ def partition(module: tvm.IRModule, stage_of: Mapping[str, int], stages: Sequenc
     for index, names in enumerate(_contents(function, bindings, returned, stage_of, stages)):
         contents.append(names)
         received.append(_received(index, names, bindings, stage_of, stages))
-    wanted = {*returned}.union(*received)
+    sent = {*returned}.union(*received)
     return tuple(
         computation_of(
             stage,
-            {name: relax.Var(name, variable.ty) for name, variable in taken.items()},
+            {name: relax.Var(name, variable.ty) for name, variable in parameters.items()},
             [bindings[name] for name in names],
-            {name: bindings[name].var for name in names if name in wanted and stage_of[name] == index},
+            {name: bindings[name].var for name in names if name in sent and stage_of[name] == index},
         )
-        for index, (stage, names, taken) in enumerate(zip(stages, contents, received, strict=True))
+        for index, (stage, names, parameters) in enumerate(zip(stages, contents, received, strict=True))
     )
 
 
@@ -169,10 +169,10 @@ def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None
     operations, and copies of values that depend on no input.
     """
     function = main_function(whole)
-    known: dict[StructuralKey, relax.Var] = {}
+    numbering: dict[StructuralKey, relax.Var] = {}
     expected: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
     actual = dict(expected)
-    _number(operations_of(function), expected, known)
+    _number(operations_of(function), expected, numbering)
     for stage in stages:
         missing = [name for name in stage.received if name not in actual]
         if missing:
@@ -180,7 +180,7 @@ def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None
         inside = {
             parameter.name: actual[name] for parameter, name in zip(stage.function.params, stage.received, strict=True)
         }
-        _number(operations_of(stage.function), inside, known)
+        _number(operations_of(stage.function), inside, numbering)
         for name, result in zip(stage.sent, returned_fields(stage.function), strict=True):
             actual[name] = substitute(result, inside)
     for position, name in enumerate(output_names(function)):
@@ -192,7 +192,7 @@ def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None
 
 
 def _number(
-    operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr], known: dict[StructuralKey, relax.Var]
+    operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr], numbering: dict[StructuralKey, relax.Var]
 ) -> None:
     """Map each name in ``values`` to one variable per distinct value, shared by all functions."""
     for binding in operations:
@@ -200,5 +200,5 @@ def _number(
         if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
             value = value.tuple_value.fields[value.index]
         if not isinstance(value, relax.Tuple | relax.Var):
-            value = known.setdefault(StructuralKey(value), relax.Var(binding.var.name, binding.var.ty))
+            value = numbering.setdefault(StructuralKey(value), relax.Var(binding.var.name, binding.var.ty))
         values[binding.var.name] = value

@@ -31,9 +31,9 @@ class UniqueNames:
 
 @mutator
 class _Renamer(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, taken: set[str]) -> None:
+    def __init__(self, names: set[str]) -> None:
         super().__init__()
-        self._taken = taken
+        self._taken = names
 
     def visit_var_def_(self, variable: relax.Var) -> relax.Var:
         return self._renamed(variable, relax.Var)

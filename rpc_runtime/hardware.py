@@ -75,9 +75,9 @@ def features_in(cpuinfo: str, architecture: str) -> frozenset[str]:
 
     ``architecture`` is what ``platform.machine()`` returns there.
     """
-    wanted = _FEATURES_KEYS.get(architecture, "Features")
+    features_key = _FEATURES_KEYS.get(architecture, "Features")
     lines = (line.partition(":") for line in cpuinfo.splitlines())
-    processors = [frozenset(value.split()) for key, _, value in lines if key.strip() == wanted]
+    processors = [frozenset(value.split()) for key, _, value in lines if key.strip() == features_key]
     return frozenset.intersection(*processors) if processors else frozenset()
 
 
@@ -99,8 +99,8 @@ def total_memory_bytes() -> int:
 
 def available_memory_bytes() -> int:
     """Return how many more bytes this process may allocate; 0 if not known."""
-    left = (max(0, limit.limit_bytes - limit.used_bytes) for limit in memory_limits())
-    return min([_memory_line("MemAvailable"), *left])
+    free_bytes = (max(0, limit.limit_bytes - limit.used_bytes) for limit in memory_limits())
+    return min([_memory_line("MemAvailable"), *free_bytes])
 
 
 @dataclass(frozen=True)

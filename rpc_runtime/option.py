@@ -46,7 +46,9 @@ def takes_options(group: type) -> Callable[[Function], Function]:
 
     def shown(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        parameters = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         named = [
             inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(field), annotation=field.type
@@ -54,7 +56,7 @@ def takes_options(group: type) -> Callable[[Function], Function]:
             for field in options(group)
             if field.name not in signature.parameters
         ]
-        function.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*parameters, *named])  # type: ignore[attr-defined]
         listed = [f"    {field.name}: {field.metadata['description']}" for field in options(group)]
         function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Fields of the request:", *listed])
         return function

@@ -88,10 +88,10 @@ def _tuned(function: tirx.PrimFunc, default: tirx.PrimFunc, target: Target, data
     choices = default.attrs.get(CHOICES_ATTRIBUTE, None)
     if choices is None:
         return default  # no template, so nothing to tune
-    found = database.kernel(function, target)
-    if found is None or found.attrs.get(CHOICES_ATTRIBUTE, None) == choices:
+    tuned = database.kernel(function, target)
+    if tuned is None or tuned.attrs.get(CHOICES_ATTRIBUTE, None) == choices:
         return default
-    return found.with_attr(SCHEDULE_ATTRIBUTE, f"{default.attrs[SCHEDULE_ATTRIBUTE]}{TUNED}").with_attr(
+    return tuned.with_attr(SCHEDULE_ATTRIBUTE, f"{default.attrs[SCHEDULE_ATTRIBUTE]}{TUNED}").with_attr(
         IS_SCHEDULED, True
     )
 

@@ -83,7 +83,7 @@ def has_static_shapes(function: tirx.PrimFunc) -> bool:
 
 def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
     """All blocks in program order; None if any of them is not a plain loop nest with constant extents."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     root = schedule.get_sblock("root")
     for handle in schedule.get_child_blocks(root):
         statement = schedule.get(handle)
@@ -105,8 +105,8 @@ def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
             extents.append(int(extent))
         if "RS" in kinds:
             return None
-        found.append(Block(handle, statement, kinds, tuple(extents)))
-    return found or None
+        blocks.append(Block(handle, statement, kinds, tuple(extents)))
+    return blocks or None
 
 
 def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -116,8 +116,8 @@ def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def last_line(error: object) -> str:
     """The message of a TVM error: its last line with letters. The trace comes first, and underlines have no letters."""
-    said = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
-    return (said or [type(error).__name__])[-1]
+    lines = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
+    return (lines or [type(error).__name__])[-1]
 
 
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
@@ -191,21 +191,21 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
         readers = [str(schedule.get(reader).name_hint) for reader in schedule.get_consumers(block.handle)]
         return not readers or block.iterations == tail[0].iterations < max(iterations[reader] for reader in readers)
 
-    kept = _inlined(schedule, tail, ends_tile)
+    remaining = _inlined(schedule, tail, ends_tile)
     if len(schedule.get_consumers(anchor.handle)) > 1:
         raise ValueError(f"{anchor.name} is read by more than what ends its tiles")
-    return kept
+    return remaining
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: Sequence[Block], stays: Callable[[Block], bool]) -> list[Block]:
     """Inline each block into its readers, except those that ``stays`` names and those that are `_too_large`."""
-    kept: list[Block] = []
+    remaining: list[Block] = []
     for block in blocks:
         if stays(block) or _too_large(schedule, block):
-            kept.append(block)
+            remaining.append(block)
         else:
             schedule.compute_inline(block.handle)
-    return [replace(block, statement=schedule.get(block.handle)) for block in kept]
+    return [replace(block, statement=schedule.get(block.handle)) for block in remaining]
 
 
 def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
@@ -223,11 +223,11 @@ def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
 
 def reduced_types(function: tirx.PrimFunc) -> set[str]:
     """The dtypes of the function's reductions."""
-    found: set[str] = set()
+    dtypes: set[str] = set()
 
     def see(block: s_tir.SBlock) -> None:
-        if any(each.iter_type == tirx.IterVar.CommReduce for each in block.iter_vars):
-            found.update(str(region.source.dtype) for region in block.writes)
+        if any(iterator.iter_type == tirx.IterVar.CommReduce for iterator in block.iter_vars):
+            dtypes.update(str(region.source.dtype) for region in block.writes)
 
     structural_walk(function.body, (s_tir.SBlock, see))
-    return found
+    return dtypes

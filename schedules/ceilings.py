@@ -87,8 +87,8 @@ def _in_registers(x: te.Tensor, sums: te.Tensor) -> tirx.PrimFunc:
     schedule.unroll(which)
     schedule.vectorize(lane)
     initial = schedule.decompose_reduction(block, step)
-    for each in (initial, written):
-        *_, outer, inner = schedule.get_loops(each)
+    for handle in (initial, written):
+        *_, outer, inner = schedule.get_loops(handle)
         schedule.unroll(outer)
         schedule.vectorize(inner)
     return _as_scheduled(schedule.mod["main"])

@@ -32,8 +32,8 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool =
     shape, dtype, name = static_shape(call.args[0]), str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
     if shape is None or dtype not in FLOATS:
         return default_legalization(builder, call)
-    given = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
-    reduced = sorted(int(axis) % len(shape) for axis in given)
+    call_axes = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
+    reduced = sorted(int(axis) % len(shape) for axis in call_axes)
     keeps = bool(call.attrs.keepdims)
     kind = accumulator_dtype(dtype) if widened else dtype
     combine, nothing, word = (tirx.max, "-inf", "largest") if name == "max" else (tirx.min, "inf", "smallest")
@@ -44,15 +44,19 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool =
         result = [1 if axis in axes else size for axis, size in enumerate(shape) if keeps or axis not in axes]
 
         def extreme(*index: Any) -> Any:
-            kept = iter(index)
+            output_indices = iter(index)
             places = []
             for axis in range(len(shape)):
-                place = next(kept) if keeps or axis not in axes else None
+                place = next(output_indices) if keeps or axis not in axes else None
                 places.append(axes.get(axis, place))
             return reducer(x[tuple(places)].astype(kind), axis=list(axes.values()))
 
-        found = te.compute(result, extreme, name=name)
-        return found if kind == dtype else te.compute(result, lambda *index: found[index].astype(dtype), name="narrow")
+        extremes = te.compute(result, extreme, name=name)
+        return (
+            extremes
+            if kind == dtype
+            else te.compute(result, lambda *index: extremes[index].astype(dtype), name="narrow")
+        )
 
     return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
 
@@ -63,10 +67,10 @@ def _share_among_threads(word: str, combine: Callable[[Any, Any], Any], nothing:
     def combined(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
         return [combine(first[0], second[0])]
 
-    def start(given: Sequence[Any]) -> list[Any]:
-        dtype = str(given[0].ty.dtype)
+    def start(values: Sequence[Any]) -> list[Any]:
+        dtype = str(values[0].ty.dtype)
         # For other dtypes keep the given start value: combining parts that start from it gives the same extreme.
-        return [tirx.const(float(nothing), dtype) if dtype in FLOATS else given[0]]
+        return [tirx.const(float(nothing), dtype) if dtype in FLOATS else values[0]]
 
     # Register by name, because TVM never drops these. Its list of reductions drops entries after Python has ended.
     functions = {f"tvm_split.{word}": combined, f"tvm_split.{word}.start": start}
@@ -89,9 +93,9 @@ def legalize_place(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
 
     def compute(x: te.Tensor) -> te.Tensor:
-        found = getattr(topi, name)(x, axis, bool(call.attrs.keepdims))
-        none = tirx.const(0, str(found.dtype))
-        return te.compute(found.shape, lambda *index: tirx.max(found[index], none), name=name)
+        indices = getattr(topi, name)(x, axis, bool(call.attrs.keepdims))
+        none = tirx.const(0, str(indices.dtype))
+        return te.compute(indices.shape, lambda *index: tirx.max(indices[index], none), name=name)
 
     return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
 
@@ -130,7 +134,7 @@ def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax
 
     def compute(x: te.Tensor, y: te.Tensor) -> te.Tensor:
         def element(*index: Any) -> Any:
-            left, right = (each[tuple(broadcast_index(index, list(map(int, each.shape))))] for each in (x, y))
+            left, right = (tensor[tuple(broadcast_index(index, list(map(int, tensor.shape))))] for tensor in (x, y))
             wins = left > right if name == "maximum" else left < right
             # Only NaN fails ``left <= infinity``. The comparison is false if ``right`` is NaN, so ``right`` (the NaN)
             # is taken. TVM's own test for NaN is not vectorized.
@@ -144,7 +148,7 @@ def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax
 def _bounded(call: relax.Call, name: str) -> tuple[relax.Expr, Sequence[Any]] | None:
     """The tensor with its lower and upper bound; None for two tensors or if the bound is NaN."""
     if name == "clip":
-        return call.args[0], [each.value for each in call.args[1:]]
+        return call.args[0], [limit.value for limit in call.args[1:]]
     if name in ("relu", "relu6"):
         return call.args[0], [0.0, 6.0 if name == "relu6" else None]
     shape = static_shape(call)

@@ -87,9 +87,9 @@ def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[An
     source, indices = weight
     beginning = [_replaced(index, _next_region(around[:border])) for index in indices]
     counted, turns = tirx.const(0, "int32"), 1
-    for each in (*around[border:], loop):
-        counted = counted * each.extent + each.loop_var
-        turns *= int(each.extent)
+    for inner_loop in (*around[border:], loop):
+        counted = counted * inner_loop.extent + inner_loop.loop_var
+        turns *= int(inner_loop.extent)
     # If the region is only a part of each block, every part is a separate piece. Whole blocks are contiguous.
     in_pieces = region.vectors != region.vectors_of_block
     pieces = region.blocks if in_pieces else 1
@@ -129,15 +129,15 @@ def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | No
     """The parameter that a reduction reads vector by vector (the weights), with its indices in loop variables."""
     for realize, vectorized in _blocks_in(body, None):
         iterators = realize.block.iter_vars
-        bound = {hash(each.var): value for each, value in zip(iterators, realize.iter_values, strict=True)}
-        if all(each.iter_type != tirx.IterVar.CommReduce for each in iterators):
+        bound = {hash(iterator.var): value for iterator, value in zip(iterators, realize.iter_values, strict=True)}
+        if all(iterator.iter_type != tirx.IterVar.CommReduce for iterator in iterators):
             continue
         for read in realize.block.reads:
             last = read.region[-1].min
             lane = bound.get(hash(last)) if isinstance(last, tirx.Var) else None
             of_a_parameter = any(read.source.same_as(parameter) for parameter in parameters)
             if of_a_parameter and isinstance(lane, tirx.Var) and lane.same_as(vectorized):
-                return read.source, [_replaced(each.min, bound) for each in read.region]
+                return read.source, [_replaced(bounds.min, bound) for bounds in read.region]
     return None
 
 

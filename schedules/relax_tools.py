@@ -78,21 +78,23 @@ def is_plain(call: relax.Call) -> bool:
 
 def window_of(call: relax.Call) -> dict[str, Any]:
     """A convolution's strides, padding, dilation and dtype, as keywords to build another convolution."""
-    window = {name: [int(each) for each in getattr(call.attrs, name)] for name in ("strides", "padding", "dilation")}
+    window = {
+        name: [int(number) for number in getattr(call.attrs, name)] for name in ("strides", "padding", "dilation")
+    }
     return {**window, "out_dtype": call.attrs.out_dtype}
 
 
 def pool_of(call: relax.Call) -> dict[str, Any]:
     """A pooling's window and edge handling, as keywords to build another pooling."""
     sizes = ("pool_size", "strides", "padding", "dilation")
-    window = {name: [int(each) for each in getattr(call.attrs, name)] for name in sizes}
+    window = {name: [int(number) for number in getattr(call.attrs, name)] for name in sizes}
     return {**window, **{name: bool(getattr(call.attrs, name)) for name in ("ceil_mode", "count_include_pad")}}
 
 
 def broadcast_index(index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
     """The indices into a tensor of ``shape`` that is broadcast to the result, given the result's indices."""
-    own = index[len(index) - len(shape) :]
-    return [0 if extent == 1 else value for value, extent in zip(own, shape, strict=True)]
+    operand_index = index[len(index) - len(shape) :]
+    return [0 if extent == 1 else value for value, extent in zip(operand_index, shape, strict=True)]
 
 
 def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:

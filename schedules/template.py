@@ -108,7 +108,7 @@ class Template(Generic[Machine]):
 
 def space_of(values: Mapping[str, Iterable[Value]], default: Choices, allows: Callable[[Choices], bool]) -> Space:
     """Return a space of the values worth trying, to which those of the default are added."""
-    axes = {name: tuple(dict.fromkeys([*each, default[name]])) for name, each in values.items()}
+    axes = {name: tuple(dict.fromkeys([*candidates, default[name]])) for name, candidates in values.items()}
     return Space(axes, default, allows)
 
 

@@ -109,9 +109,9 @@ def _permuted(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
 
 def _sliced(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step | None:
     numbers = [_integers(argument) for argument in call.args[1:]]
-    if len(numbers) < 3 or any(each is None for each in numbers):
+    if len(numbers) < 3 or any(values is None for values in numbers):
         return None
-    axes, begins = ([each or [] for each in numbers])[:2]
+    axes, begins = ([values or [] for values in numbers])[:2]
     strides = (numbers[3] if len(numbers) > 3 else None) or [1] * len(axes)
     if any(stride < 1 for stride in strides):
         return None
@@ -141,11 +141,11 @@ def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
     groups = _matching_groups(before, after)
 
     def step(indices: Indices) -> Indices:
-        found: Indices = []
-        for own, viewed in groups:
+        positions: Indices = []
+        for stored, viewed in groups:
             place = ravel([indices[axis] for axis in viewed], [after[axis] for axis in viewed])
-            found += unravel(place, [before[axis] for axis in own])
-        return found
+            positions += unravel(place, [before[axis] for axis in stored])
+        return positions
 
     return step
 
@@ -153,21 +153,21 @@ def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """The shortest groups of adjacent axes of both shapes that have the same number of elements."""
     groups: list[tuple[list[int], list[int]]] = []
-    own: list[int] = []
+    stored: list[int] = []
     viewed: list[int] = []
     sizes = [1, 1]
     positions = [0, 0]
     while positions[0] < len(before) or positions[1] < len(after):
-        take_own = positions[1] == len(after) or (positions[0] < len(before) and sizes[0] <= sizes[1])
-        side, shape, axes = (0, before, own) if take_own else (1, after, viewed)
+        take_stored = positions[1] == len(after) or (positions[0] < len(before) and sizes[0] <= sizes[1])
+        side, shape, axes = (0, before, stored) if take_stored else (1, after, viewed)
         axes.append(positions[side])
         sizes[side] *= shape[positions[side]]
         positions[side] += 1
-        if sizes[0] == sizes[1] and own and viewed:
-            groups.append((own, viewed))
-            own, viewed, sizes = [], [], [1, 1]
-    if own or viewed:
-        groups.append((own, viewed))
+        if sizes[0] == sizes[1] and stored and viewed:
+            groups.append((stored, viewed))
+            stored, viewed, sizes = [], [], [1, 1]
+    if stored or viewed:
+        groups.append((stored, viewed))
     return groups
 
 

@@ -142,8 +142,8 @@ class Session(Runner):
             sent = client.send_blobs(self.deployment, blobs, blob_path, self._timeout_seconds, progress)
             with progress_lock:
                 self.blob_bytes_sent += sent
-            own = {link: secret for link, secret in self.link_secrets.items() if machine in link}
-            return client.load(self.deployment, self.program, own, self._timeout_seconds)
+            secrets = {link: secret for link, secret in self.link_secrets.items() if machine in link}
+            return client.load(self.deployment, self.program, secrets, self._timeout_seconds)
 
         return self._on_every_machine(load)
 
@@ -202,8 +202,10 @@ class Session(Runner):
         """Describe what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
         finished = self._watch.finished()
         for stage in self.program.stages:
-            own = stage.own_turns
-            if sequence in own and finished.get((stage.machine, cleaned(stage.name)), 0) <= own.count_before(sequence):
+            turns = stage.own_turns
+            if sequence in turns and finished.get((stage.machine, cleaned(stage.name)), 0) <= turns.count_before(
+                sequence
+            ):
                 endpoint = self._endpoints[stage.machine]
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"
@@ -220,11 +222,13 @@ class Session(Runner):
             ProtocolError: a worker's reply lacks a stage that it holds.
         """
         self._dispatcher.require_usable()
-        known = self._by_stage(lambda machine: self._clients[machine].statistics(self.deployment, MEASUREMENT_SECONDS))
-        for stage, statistics in zip(self.program.stages, known, strict=True):
+        replies = self._by_stage(
+            lambda machine: self._clients[machine].statistics(self.deployment, MEASUREMENT_SECONDS)
+        )
+        for stage, statistics in zip(self.program.stages, replies, strict=True):
             if statistics is None:
                 raise ProtocolError(f"{self._endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
-        return tuple(statistics for statistics in known if statistics is not None)
+        return tuple(statistics for statistics in replies if statistics is not None)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         """Return `statistics`; after a failure, those up to the failure, of stages whose machines still answer."""
@@ -239,14 +243,14 @@ class Session(Runner):
             except TvmSplitError:
                 return ()
 
-        known = self._by_stage(if_it_answers)
-        return tuple(statistics for statistics in known if statistics is not None)
+        replies = self._by_stage(if_it_answers)
+        return tuple(statistics for statistics in replies if statistics is not None)
 
     def _by_stage(self, ask: Callable[[str], tuple[StageStatistics, ...]]) -> list[StageStatistics | None]:
         """Return the statistics of each stage, in the program's order; None if its machine's answer lacks them."""
         answers = chain.from_iterable(self._on_every_machine(ask).values())
-        known = {(statistics.machine, statistics.name): statistics for statistics in answers}
-        return [known.get((stage.machine, cleaned(stage.name))) for stage in self.program.stages]
+        by_stage = {(statistics.machine, statistics.name): statistics for statistics in answers}
+        return [by_stage.get((stage.machine, cleaned(stage.name))) for stage in self.program.stages]
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

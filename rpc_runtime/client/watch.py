@@ -245,8 +245,8 @@ class WorkerWatch:
         if not done:
             return ", ".join(map(repr, names))
         ago = time.monotonic() - self._heard.get(machine, time.monotonic())
-        known = {name: f" (at least {count} micro-batches done)" for name, count in done.items()}
-        counts = (f"{name!r}{known.get(name, '')}" for name in names)
+        progress = {name: f" (at least {count} micro-batches done)" for name, count in done.items()}
+        counts = (f"{name!r}{progress.get(name, '')}" for name in names)
         return f"{', '.join(counts)}, as it told {ago:.1f} s before"
 
     def _error(self, report: Report) -> TvmSplitError:
@@ -259,8 +259,8 @@ class WorkerWatch:
                 "compile again for the machine's right target, or move layers to another machine. Else start it again "
                 "and deploy again"
             )
-        here = self._connections.get(report.machine)
-        name = str(here.endpoint) if here else "the client"
+        connection = self._connections.get(report.machine)
+        name = str(connection.endpoint) if connection else "the client"
         return WorkerUnavailableError(
             f"{name} lost its connection to machine {report.peer!r}, though every worker answers the client: "
             f"{report.message}. Check the network between the two, and deploy again"

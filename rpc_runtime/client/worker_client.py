@@ -146,7 +146,7 @@ class WorkerClient:
                 raise explained(error, self.endpoint) from error
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
-        round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest has the smallest error
+        round_trip, offset, reply = min(rounds, key=lambda exchange: exchange[0])  # the quickest has the smallest error
         if reply.boot_id and reply.boot_id == boot_id() and abs(offset) <= round_trip:
             offset = 0  # one host, one clock
         if reply.protocol_version != PROTOCOL_VERSION:
@@ -171,12 +171,12 @@ class WorkerClient:
         on_progress: Callable[[int, int], None],
     ) -> int:
         """Send blobs that the worker lacks; return the bytes sent. Call ``on_progress(bytes sent, total bytes)``."""
-        known = {blob.sha256: blob for blob in blobs}
+        by_sha256 = {blob.sha256: blob for blob in blobs}
         request = pb.MissingBlobsRequest(
-            deployment=deployment, blobs=[message_of(pb.Blob, blob) for blob in known.values()]
+            deployment=deployment, blobs=[message_of(pb.Blob, blob) for blob in by_sha256.values()]
         )
         reply = self._call(request, timeout_seconds)
-        missing = [known[sha256] for sha256 in reply.sha256 if sha256 in known]
+        missing = [by_sha256[sha256] for sha256 in reply.sha256 if sha256 in by_sha256]
         total = sum(blob.size_bytes for blob in missing)
         on_progress(0, total)
         if not missing:

@@ -72,11 +72,11 @@ class BlobStore:
 
     def pin(self, owner: str, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until ``unpin(owner)``. Return the missing ones without duplicates."""
-        wanted = {blob.sha256: blob for blob in blobs}
+        by_sha256 = {blob.sha256: blob for blob in blobs}
         with self._exclusively():
-            self._pins.setdefault(owner, set()).update(wanted)
+            self._pins.setdefault(owner, set()).update(by_sha256)
             self._write_pins()
-            return tuple(blob for blob in wanted.values() if not self._present(blob))
+            return tuple(blob for blob in by_sha256.values() if not self._present(blob))
 
     def unpin(self, owner: str) -> None:
         if self.folder.exists():  # a client that was killed may have had it removed: do not make it again

@@ -179,7 +179,7 @@ def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> tu
     """
     mark = calls.mark()
     host = calls.host_memory(LARGE_BYTES)
-    kept, device = address(LARGE_BYTES)
+    memory, device = address(LARGE_BYTES)
 
     def best(size_bytes: int) -> float:
         slower = 0.0
@@ -195,5 +195,5 @@ def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> tu
 
     best(SMALL_BYTES)  # warm-up
     latency, whole = best(SMALL_BYTES), best(LARGE_BYTES)
-    del kept
+    del memory
     return (LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency

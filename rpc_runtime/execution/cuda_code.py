@@ -147,7 +147,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 def _complaint(output: str) -> str:
     lines = output.splitlines()
     errors = [line for line in lines if "error" in line or "fatal" in line] or lines
-    return (errors or ["it ended without a word"])[0].strip()
+    return (errors or ["it failed without a message"])[0].strip()
 
 
 def packed(binary: bytes, arch: str) -> str:
@@ -174,11 +174,11 @@ def binary_of(code: str) -> bytes:
         except binascii.Error as error:
             raise ValueError(f"the CUDA code of this library is damaged: {error}") from error
     if not head.startswith(SOURCE):
-        raise ValueError("this library has CUDA code in a form that is not known here: compile again")
+        raise ValueError("this library has CUDA code in an unknown form: compile again")
     if find_nvcc() is None:
         raise NvccError(
-            "its CUDA kernels are source, since they were compiled where there was no nvcc, and there is none here: "
-            "compile again where there is one"
+            "its CUDA kernels are source, because they were compiled without nvcc, and this machine has no nvcc "
+            "either: compile again where there is one"
         )
     return fatbin(rest, head.removeprefix(SOURCE))
 

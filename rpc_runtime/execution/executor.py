@@ -55,11 +55,11 @@ class StageExecutor:
         """Start computing. ``links``: the outgoing links by destination; ``sources``: the incoming links by source."""
         self._scheduler.connect(links)
         for state in self._scheduler:
-            made, taken = ({tensor.name for tensor in side} for side in (state.stage.outputs, state.stage.inputs))
+            outputs, inputs = ({tensor.name for tensor in side} for side in (state.stage.outputs, state.stage.inputs))
             ends: list[LinkEnd] = [
-                links[route.destination] for route in self._plan.outgoing if route.tensor.name in made
+                links[route.destination] for route in self._plan.outgoing if route.tensor.name in outputs
             ]
-            ends += [sources[route.source] for route in self._plan.incoming if route.tensor.name in taken]
+            ends += [sources[route.source] for route in self._plan.incoming if route.tensor.name in inputs]
             self._ends.append(tuple(dict.fromkeys(ends)))
         self._thread.start()
 

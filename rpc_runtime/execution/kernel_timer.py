@@ -131,10 +131,10 @@ class KernelTimer:
     def _times(self, samples: dict[str, deque[_Sample]], errors: dict[str, str]) -> tuple[KernelTime, ...]:
         late = "the time limit came before it was timed"
         return tuple(
-            KernelTime(name, undisturbed_seconds(own), len(own))
-            if own and name not in errors
+            KernelTime(name, undisturbed_seconds(kernel_samples), len(kernel_samples))
+            if kernel_samples and name not in errors
             else KernelTime(name, 0.0, 0, errors.get(name, late))
-            for name, own in samples.items()
+            for name, kernel_samples in samples.items()
         )
 
     def _time(self, kernel: TimedKernel) -> _Sample:
@@ -185,7 +185,7 @@ class InProcessKernels(Closing):
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
         """Return the time of each loaded kernel, in order. Raises WorkerError if none are loaded."""
         if self._timer is None:
-            raise WorkerError("no kernels are loaded that could be timed")
+            raise WorkerError("no kernels are loaded")
         return self._timer.measure(effort)
 
     def close(self) -> None:
@@ -235,9 +235,9 @@ class _Ring:
         if self._position + spec.size_bytes > self._memory.size:
             self._position = 0
         # A view made by TVM would have a byte offset, which kernels reject; a numpy slice has its own address.
-        taken = self._memory[self._position : self._position + max(spec.size_bytes, 1)]
+        weight_slice = self._memory[self._position : self._position + max(spec.size_bytes, 1)]
         self._position += _aligned(spec.size_bytes)
-        return _view(tvm.runtime.from_dlpack(taken), spec)
+        return _view(tvm.runtime.from_dlpack(weight_slice), spec)
 
 
 class _DeviceCopies:

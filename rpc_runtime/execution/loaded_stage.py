@@ -182,9 +182,9 @@ def _shares_memory(
 ) -> bool:
     """Return whether an output overlaps an input, whose memory the next micro-batch will overwrite."""
     begin = tensor.data_ptr()
-    for other, other_spec in zip(inputs, input_specs, strict=True):
-        start = other.data_ptr()
-        if begin < start + other_spec.size_bytes and start < begin + spec.size_bytes:
+    for input_tensor, input_spec in zip(inputs, input_specs, strict=True):
+        start = input_tensor.data_ptr()
+        if begin < start + input_spec.size_bytes and start < begin + spec.size_bytes:
             return True
     return False
 
@@ -225,11 +225,11 @@ def require_architecture(content: Bytes, where: str) -> None:
     if len(head) < 20 or not head.startswith(b"\x7fELF"):
         raise WorkerError(f"{where}: the library is not an ELF shared object. Compile again")
     number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
-    architecture, here = ARCHITECTURES.get(number, f"ELF machine {number}"), platform.machine()
-    if architecture != here and not (architecture == "armv7l" and here.startswith("armv")):
+    architecture, machine = ARCHITECTURES.get(number, f"ELF machine {number}"), platform.machine()
+    if architecture != machine and not (architecture == "armv7l" and machine.startswith("armv")):
         raise WorkerError(
-            f"{where}: the library was compiled for {architecture}, and this machine is {here}. Give the machine its "
-            "right target in the cluster's description and compile again"
+            f"{where}: the library was compiled for {architecture}, and this machine is {machine}. Give the machine "
+            "its right target in the cluster's description and compile again"
         )
 
 

@@ -105,9 +105,9 @@ class NcclLibrary:
             raise WorkerError(f"NCCL fails: {function}: {'; '.join(filter(None, words)) or f'error {code}'}")
 
     def unique_id(self) -> bytes:
-        made = _UniqueId()
-        self.call("ncclGetUniqueId", ctypes.byref(made))
-        return bytes(made)
+        unique_id = _UniqueId()
+        self.call("ncclGetUniqueId", ctypes.byref(unique_id))
+        return bytes(unique_id)
 
 
 class NcclCommunicator:

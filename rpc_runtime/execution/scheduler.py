@@ -220,9 +220,11 @@ class Scheduler:
                 ]
                 for place in stage.own_turns.within(self._period)
             }
-            taken = {tensor.name for tensor in stage.inputs}
+            inputs = {tensor.name for tensor in stage.inputs}
             state.makers = [
-                other.position for other in self._stages if taken & {tensor.name for tensor in other.stage.outputs}
+                producer.position
+                for producer in self._stages
+                if inputs & {tensor.name for tensor in producer.stage.outputs}
             ]
 
     def begin(self) -> None:

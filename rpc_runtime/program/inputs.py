@@ -71,28 +71,26 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
 
 
-def _of_numbers(value: Any, wanted: np.dtype[Any]) -> Array:
-    """Return an array of dtype ``wanted``, or of numpy's dtype if this kind of number does not convert to ``wanted``.
+def _of_numbers(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Return an array of ``dtype``, or of numpy's dtype if this kind of number does not convert to ``dtype``.
 
     Raises:
-        ValueError: ``wanted`` cannot hold one of the numbers.
+        ValueError: ``dtype`` cannot hold one of the numbers.
     """
     array = np.asarray(value)
     numbers = np.asarray(value, object)
     is_whole = all(isinstance(number, int | np.integer) and not isinstance(number, bool) for number in numbers.flat)
-    if array.dtype.kind not in "iufO" or wanted.kind not in (
-        "iufV" if is_whole else "fV"
-    ):  # V: floats unknown to numpy
+    if array.dtype.kind not in "iufO" or dtype.kind not in ("iufV" if is_whole else "fV"):  # V: floats unknown to numpy
         return array
     try:
         with np.errstate(over="ignore"):
-            converted = numbers.astype(wanted if wanted.kind in "iu" else np.float64).astype(wanted)
+            converted = numbers.astype(dtype if dtype.kind in "iu" else np.float64).astype(dtype)
     except OverflowError as error:
-        raise ValueError(f"{wanted} does not hold all of its numbers: {error}") from error
-    held = converted if wanted.kind in "iu" else converted.astype(np.float64)
-    for given, got in zip(numbers.flat, held.astype(object).flat, strict=True):
-        if given != got if is_whole else math.isinf(got) and not math.isinf(given):
-            raise ValueError(f"{wanted} does not hold {given!r}")
+        raise ValueError(f"{dtype} does not hold all of its numbers: {error}") from error
+    held = converted if dtype.kind in "iu" else converted.astype(np.float64)
+    for number, converted_number in zip(numbers.flat, held.astype(object).flat, strict=True):
+        if number != converted_number if is_whole else math.isinf(converted_number) and not math.isinf(number):
+            raise ValueError(f"{dtype} does not hold {number!r}")
     return converted
 
 

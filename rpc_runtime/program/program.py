@@ -189,23 +189,23 @@ class Program:
     @cached_property
     def producers(self) -> dict[str, tuple[StageSpec, ...]]:
         """The replicas of the producing stage by tensor name; empty for the client's tensors."""
-        made: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.given}
+        producers: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.given}
         for replicas in self.replicas.values():
-            made.update((tensor.name, replicas) for tensor in replicas[0].outputs)
-        return made
+            producers.update((tensor.name, replicas) for tensor in replicas[0].outputs)
+        return producers
 
     def _check_tensors(self) -> None:
         """Raise `ValueError` unless each tensor is made once and before it is used, with the same shape and dtype."""
-        made = {tensor.name: tensor for tensor in self.given}
+        tensors = {tensor.name: tensor for tensor in self.given}
         for name, (stage, *_) in self.replicas.items():
             for tensor in stage.inputs:
-                _check_use(tensor, made, stage.machine)
+                _check_use(tensor, tensors, stage.machine)
             for tensor in stage.outputs:
-                if tensor.name in made:
+                if tensor.name in tensors:
                     raise ValueError(f"tensor {tensor.name!r} is made twice; the second time by stage {name!r}")
-                made[tensor.name] = tensor
+                tensors[tensor.name] = tensor
         for tensor in self.outputs:
-            _check_use(tensor, made, CLIENT)
+            _check_use(tensor, tensors, CLIENT)
 
     def on(self, machine: str) -> MachineProgram:
         """Return the stages and routes of ``machine``, which may be `CLIENT`; a pure function of this program.
@@ -257,8 +257,8 @@ class Program:
         """
         ways: dict[tuple[str, str, str], tuple[TensorSpec, Recurrence, int]] = {}
         for tensor, destination, needed, lead in self._uses():
-            for source, made, held in self._sources(tensor):
-                when = made & needed
+            for source, produced, held in self._sources(tensor):
+                when = produced & needed
                 if when is None or source == destination == CLIENT:
                     continue  # no common micro-batch, or an output that is a model input: it never leaves the client
                 window = lead - held - 2
@@ -314,13 +314,13 @@ class Program:
         return leads[name] + max(stage.own_turns.longest_gap for stage in self.replicas[name]) + 1
 
 
-def _check_use(tensor: TensorSpec, made: Mapping[str, TensorSpec], user: str) -> None:
+def _check_use(tensor: TensorSpec, tensors: Mapping[str, TensorSpec], user: str) -> None:
     """Raise `ValueError` if a used tensor is not made before, or is made with another shape or dtype."""
-    known = made.get(tensor.name)
-    if known is None:
+    produced = tensors.get(tensor.name)
+    if produced is None:
         raise ValueError(f"tensor {tensor.name!r} is used on {user!r}, and no input or earlier stage makes it")
-    if known != tensor:
-        raise ValueError(f"{user!r} takes {tensor}, and what is made is {known}")
+    if produced != tensor:
+        raise ValueError(f"{user!r} takes {tensor}, and what is made is {produced}")
 
 
 def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, str], Route]) -> None:

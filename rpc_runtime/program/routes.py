@@ -55,13 +55,13 @@ class MachineProgram:
     @classmethod
     def of(cls, machine: str, stages: tuple[StageSpec, ...], routes: Iterable[Route]) -> MachineProgram:
         """Return the program of a machine with these stages and those of ``routes`` that begin or end there."""
-        known = tuple(routes)
+        route_list = tuple(routes)
         return cls(
             machine,
             stages,
-            incoming=tuple(r for r in known if r.destination == machine != r.source),
-            outgoing=tuple(r for r in known if r.source == machine != r.destination),
-            local=tuple(r for r in known if r.source == r.destination == machine),
+            incoming=tuple(r for r in route_list if r.destination == machine != r.source),
+            outgoing=tuple(r for r in route_list if r.source == machine != r.destination),
+            local=tuple(r for r in route_list if r.source == r.destination == machine),
         )
 
     @property
@@ -92,8 +92,8 @@ class MachineProgram:
         neighbours = {end for route in (*self.incoming, *self.outgoing) for end in (route.source, route.destination)}
         turns = 0
         for stage in self.stages:
-            own = self.period // stage.own_turns.period * len(stage.own_turns.remainders)
-            turns += own * (len(stage.inputs) + len(stage.outputs))
+            stage_turns = self.period // stage.own_turns.period * len(stage.own_turns.remainders)
+            turns += stage_turns * (len(stage.inputs) + len(stage.outputs))
         for what, count, limit in (
             ("stages", len(self.stages), MAXIMUM_STAGES),
             ("neighbours", len(neighbours - {self.machine}), MAXIMUM_NEIGHBOURS),

@@ -128,8 +128,8 @@ def cycle_of(periods: Iterable[int]) -> int:
 
 def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
     """Return the micro-batches of one replica; raise `ValueError` if it has no turn, or the turns are too long."""
-    known = len(turns) <= LONGEST_CYCLE  # else Recurrence raises; do not cache it
-    return Recurrence(len(turns), _places(tuple(turns)).get(replica, ()) if known else ())
+    is_valid = len(turns) <= LONGEST_CYCLE  # else Recurrence raises; do not cache it
+    return Recurrence(len(turns), _places(tuple(turns)).get(replica, ()) if is_valid else ())
 
 
 @lru_cache(maxsize=8)
@@ -212,7 +212,7 @@ def _interleave(counts: Sequence[int]) -> tuple[int, ...]:
     The n-th of a replica's c turns lies in the n-th of c equal intervals of the length.
     """
     length = sum(counts)
-    given = [0] * len(counts)
+    placed = [0] * len(counts)
     turns: list[int] = []
     # waiting: (release time, replica). ready: (deadline, release time, replica), so that ties go to the longest wait.
     waiting = [(0, replica) for replica in range(len(counts))]
@@ -220,10 +220,10 @@ def _interleave(counts: Sequence[int]) -> tuple[int, ...]:
     for place in range(length):
         while waiting and waiting[0][0] <= place:
             replica = heappop(waiting)[1]
-            count, number = counts[replica], given[replica]
+            count, number = counts[replica], placed[replica]
             heappush(ready, (-(-(number + 1) * length // count), number * length // count, replica))
         replica = heappop(ready)[2]
-        given[replica] += 1
-        heappush(waiting, (-(-given[replica] * length // counts[replica]), replica))
+        placed[replica] += 1
+        heappush(waiting, (-(-placed[replica] * length // counts[replica]), replica))
         turns.append(replica)
     return tuple(turns)

@@ -246,9 +246,9 @@ class IncomingLink(LinkEnd):
         sequence = self._sequence_of(receiving, frame, index, tensor.size_bytes)
         slot.wait()
         if not self._reuse:
-            own = self._make_slot(tensor)
-            own.data[:] = slot.data
-            slot = own
+            copied = self._make_slot(tensor)
+            copied.data[:] = slot.data
+            slot = copied
         self.station.moved()
         self._complete(receiving, frame, sequence, slot, index, start)
 

@@ -65,9 +65,9 @@ class Liveness:
 
         A longer wait means that this process itself was stopped: the timeout of the other end then starts again.
         """
-        here = self.clock()
+        now = self.clock()
         if self._heard is None:
             return False
-        if here - since > 2 * self._timeouts.beat_seconds:
-            self._heard = here
-        return here - self._heard > self._timeouts.silence_seconds
+        if now - since > 2 * self._timeouts.beat_seconds:
+            self._heard = now
+        return now - self._heard > self._timeouts.silence_seconds

@@ -194,10 +194,10 @@ class World:
         last = time.monotonic()
         while not self._stopping.is_set():
             moved = self._begin_to_receive() | self._finish_receiving()
-            here = time.monotonic()
+            now = time.monotonic()
             if moved:
-                last = here
-            elif here - last < CALM_SECONDS:
+                last = now
+            elif now - last < CALM_SECONDS:
                 time.sleep(AT_WORK_SECONDS)
             else:
                 with self._lock:

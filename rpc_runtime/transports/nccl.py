@@ -162,8 +162,8 @@ class Nccl(Transport):
         self.connect_seconds = self._timeouts.join_seconds
 
     def offer(self, opening: Opening) -> bytes:
-        own = nccl_of(opening.link.nccl)
-        return NcclEnd(own.version, own.gpu).to_bytes()
+        device = nccl_of(opening.link.nccl)
+        return NcclEnd(device.version, device.gpu).to_bytes()
 
     def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
         carrier = self._carrier(opening, NcclEnd.from_bytes(offer), calls=False)
@@ -178,9 +178,9 @@ class Nccl(Transport):
             raise
         return carrier
 
-    def _carrier(self, opening: Opening, other: NcclEnd, *, calls: bool) -> NcclCarrier:
-        own, kind = nccl_of(opening.link.nccl), _Receiving if opening.link.receives else _Sending
-        return kind(opening, own, other, self._timeouts, calls=calls)
+    def _carrier(self, opening: Opening, peer: NcclEnd, *, calls: bool) -> NcclCarrier:
+        device, kind = nccl_of(opening.link.nccl), _Receiving if opening.link.receives else _Sending
+        return kind(opening, device, peer, self._timeouts, calls=calls)
 
 
 class NcclCarrier(Carrier):
@@ -191,15 +191,15 @@ class NcclCarrier(Carrier):
     """
 
     def __init__(
-        self, opening: Opening, nccl: NcclDevice, other: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
+        self, opening: Opening, nccl: NcclDevice, peer: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
     ) -> None:
-        _require_fit(nccl, other)
+        _require_fit(nccl, peer)
         self._link, self._stream, self._nccl, self._timeouts = opening.link, opening.stream, nccl, timeouts
-        self._is_first = nccl.gpu < other.gpu
+        self._is_first = nccl.gpu < peer.gpu
         self._slots = {
             route.index: [self._slot(route.tensor) for _ in range(route.depth)] for route in self._link.routes
         }
-        unique_id = other.unique_id if calls else nccl.unique_id()
+        unique_id = peer.unique_id if calls else nccl.unique_id()
         self.own = NcclEnd(nccl.version, nccl.gpu, unique_id)
         """The handshake data that the caller needs to join this end."""
         self._communicator = nccl.communicator(unique_id, int(calls))
@@ -276,18 +276,18 @@ class NcclCarrier(Carrier):
         Raises:
             WorkerUnavailableError: ``seconds`` have passed, NCCL has failed, or this end was closed.
         """
-        said = begin = time.monotonic()
+        last_beat = begin = time.monotonic()
         with _as_unavailable():
             while True:
-                here = time.monotonic()
-                if here > self._latest:
+                now = time.monotonic()
+                if now > self._latest:
                     raise WorkerUnavailableError("the link was closed")
                 if is_so():
                     return
-                if here - begin > seconds:
+                if now - begin > seconds:
                     raise WorkerUnavailableError(f"this end has waited {seconds:.0f} seconds {what}")
-                if here - said > self._link.timeouts.beat_seconds:
-                    said = here
+                if now - last_beat > self._link.timeouts.beat_seconds:
+                    last_beat = now
                     yield HEARTBEAT
                 time.sleep(REST_SECONDS)
 
@@ -422,13 +422,13 @@ class _Slot(Slot):
             self.carrier.fetch(self.address, self.size_bytes)
 
 
-def _require_fit(own: NcclDevice, other: NcclEnd) -> None:
-    if own.version != other.version:
+def _require_fit(device: NcclDevice, peer: NcclEnd) -> None:
+    if device.version != peer.version:
         raise Unusable(
-            f"both ends need the same NCCL, this one has {version_text(own.version)}, the other one "
-            f"{version_text(other.version)}"
+            f"both ends need the same NCCL, this one has {version_text(device.version)}, the other one "
+            f"{version_text(peer.version)}"
         )
-    if own.gpu == other.gpu:
+    if device.gpu == peer.gpu:
         raise Unusable("both ends are on the same GPU, and NCCL needs one for each")
 
 

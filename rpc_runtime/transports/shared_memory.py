@@ -72,10 +72,10 @@ class SharedMemory(Transport):
         return door.secret + door.name.encode(), door
 
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
-        own = _own_memory(opening.link, "the caller")
+        memory_file = _own_memory(opening.link, "the caller")
         name = answer[SECRET_BYTES:].decode(errors="replace")
         connection = call(name, answer[:SECRET_BYTES], opening.link.timeouts.handshake_seconds)
-        return SharedMemoryCarrier(connection, own, opening)
+        return SharedMemoryCarrier(connection, memory_file, opening)
 
 
 def host_proof(deployment: str) -> bytes:
@@ -170,12 +170,12 @@ def _is_same_user(connection: socket.socket) -> bool:
 class SharedMemoryCarrier(Carrier):
     """Carries a link over a connection to the other process, whose messages it reads in a thread of its own.
 
-    ``own`` is the link's memory at the receiving end, and None at the sending end.
+    ``memory_file`` is the link's memory at the receiving end, and None at the sending end.
     """
 
-    def __init__(self, connection: socket.socket, own: IO[bytes] | None, opening: Opening) -> None:
+    def __init__(self, connection: socket.socket, memory_file: IO[bytes] | None, opening: Opening) -> None:
         self._connection = connection
-        self._own = own
+        self._own = memory_file
         self._link = opening.link
         self._is_served = opening.link.copies_apart
         self._peer = opening.peer
@@ -230,9 +230,9 @@ class SharedMemoryCarrier(Carrier):
     def _agreed_memory(self) -> dict[int, list[Bytes]]:
         if self._own is None:
             return received_memory(self._connection, self._link.routes)
-        with self._own as own:
-            memory = _slots(self._link.routes, own.fileno())
-            socket.send_fds(self._connection, [MESSAGE], [own.fileno()])
+        with self._own as memory_file:
+            memory = _slots(self._link.routes, memory_file.fileno())
+            socket.send_fds(self._connection, [MESSAGE], [memory_file.fileno()])
         return memory
 
     def _say(self, what: Callable[[Callable[[bytes], None]], None]) -> None:
@@ -270,7 +270,7 @@ class SharedMemoryCarrier(Carrier):
             self._on_end(self._failure or error)
 
     def _receive_all(self) -> None:
-        said = begin = time.monotonic()
+        last_beat = begin = time.monotonic()
         while True:
             try:
                 message = self._connection.recv(HEADER.size + MAXIMUM_TEXT_BYTES)
@@ -280,9 +280,9 @@ class SharedMemoryCarrier(Carrier):
             except BlockingIOError:
                 self._link.require_life(begin)
             begin = time.monotonic()
-            if begin - said >= self._link.timeouts.beat_seconds:
+            if begin - last_beat >= self._link.timeouts.beat_seconds:
                 self._send(HEARTBEAT)
-                said = begin
+                last_beat = begin
 
 
 def _own_memory(link: LinkEnd, machine: str) -> IO[bytes] | None:

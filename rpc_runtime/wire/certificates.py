@@ -83,8 +83,8 @@ def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: 
         return "its certificate is not valid yet: check the clocks of both machines"
     if error.verify_code in _UNKNOWN_AUTHORITY:
         authority = tls and tls.authority
-        known = f"the authority in {authority}" if authority else "an authority that this system knows"
-        return f"its certificate is not signed by {known}: give that which signed it (`tls`, or --tls-ca)"
+        issuer = f"the authority in {authority}" if authority else "an authority that this system knows"
+        return f"its certificate is not signed by {issuer}: give the authority that signed it (`tls`, or --tls-ca)"
     if error.verify_code in _ANOTHER_NAME:
         return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
     return f"its certificate is not accepted: {error.verify_message}"
@@ -129,7 +129,9 @@ def _trust(context: ssl.SSLContext, file: Path) -> float:
     dates = (str(authority["notAfter"]) for authority in context.get_ca_certs())
     end = max(map(ssl.cert_time_to_seconds, dates), default=math.inf)
     if end < time.time():
-        raise InputError(f"the authority in {file} expired on {_date(end)}: no certificate of it is accepted")
+        raise InputError(
+            f"the authority in {file} expired on {_date(end)}: the certificates that it signed are not accepted"
+        )
     return end
 
 
@@ -149,7 +151,7 @@ def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
     judging = client if as_server else server
     judging.verify_mode = ssl.CERT_REQUIRED
     judging.load_verify_locations(certificate)
-    judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
+    judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is its own authority
     try:
         shown = _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:

@@ -128,7 +128,7 @@ def parsed(kind: Callable[[], AnyMessage], frame: Frame) -> AnyMessage:
     try:
         message.ParseFromString(bytes(frame.payload))
     except DecodeError as error:
-        raise ProtocolError(f"a {frame.kind.name} frame carries something else: {error}") from error
+        raise ProtocolError(f"a {frame.kind.name} frame has an invalid payload: {error}") from error
     return clean_message(message)
 
 
@@ -174,7 +174,7 @@ def decode(message: bytes | memoryview) -> Frame:
     payload = memoryview(message)[HEADER.size :]
     if flags == FrameFlag.SHARED:
         if len(payload):
-            raise ProtocolError(f"word of a tensor in shared memory comes alone, this has {len(payload)} bytes with it")
+            raise ProtocolError(f"a frame for a tensor in shared memory has no payload, got {len(payload)} bytes")
         return Frame(frame_kind, FrameFlag.SHARED, tensor, sequence, offset, total, payload)
     if offset + len(payload) > total:
         raise ProtocolError(f"a frame's payload ends at byte {offset + len(payload)} of a tensor of {total} bytes")

@@ -91,8 +91,14 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, Any], ...]:
     """Return, for each field: its name, its container type or None, and its dataclass or enumeration or None."""
     fields = []
     for name, hint in get_type_hints(kind).items():
-        one = (*get_args(hint), hint)[0]
-        fields.append((name, get_origin(hint), one if is_dataclass(one) or isinstance(one, enum.EnumType) else None))
+        item_kind = (*get_args(hint), hint)[0]
+        fields.append(
+            (
+                name,
+                get_origin(hint),
+                item_kind if is_dataclass(item_kind) or isinstance(item_kind, enum.EnumType) else None,
+            )
+        )
     return tuple(fields)
 
 

@@ -214,17 +214,17 @@ def published(token: Token, address: str) -> Iterator[Path]:
     if folder is None:
         raise _no_place("the home of this user", "it has none")
     path = folder / address
-    with contextlib.ExitStack() as kept:
+    with contextlib.ExitStack() as open_files:
         try:
             private_folder(folder)
-            for other in folder.iterdir():
-                _remove_if_stale(other)
+            for token_file in folder.iterdir():
+                _remove_if_stale(token_file)
             with replacing(path) as file:
                 file.write(token.text.encode() + b"\n")
                 if os.fstat(file.fileno()).st_mode & 0o077:
                     raise _no_place(path, "its file system lets others read it")
-                held = kept.enter_context(os.fdopen(os.dup(file.fileno()), "rb"))  # shares the lock
-                keep(held)
+                lock = open_files.enter_context(os.fdopen(os.dup(file.fileno()), "rb"))  # shares the lock
+                keep(lock)
         except OSError as error:
             raise _no_place(path, reason_of(error)) from error
         try:

@@ -113,10 +113,10 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
     Raises:
         WorkerError: the address cannot be used.
     """
-    host, wanted = split_address(listen)
+    host, port = split_address(listen)
     try:  # gRPC itself reports only that it failed, and writes the reason to its own log
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host.strip("[]"), wanted), family=family).close()
+        socket.create_server((host.strip("[]"), port), family=family).close()
         if tls is None:
             return f"{host}:{server.add_insecure_port(listen)}"
         return f"{host}:{server.add_secure_port(listen, tls.server_credentials())}"

@@ -138,7 +138,7 @@ class ListedServer:
         if INFORMATION not in rest:
             return cls(key, host, port)
         registration = _registration(rest[INFORMATION])
-        fault = "" if registration else "it says of itself what no worker of this version does"
+        fault = "" if registration else "it has a registration that is invalid in this version"
         return cls(key, host, port, registration, fault)
 
 
@@ -198,7 +198,7 @@ class TrackerConnection(Closing):
         try:
             magic, _ = self._exchange(_LENGTH.pack(TRACKER_MAGIC))
             if magic != TRACKER_MAGIC:
-                raise ProtocolError(f"who answers at {address} is no TVM RPC tracker: it begins with {magic:#x}")
+                raise ProtocolError(f"the server at {address} is no TVM RPC tracker: it begins with {magic:#x}")
         except BaseException:
             self.close()
             raise
@@ -216,7 +216,7 @@ class TrackerConnection(Closing):
         except OSError as error:
             raise self._error(error) from error
         except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"the tracker {self._address} answers what is no JSON") from error
+            raise ProtocolError(f"the tracker {self._address} sent an answer that is no JSON") from error
 
     def tell(self, code: Code, *arguments: object) -> None:
         """Send a request; raise `ProtocolError` unless the tracker confirms it."""

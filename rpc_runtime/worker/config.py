@@ -80,10 +80,10 @@ class WorkerConfig:
     entry: TrackerEntry | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        for own in options(type(self)):
-            value, minimum = getattr(self, own.name), own.metadata.get("ge")
+        for option_field in options(type(self)):
+            value, minimum = getattr(self, option_field.name), option_field.metadata.get("ge")
             if minimum is not None and value is not None and value < minimum:
-                raise InputError(f"{_flag(own.name)} is at least {minimum}, got {value}")
+                raise InputError(f"{_flag(option_field.name)} is at least {minimum}, got {value}")
         has_pair = self.tls_certificate and self.tls_key
         if not has_pair and (self.tls_certificate or self.tls_key or self.tls_ca):
             raise InputError("--tls-certificate and --tls-key belong together, and --tls-ca needs both")
@@ -119,15 +119,15 @@ class WorkerConfig:
             raise InputError("--tracker needs --key as well, under which this machine is listed")
         if self.tuning_port is not None and not self.is_tuned:
             raise InputError(
-                "TVM's RPC knows no callers, so a worker that does is not tuned on: give --insecure-tuning with "
-                "--tuning-port, on a network where you trust everyone, or leave it out"
+                "TVM's RPC does not authenticate callers, and this worker does: to tune on it, give "
+                "--insecure-tuning with --tuning-port, on a network where you trust everyone, or leave it out"
             )
         if (self.tuning_port or 0) >= 1 << 16:
             raise InputError(f"--tuning-port is a port from 0 to 65535, got {self.tuning_port}")
         tracker, host = TrackerAddress.parse(self.tracker), split_address(self.listen)[0]
         if self.advertise is None and is_loopback(host) and not is_loopback(tracker.host):
             raise InputError(
-                f"the tracker {tracker} is on another machine, and whoever asks it cannot reach {self.listen}: listen "
+                f"the tracker {tracker} is on another machine, and its clients cannot reach {self.listen}: listen "
                 "on an address of the network, or give --advertise with the host by which others reach this worker"
             )
         return TrackerEntry(
@@ -149,20 +149,20 @@ def _parser(program: str, *, with_help: bool = True) -> argparse.ArgumentParser:
     description = "Runs stages on this machine until Ctrl-C or SIGTERM."
     parser = _Parser(prog=program, description=description, add_help=with_help)
     kinds = get_type_hints(WorkerConfig)
-    for own in options(WorkerConfig):
-        kind, parts = kinds[own.name], get_args(kinds[own.name])
-        settings = {"help": own.metadata["description"], "default": default_of(own)}
+    for option_field in options(WorkerConfig):
+        kind, parts = kinds[option_field.name], get_args(kinds[option_field.name])
+        settings = {"help": option_field.metadata["description"], "default": default_of(option_field)}
         if kind is bool:
             settings |= {"action": "store_true"}
-        elif isinstance(own.default, tuple):
+        elif isinstance(option_field.default, tuple):
             settings |= {"action": "append", "default": []}
-        elif isinstance(own.default, str) and parts:
+        elif isinstance(option_field.default, str) and parts:
             settings |= {"choices": parts}
         else:
             settings |= {"type": parts[0] if parts else kind}
-        if metavar := own.metadata["json_schema_extra"]["metavar"]:
+        if metavar := option_field.metadata["json_schema_extra"]["metavar"]:
             settings |= {"metavar": metavar}
-        parser.add_argument(_flag(own.name), **settings)
+        parser.add_argument(_flag(option_field.name), **settings)
     return parser
 
 

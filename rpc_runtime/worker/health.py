@@ -29,9 +29,9 @@ ANSWER_SECONDS = 10.0
 
 def servicer() -> Any:
     """Return a health servicer that reports SERVING for the worker as a whole and for its control service."""
-    made = HealthServicer(experimental_non_blocking=False)
-    made.set(CONTROL_SERVICE, pb.HealthCheckResponse.SERVING)
-    return made
+    health = HealthServicer(experimental_non_blocking=False)
+    health.set(CONTROL_SERVICE, pb.HealthCheckResponse.SERVING)
+    return health
 
 
 def quotas() -> dict[str, CallQuota]:

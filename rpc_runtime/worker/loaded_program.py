@@ -275,7 +275,7 @@ class LoadedProgram:
         if (source, destination) == (machine, CLIENT):
             link = self._outgoing.get(CLIENT)
         if link is None:
-            raise ProtocolError(f"machine {machine!r} answers no link from {source!r} to {destination!r}")
+            raise ProtocolError(f"machine {machine!r} has no link from {source!r} to {destination!r}")
         self._attach((source, destination))
         return source if destination == machine else CLIENT, link
 
@@ -289,7 +289,7 @@ class LoadedProgram:
     def link_ended(self, peer: str, error: Exception) -> None:
         """Report how a link ended. The client decides which end is the cause of a broken connection."""
         if isinstance(error, ProtocolError):
-            text = f"machine {self._name!r} got from {peer!r} what the protocol does not allow: {error}"
+            text = f"machine {self._name!r} received an invalid message from {peer!r}: {error}"
             self._fail(pb.Failure.PROTOCOL, text, peer=peer)
         elif isinstance(error, TvmSplitError):
             self._fail(pb.Failure.LINK, str(error), peer=peer)
@@ -391,7 +391,7 @@ class LoadedProgram:
             [*steps, partial(self._drop_timer, None), partial(self._store.unpin, self.identifier), trim_heap]
         )
         if error is not None:
-            logger.error("deployment %s: what failed while it was freed: %s", self.identifier[:8], error)
+            logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
 
     def _loaded_locked(self) -> tuple[MachineProgram, Recorder]:
         self._check_open_locked()

@@ -91,15 +91,15 @@ def _check_callers(config: WorkerConfig) -> None:
     """
     loopback, knows_callers = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
     if not config.insecure and not loopback:
-        reached = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
+        problem = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
         if config.tls is None:
             raise InputError(
-                f"{reached}: give --tls-certificate and --tls-key, and --tls-ca or a token, or --insecure on a network "
+                f"{problem}: give --tls-certificate and --tls-key, and --tls-ca or a token, or --insecure on a network "
                 "that you trust"
             )
         if not knows_callers:
             raise InputError(
-                f"{reached}. --tls-certificate proves this worker to its callers, not them to it: give --tls-ca or "
+                f"{problem}. --tls-certificate proves this worker to its callers, not them to it: give --tls-ca or "
                 "--token-file, or --insecure on a network that you trust"
             )
     if config.insecure and not knows_callers:
@@ -191,12 +191,18 @@ def _registered(
         yield None
         return
     host, port = split_address(address)
-    own = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
+    own_registration = Registration(
+        name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time()
+    )
     tuning = (host, config.tuning_port or 0) if config.is_tuned else None
-    with TrackerRegistration(config.entry, port, own, lambda: bool(service.deployments()), tuning) as registration:
+    with TrackerRegistration(
+        config.entry, port, own_registration, lambda: bool(service.deployments()), tuning
+    ) as registration:
         service.on_change = registration.look_again
         if tuning is not None and not config.insecure:
-            logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)
+            logger.warning(
+                "kernels can be tuned on port %s: anyone who can reach it can run code here", registration.tuning_port
+            )
         yield registration
 
 

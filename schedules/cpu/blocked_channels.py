@@ -204,24 +204,24 @@ class _Carrier:
     def _concat(self, call: relax.Call) -> tuple[relax.Call, int] | None:
         parts = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
         forms = [self._blocked_form(part) for part in parts]
-        known = [form for form in forms if form is not None]
-        if not known or len(known) != len(forms) or len({size for _, size in known}) != 1:
+        blocked = [form for form in forms if form is not None]
+        if not blocked or len(blocked) != len(forms) or len({size for _, size in blocked}) != 1:
             return None
         if call.attrs.axis is None:
             return None
-        return relax.op.concat([variable for variable, _ in known], axis=int(call.attrs.axis) % 4), known[0][1]
+        return relax.op.concat([variable for variable, _ in blocked], axis=int(call.attrs.axis) % 4), blocked[0][1]
 
     def _blocked_form(self, expression: relax.Expr) -> tuple[relax.Var, int] | None:
         return self._blocked.get(hash(expression)) if isinstance(expression, relax.Var) else None
 
     def _blocked_as(self, expression: relax.Expr, size: int) -> relax.Expr:
         """The blocked form of a tensor, built once per block size."""
-        known = self._blocked_form(expression)
-        if known is not None and known[1] == size:
-            return known[0]
+        existing = self._blocked_form(expression)
+        if existing is not None and existing[1] == size:
+            return existing[0]
         plain = self._plain_form(expression)
         blocked = self._builder.emit(relax.op.layout_transform(plain, _to_blocks(size)), name_hint="blocked")
-        if isinstance(expression, relax.Var) and known is None:
+        if isinstance(expression, relax.Var) and existing is None:
             self._blocked[hash(expression)] = blocked, size
         return blocked
 

@@ -201,9 +201,9 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     schedule.reverse_compute_at(last, outermost, preserve_unit_loops=True)
     schedule.compute_at(partial, around, preserve_unit_loops=True)
     schedule.set_scope(partial, 0, "local")
-    own = schedule.get_loops(partial)[2 + len(inner) :]
+    loops = schedule.get_loops(partial)[2 + len(inner) :]
     # After rfactor the loops are the chunk's own axis, the anchor's spatial axes, and the rest of the reduction.
-    spatial, reduction = own[: len(own) - len(roles.reduction)], own[len(own) - len(roles.reduction) :]
+    spatial, reduction = loops[: len(loops) - len(roles.reduction)], loops[len(loops) - len(roles.reduction) :]
     tile = [loop for position, loop in enumerate(spatial) if position not in (0, 1 + roles.blocks)]
     tile.insert(len(tile) - 1, spatial[1 + roles.blocks])
     schedule.reorder(spatial[0], *reduction, *tile)
@@ -250,7 +250,7 @@ def _prefetch(
     loops = [*around, *reduction]
     for position in reversed(range(len(loops))):
         extent = int(schedule.get(loops[position]).extent)
-        inside = next((each for each in divisors(extent) if each * steps >= STEPS_BETWEEN_PREFETCHES), extent)
+        inside = next((divisor for divisor in divisors(extent) if divisor * steps >= STEPS_BETWEEN_PREFETCHES), extent)
         if inside < extent and (inside == 1 or position >= len(around)):
             split = [loops[position]] if inside == 1 else list(schedule.split(loops[position], [None, inside]))
             mark_for_prefetch(schedule, split[0], Region(position, tiling.size.blocks, vectors, vectors_of_block))

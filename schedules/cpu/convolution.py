@@ -96,10 +96,10 @@ def _convolution(
         if depthwise:
             value, factor = source[n, o, row, column, lane], weight[o, 0, reduce_h, reduce_w, lane]
         else:
-            (own,) = reduce_block
-            block = own if groups == 1 else o // (blocks // groups) * channels + own
+            (input_block,) = reduce_block
+            block = input_block if groups == 1 else o // (blocks // groups) * channels + input_block
             value = source[(n, block, row, column, *reduce_lane)]
-            factor = weight[(o, own, reduce_h, reduce_w, *reduce_lane, lane)]
+            factor = weight[(o, input_block, reduce_h, reduce_w, *reduce_lane, lane)]
         return te.sum(value.astype(dtype) * factor.astype(dtype), [*reduce_block, reduce_h, reduce_w, *reduce_lane])
 
     name, family = ("depthwise_conv2d", DEPTHWISE) if depthwise else ("conv2d", DENSE)

@@ -19,10 +19,10 @@ SMALLEST_PARALLEL = 16384
 def schedule_elementwise(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
     """Schedule a function without reductions: inline intermediate blocks, make each output one parallel vector loop."""
     schedule = new_schedule(function)
-    kept = inline_into_outputs(schedule, function)
-    if kept is None:
+    remaining = inline_into_outputs(schedule, function)
+    if remaining is None:
         return None
-    for block in kept:
+    for block in remaining:
         schedule_spatial_block(schedule, block, traits)
     return schedule.mod["main"]
 

@@ -157,6 +157,6 @@ def _block_diagonal(weight: np.ndarray, groups: int, merged: int) -> np.ndarray:
     outputs, inputs, *window = weight.shape
     source = weight.reshape(groups // merged, merged, outputs // groups, inputs, *window)
     wide = np.zeros((groups // merged, merged, outputs // groups, merged, inputs, *window), weight.dtype)
-    for each in range(merged):
-        wide[:, each, :, each] = source[:, each]
+    for group in range(merged):
+        wide[:, group, :, group] = source[:, group]
     return wide.reshape(outputs, merged * inputs, *window)

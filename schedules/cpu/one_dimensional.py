@@ -107,9 +107,9 @@ class _Raise(ModuleMutator):
 
     def _as_raised(self, expression: relax.Expr) -> relax.Expr | None:
         """The operand's form for an operation on [N, C, 1, W]; what is broadcast over C or W stays so."""
-        known = self._known(expression)
-        if known is not None:
-            return known
+        raised = self._known(expression)
+        if raised is not None:
+            return raised
         shape = static_shape(expression)
         if shape is None or len(shape) > 3:
             return None

@@ -40,10 +40,10 @@ def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc |
         schedule.parallel(fused)
     schedule.compute_at(anchor.handle, fused, preserve_unit_loops=True)
     schedule.set_scope(anchor.handle, 0, "local")
-    own = schedule.get_loops(anchor.handle)
-    reduction = own[-(len(anchor.extents) - anchor.spatial) :]
+    loops = schedule.get_loops(anchor.handle)
+    reduction = loops[-(len(anchor.extents) - anchor.spatial) :]
     if vector is not None:
-        lane = own[-len(reduction) - 1]
+        lane = loops[-len(reduction) - 1]
         schedule.reorder(*reduction, lane)
         schedule.vectorize(lane)
     initial = schedule.decompose_reduction(anchor.handle, reduction[0])
@@ -82,16 +82,16 @@ def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc
     if rows == 0 or (last.is_reduction and rows == last.spatial):
         return None
     row = schedule.fuse(*schedule.get_loops(last.handle)[:rows])
-    kept = [last]
+    remaining = [last]
     for block in reversed(blocks[:-1]):
         if block.is_reduction or len(schedule.get_consumers(block.handle)) > 1 or _precedes_reduction(schedule, block):
             schedule.compute_at(block.handle, row, preserve_unit_loops=True)
-            kept.append(block)
+            remaining.append(block)
         else:
             schedule.compute_inline(block.handle)
     if sum(block.iterations for block in blocks) >= SMALLEST_PARALLEL:
         schedule.parallel(row)
-    for block in kept:
+    for block in remaining:
         _vectorize_in_row(schedule, block, traits)
     return schedule.mod["main"]
 

@@ -72,9 +72,9 @@ class FuseAttention(ModuleMutator):
         if scores is None or sizes is None:
             return call
         operands = scores.query, scores.transposed_key, call.args[1]
-        halves = {str(each.ty.dtype) for each in (*operands, call.args[0])}
+        halves = {str(operand.ty.dtype) for operand in (*operands, call.args[0])}
         half = halves.pop() if len(halves) == 1 and halves <= self.gpu.fragment_dtypes else None
-        in_place = [self._read_in_place(each) for each in operands]
+        in_place = [self._read_in_place(operand) for operand in operands]
         copies = sum(source is not operand for (source, _), operand in zip(in_place, operands, strict=True))
         tile = choose_attention_tile(sizes, self.gpu.processors, half, copies)
         if tile is None:
@@ -106,16 +106,16 @@ class FuseAttention(ModuleMutator):
             return _Scores(value.args[0], value.args[1])
         if name in ("relax.multiply", "relax.divide"):
             factor = widened_array_of(value.args[1])
-            found = self._scores(value.args[0]) if factor is not None and factor.size == 1 else None
-            if found is None or found.masks:
+            inner = self._scores(value.args[0]) if factor is not None and factor.size == 1 else None
+            if inner is None or inner.masks:
                 return None
             number = float(factor.reshape(()))
-            return replace(found, scale=found.scale * (number if name == "relax.multiply" else 1 / number))
+            return replace(inner, scale=inner.scale * (number if name == "relax.multiply" else 1 / number))
         if name == "relax.add":
             for scores, mask in (value.args, reversed(value.args)):
-                found = self._scores(scores) if static_shape(scores) == static_shape(value) else None
-                if found is not None:
-                    return replace(found, masks=(*found.masks, mask))
+                inner = self._scores(scores) if static_shape(scores) == static_shape(value) else None
+                if inner is not None:
+                    return replace(inner, masks=(*inner.masks, mask))
         if name == "relax.where":
             return self._replaced(value)
         return None
@@ -127,11 +127,11 @@ class FuseAttention(ModuleMutator):
             lowest = widened_array_of(value.args[2 - branch])
             if condition is None or lowest is None or lowest.size != 1 or float(lowest.reshape(())) > HIDDEN:
                 continue
-            found = self._scores(scores) if static_shape(scores) == static_shape(value) else None
-            if found is not None and not found.masks:
-                kept = condition.astype(bool) == (branch == 0)
-                mask = np.where(kept, 0, lowest.reshape(())).astype(lowest.dtype)
-                return replace(found, masks=(*found.masks, constant(mask)))
+            inner = self._scores(scores) if static_shape(scores) == static_shape(value) else None
+            if inner is not None and not inner.masks:
+                visible = condition.astype(bool) == (branch == 0)
+                mask = np.where(visible, 0, lowest.reshape(())).astype(lowest.dtype)
+                return replace(inner, masks=(*inner.masks, constant(mask)))
         return None
 
     def _without_casts(self, expression: relax.Expr) -> relax.Expr | None:
@@ -180,20 +180,20 @@ def _broadcast(buffer: Any, indices: Sequence[Any], shape: Sequence[int]) -> Any
 def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
     """The sizes of the attention; None unless all operands have the same batch and all masks have known shapes."""
     operands = (scores.query, scores.transposed_key, product.args[1])
-    query, key, value = (static_shape(each) for each in operands)
+    query, key, value = (static_shape(operand) for operand in operands)
     if query is None or key is None or value is None or 0 in (*query, *key, *value):
         return None
     if not len(query) == len(key) == len(value) >= 2 or not query[:-2] == key[:-2] == value[:-2]:
         return None
-    if any(static_shape(each) is None for each in scores.masks) or any(
-        str(each.ty.dtype) not in FLOATS for each in operands
+    if any(static_shape(mask) is None for mask in scores.masks) or any(
+        str(operand.ty.dtype) not in FLOATS for operand in operands
     ):
         return None
     # If there are several masks, a finite value may not hide a score: another mask may hide all others by the same
     # value.
     hidden = HIDDEN if len(scores.masks) == 1 else float("-inf")
     reaches = [_reach(widened_array_of(mask), query[-2], key[-1], hidden) for mask in scores.masks]
-    reach = min((each for each in reaches if each is not None), default=None)
+    reach = min((reach for reach in reaches if reach is not None), default=None)
     return Attention(query[:-2], query[-2], key[-1], query[-1], value[-1], reach)
 
 
@@ -217,11 +217,11 @@ def _rank(call: relax.Call) -> int:
 
 def _uses(module: tvm.IRModule) -> Counter[str]:
     """The number of reads of each variable, by name."""
-    found: Counter[str] = Counter()
+    reads: Counter[str] = Counter()
 
     def count(expression: relax.Expr) -> None:
         if isinstance(expression, relax.Var):
-            found[expression.name] += 1
+            reads[expression.name] += 1
 
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
@@ -229,4 +229,4 @@ def _uses(module: tvm.IRModule) -> Counter[str]:
                 for binding in block.bindings:
                     relax.analysis.post_order_visit(binding.value, count)
             relax.analysis.post_order_visit(function.body.body, count)
-    return found
+    return reads

@@ -41,13 +41,13 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
     def of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
         sizes, tile, dtype = self.sizes, self.tile, self.tile.dtype
         width, value_width = whole_fragments(sizes.width), whole_fragments(sizes.value_width)
-        key_row, value_row, score_row = (each + FRAGMENT_SHIFT for each in (width, value_width, tile.keys))
+        key_row, value_row, score_row = (extent + FRAGMENT_SHIFT for extent in (width, value_width, tile.keys))
         thread, row, lane = y * WARP + x, y * FRAGMENT + x // LANES_OF_ROW, x % LANES_OF_ROW
         queries = T.alloc_buffer((tile.rows * key_row,), dtype, scope="shared")
         loaded = T.alloc_buffer((tile.loaded_elements(sizes),), dtype, scope="shared")
         products = T.alloc_buffer((tile.rows, score_row), "float32", scope="shared")
         weights = T.alloc_buffer((tile.rows, score_row), dtype, scope="shared")
-        own = T.alloc_buffer((tile.keys // LANES_OF_ROW,), "float32", scope="local")
+        row_scores = T.alloc_buffer((tile.keys // LANES_OF_ROW,), "float32", scope="local")
         sums = T.alloc_buffer((value_width // LANES_OF_ROW,), "float32", scope="local")
         highest, total, scalar, factor = (T.alloc_buffer((1,), "float32", scope="local") for _ in range(4))
         of_keys = tile.keys // FRAGMENT
@@ -74,7 +74,9 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
                         results.add_product(j, left, keys)
                 for j in range(of_keys):
                     results.store(j, products, y * FRAGMENT * score_row + j * FRAGMENT, score_row)
-                self._exponentials(outer, first + row, row, start, lane, products, weights, own, highest, total, factor)
+                self._exponentials(
+                    outer, first + row, row, start, lane, products, weights, row_scores, highest, total, factor
+                )
                 self._load_whole(thread, outer, self.value, tile.keys, start, sizes.keys, sizes.value_width, loaded)
                 # Take as many columns at a time as there are keys; they fit where the scores were.
                 for column in range(0, value_width, tile.keys):
@@ -128,7 +130,7 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
         lane: Any,
         products: tirx.Buffer,
         weights: tirx.Buffer,
-        own: tirx.Buffer,
+        row_scores: tirx.Buffer,
         highest: tirx.Buffer,
         total: tirx.Buffer,
         factor: tirx.Buffer,
@@ -138,20 +140,20 @@ class FragmentKernel(AnyKernel[AttentionFragments]):
         T.buffer_store(factor, highest[0], [0])
         with T.unroll(runs) as run:
             with T.vectorized(RUN) as n:
-                T.buffer_store(own, products[row, (run * LANES_OF_ROW + lane) * RUN + n], [run * RUN + n])
+                T.buffer_store(row_scores, products[row, (run * LANES_OF_ROW + lane) * RUN + n], [run * RUN + n])
             with T.unroll(RUN) as n:
                 key = start + (run * LANES_OF_ROW + lane) * RUN + n
-                T.buffer_store(own, self.score(own[run * RUN + n], outer, query, key), [run * RUN + n])
-                T.buffer_store(highest, tirx.max(highest[0], own[run * RUN + n]), [0])
+                T.buffer_store(row_scores, self.score(row_scores[run * RUN + n], outer, query, key), [run * RUN + n])
+                T.buffer_store(highest, tirx.max(highest[0], row_scores[run * RUN + n]), [0])
         of_row(highest, tirx.max, LANES_OF_ROW)
         T.buffer_store(factor, tirx.exp(factor[0] - highest[0]), [0])
         T.buffer_store(total, total[0] * factor[0], [0])
         with T.unroll(runs) as run:
             with T.unroll(RUN) as n:
-                T.buffer_store(own, tirx.exp(own[run * RUN + n] - highest[0]), [run * RUN + n])
-                T.buffer_store(total, total[0] + own[run * RUN + n], [0])
+                T.buffer_store(row_scores, tirx.exp(row_scores[run * RUN + n] - highest[0]), [run * RUN + n])
+                T.buffer_store(total, total[0] + row_scores[run * RUN + n], [0])
             with T.vectorized(RUN) as n:
-                rounded = own[run * RUN + n].astype(self.tile.dtype)
+                rounded = row_scores[run * RUN + n].astype(self.tile.dtype)
                 T.buffer_store(weights, rounded, [row, (run * LANES_OF_ROW + lane) * RUN + n])
 
     def _store(self, outer: list[Any], query: Any, lane: Any, sums: tirx.Buffer, total: tirx.Buffer) -> None:
@@ -188,8 +190,8 @@ class _Fragments:
         T.evaluate(T.tvm_store_matrix_sync(self.buffer.data, *_SIZE, index, pointer, row, "row_major"))
 
     def add_product(self, index: int, left: _Fragments, right: _Fragments) -> None:
-        own = self.buffer.data, index
-        T.evaluate(T.tvm_mma_sync(*own, left.buffer.data, 0, right.buffer.data, 0, *own))
+        accumulator = self.buffer.data, index
+        T.evaluate(T.tvm_mma_sync(*accumulator, left.buffer.data, 0, right.buffer.data, 0, *accumulator))
 
 
 _SIZE = (FRAGMENT, FRAGMENT, FRAGMENT)

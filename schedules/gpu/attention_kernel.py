@@ -68,9 +68,9 @@ def attention(
 
     shape = (*sizes.outer, sizes.rows, sizes.value_width)
     # These buffers start where their memory starts, like those of other kernels, so vectors are aligned.
-    given = [tirx.decl_buffer(each.shape, each.dtype, each.op.name, layout=None) for each in tensors]
-    made = tirx.decl_buffer(shape, dtype, "attention", layout=None)
-    return te.extern([shape], list(tensors), body, name="attention", in_buffers=given, out_buffers=[made])
+    in_buffers = [tirx.decl_buffer(tensor.shape, tensor.dtype, tensor.op.name, layout=None) for tensor in tensors]
+    out_buffer = tirx.decl_buffer(shape, dtype, "attention", layout=None)
+    return te.extern([shape], list(tensors), body, name="attention", in_buffers=in_buffers, out_buffers=[out_buffer])
 
 
 class AnyKernel(ABC, Generic[AnyTile]):
@@ -87,8 +87,8 @@ class AnyKernel(ABC, Generic[AnyTile]):
     ) -> None:
         self.output, self.sizes, self.tile, self.scale = output, sizes, tile, scale
         reads = (operands.query, operands.key, operands.value, operands.mask)
-        given = zip(reads, inputs, strict=False)
-        self.query, self.key, self.value, *mask = (partial(read, buffer) for read, buffer in given if read is not None)
+        pairs = zip(reads, inputs, strict=False)
+        self.query, self.key, self.value, *mask = (partial(read, buffer) for read, buffer in pairs if read is not None)
         self.mask = mask[0] if mask else None
 
     def body(self) -> tirx.Stmt:
@@ -303,6 +303,6 @@ def of_row(scalar: tirx.Buffer, combine: Callable[[Any, Any], Any], threads: int
     """Combine ``scalar[0]`` over the ``threads`` of a row, neighbours in one warp; all of them get the result."""
     distance = threads // 2
     while distance:
-        other = T.tvm_warp_shuffle_xor(tirx.const(0xFFFFFFFF, "uint32"), scalar[0], distance, threads, WARP)
-        T.buffer_store(scalar, combine(scalar[0], other), [0])
+        exchanged = T.tvm_warp_shuffle_xor(tirx.const(0xFFFFFFFF, "uint32"), scalar[0], distance, threads, WARP)
+        T.buffer_store(scalar, combine(scalar[0], exchanged), [0])
         distance //= 2

@@ -38,18 +38,18 @@ def _applied(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> s_t
 def _with_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with sums in place of products and extremes."""
 
-    def block(found: s_tir.SBlock) -> s_tir.SBlock:
-        store = found.body
-        if not isinstance(found.init, tirx.BufferStore) or not isinstance(store, tirx.BufferStore):
-            return found
+    def block(original: s_tir.SBlock) -> s_tir.SBlock:
+        store = original.body
+        if not isinstance(original.init, tirx.BufferStore) or not isinstance(store, tirx.BufferStore):
+            return original
         if not isinstance(store.value, tirx.Mul | tirx.Max | tirx.Min):
-            return found
+            return original
         zero = tirx.const(0, str(store.buffer.dtype))
         return s_tir.SBlock(
-            found.iter_vars, found.reads, found.writes, found.name_hint,
+            original.iter_vars, original.reads, original.writes, original.name_hint,
             tirx.BufferStore(store.buffer, tirx.Add(store.value.a, store.value.b), store.indices),
-            tirx.BufferStore(store.buffer, zero, found.init.indices),
-            found.alloc_buffers, found.match_buffers, found.annotations,
+            tirx.BufferStore(store.buffer, zero, original.init.indices),
+            original.alloc_buffers, original.match_buffers, original.annotations,
         )  # fmt: skip
 
     return tvm_ffi.structural_map(function, [(s_tir.SBlock, block)])
@@ -68,7 +68,7 @@ def in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if root is None:
         return function
     several = isinstance(root.body, tirx.SeqStmt)
-    body = tirx.SeqStmt([_in_loop(each) for each in root.body.seq]) if several else _in_loop(root.body)
+    body = tirx.SeqStmt([_in_loop(statement) for statement in root.body.seq]) if several else _in_loop(root.body)
     block = s_tir.SBlock(
         root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
         root.match_buffers, root.annotations,

@@ -19,10 +19,10 @@ SMALLEST_VECTORIZED = 1 << 17
 def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """Schedule a function without reductions: inline intermediate blocks, make each output a separate kernel."""
     schedule = new_schedule(in_loops(function))
-    kept = inline_into_outputs(schedule, function)
-    if kept is None or not all(block.statement.iter_vars for block in kept):
+    remaining = inline_into_outputs(schedule, function)
+    if remaining is None or not all(block.statement.iter_vars for block in remaining):
         return None  # blocks without axes bind threads themselves
-    for block in kept:
+    for block in remaining:
         bind_elements(schedule, block.handle)
     return schedule.mod["main"]
 
@@ -61,8 +61,8 @@ def _is_contiguous(block: s_tir.SBlock) -> bool:
     """Whether everything read and written is contiguous along the innermost iterator, or is one value."""
     innermost = block.iter_vars[-1].var
     for region in [*block.reads, *block.writes]:
-        indices = [each.min for each in region.region]
-        if any(not _is_one(each.extent) for each in region.region):
+        indices = [bounds.min for bounds in region.region]
+        if any(not _is_one(bounds.extent) for bounds in region.region):
             return False
         if any(uses(index, innermost) for index in indices[:-1]):
             return False
@@ -76,4 +76,4 @@ def _is_one(extent: tirx.Expr) -> bool:
 
 
 def uses(expression: tirx.Expr, variable: tirx.Var) -> bool:
-    return any(variable.same_as(each) for each in tirx.analysis.undefined_vars(expression))
+    return any(variable.same_as(used) for used in tirx.analysis.undefined_vars(expression))

@@ -28,14 +28,14 @@ SHORTEST_PART = 8 * THREADS
 def schedule_whole_reduction(function: tirx.PrimFunc, target: Target, shortest: int = 0) -> tirx.PrimFunc | None:
     """Schedule functions whose reductions all cover all elements, if the longest has at least ``shortest`` elements."""
     schedule = new_schedule(in_loops(function))
-    kept = inline_between(schedule, function)
-    reductions = [block for block in kept or () if block.is_reduction]
+    remaining = inline_between(schedule, function)
+    reductions = [block for block in remaining or () if block.is_reduction]
     if not reductions or any(prod(block.extents[: block.spatial]) != 1 for block in reductions):
         return None
     if max(block.iterations for block in reductions) < shortest:
         return None
     processors = gpu_of(target).processors
-    for block in kept or ():
+    for block in remaining or ():
         if block.is_reduction:
             _reduce(schedule, block, processors)
         else:

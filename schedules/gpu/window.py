@@ -68,7 +68,7 @@ def _slides(block: Block) -> bool:
     """Whether the summed elements move along an axis with the output, and are not only on separate axes."""
     spatial = [iterator.var for iterator in block.statement.iter_vars[: block.spatial]]
     reduction = [iterator.var for iterator in block.statement.iter_vars[block.spatial :]]
-    indices = [each.min for region in block.statement.reads for each in region.region]
+    indices = [bounds.min for region in block.statement.reads for bounds in region.region]
     return any(
         any(uses(index, variable) for variable in spatial) and any(uses(index, variable) for variable in reduction)
         for index in indices

@@ -102,8 +102,8 @@ class TuningDatabase:
 
     def _best(self, function: tirx.PrimFunc, target: Target) -> StoredRecord | None:
         # Choose as MetaSchedule does: a decision has at most two records, each with the median of a duel.
-        found = [record for record in self._decided.of(function, target) if not record.failed]
-        return min(found, key=lambda record: median(record.rounds), default=None)
+        records = [record for record in self._decided.of(function, target) if not record.failed]
+        return min(records, key=lambda record: median(record.rounds), default=None)
 
 
 class DatabaseWriter:
@@ -174,20 +174,20 @@ class DatabaseWriter:
         folder = Path(other)
         if not (folder / RECORDS).exists() and not (folder / TRIALS / RECORDS).exists():
             raise DatabaseError(f"{folder} is no tuning database: it has no {RECORDS}")
-        taken = 0
-        for mine, database, theirs in (
+        copied = 0
+        for existing, database, incoming in (
             (self._decided_before, self._decided, RecordFolder(folder)),
             (self._trials_before, self._trials, RecordFolder(folder / TRIALS)),
         ):
-            known = {_identity(mine, record) for record in mine.records}
-            for record in theirs.records:
-                if _identity(theirs, record) not in known:
-                    read = theirs.tuning_record(record)
-                    function = theirs.workloads[record.workload].mod["main"]
+            identities = {_identity(existing, record) for record in existing.records}
+            for record in incoming.records:
+                if _identity(incoming, record) not in identities:
+                    read = incoming.tuning_record(record)
+                    function = incoming.workloads[record.workload].mod["main"]
                     _commit(database, function, read.target, read.trace, list(record.rounds))
-                    taken += 1
+                    copied += 1
         self._decided_before, self._trials_before = RecordFolder(self.folder), RecordFolder(self.folder / TRIALS)
-        return taken
+        return copied
 
     def _take_lock(self) -> None:
         try:

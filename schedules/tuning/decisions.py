@@ -35,21 +35,21 @@ def divide_trials(weights: Sequence[float], trials: int, limits: Sequence[int]) 
     trial, for its default, even if the sum then exceeds ``trials``.
     """
     shares = [min(1, limit) for limit in limits]
-    left = trials - sum(shares)
-    while left > 0:
+    remaining = trials - sum(shares)
+    while remaining > 0:
         open_ones = [i for i, limit in enumerate(limits) if shares[i] < limit and weights[i] > 0]
         if not open_ones:
             break
         total = sum(weights[i] for i in open_ones)
-        wanted = {i: left * weights[i] / total for i in open_ones}
-        given = {i: min(int(wanted[i]), limits[i] - shares[i]) for i in open_ones}
-        if not any(given.values()):
+        quotas = {i: remaining * weights[i] / total for i in open_ones}
+        increments = {i: min(int(quotas[i]), limits[i] - shares[i]) for i in open_ones}
+        if not any(increments.values()):
             # If fewer trials than kernels are left, give one each to the largest remainders.
-            for i in sorted(open_ones, key=lambda i: (-wanted[i], i))[:left]:
-                given[i] = 1
-        for i, count in given.items():
+            for i in sorted(open_ones, key=lambda i: (-quotas[i], i))[:remaining]:
+                increments[i] = 1
+        for i, count in increments.items():
             shares[i] += count
-            left -= count
+            remaining -= count
     return shares
 
 
@@ -95,8 +95,8 @@ def propose(space: Space, history: Mapping[str, float | None], count: int, seed:
 def _best(space: Space, history: Mapping[str, float | None]) -> list[Choices]:
     """The fastest measured choices that are still in the space, the best first."""
     measured = sorted((seconds, text) for text, seconds in history.items() if seconds is not None)
-    known = (choices_from(text) for _, text in measured)
-    return [choices for choices in known if space.contains(choices)][:GOOD_ONES]
+    candidates = (choices_from(text) for _, text in measured)
+    return [choices for choices in candidates if space.contains(choices)][:GOOD_ONES]
 
 
 def _neighbours(space: Space, good: Sequence[Choices], generator: random.Random) -> Iterator[Choices]:

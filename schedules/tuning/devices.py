@@ -76,19 +76,19 @@ class Tracker:
             DeviceError: there is no such device, or no tracker answers.
         """
         servers = self.list_servers()
-        own = [(tunes, state) for key, tunes, state in servers if key == self.key]
-        count = sum(tunes and state != "deployed" for tunes, state in own)
-        if count == 0 and own:
-            deployed = sum(tunes for tunes, _ in own)
+        workers = [(tunes, state) for key, tunes, state in servers if key == self.key]
+        count = sum(tunes and state != "deployed" for tunes, state in workers)
+        if count == 0 and workers:
+            deployed = sum(tunes for tunes, _ in workers)
             raise DeviceError(
-                f"of {len(own)} workers of key {self.key!r} at the tracker {self.host}:{self.port}, {deployed} hold a "
-                f"deployment, which tuning would disturb, and {len(own) - deployed} do not let kernels be tuned "
-                "(`tvm-split worker --insecure-tuning` does): end the deployments, or start more"
+                f"of {len(workers)} workers of key {self.key!r} at the tracker {self.host}:{self.port}, {deployed} "
+                f"hold a deployment, which tuning would disturb, and {len(workers) - deployed} do not let kernels be "
+                "tuned (`tvm-split worker --insecure-tuning` does): end the deployments, or start more"
             )
         if count == 0:
-            others = ", ".join(sorted({key for key, _, _ in servers})) or "none"
+            keys = ", ".join(sorted({key for key, _, _ in servers})) or "none"
             raise DeviceError(
-                f"the tracker {self.host}:{self.port} knows no device of key {self.key!r} (keys there: {others}); "
+                f"the tracker {self.host}:{self.port} knows no device of key {self.key!r} (keys there: {keys}); "
                 f"see `python -m tvm.exec.query_rpc_tracker --host {self.host} --port {self.port}`, and start a server "
                 f"on the device: `python -m tvm.exec.rpc_server --tracker {self.host}:{self.port} --key {self.key}`, "
                 "or, for a GPU, `tvm-split worker` with these and --insecure-tuning"
@@ -270,6 +270,6 @@ def evaluate_in_turn(names: tuple[str, ...], rounds: int, runs: int, eviction: s
         (values,) = repeated
         evaluators = [module.time_evaluator(name, device, number=1, repeat=runs, f_preproc=eviction) for name in names]
         device.sync()
-        return [float(statistics.median(each(*values).results)) for _ in range(rounds) for each in evaluators]
+        return [float(statistics.median(evaluator(*values).results)) for _ in range(rounds) for evaluator in evaluators]
 
     return evaluate

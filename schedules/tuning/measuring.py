@@ -123,17 +123,20 @@ class Measurer:
             return []
         modules = [
             tvm.IRModule(
-                {name: without_symbol(each).with_attr("global_symbol", name) for name, each in candidate.items()}
+                {
+                    name: without_symbol(function).with_attr("global_symbol", name)
+                    for name, function in candidate.items()
+                }
             )
             for candidate in candidates
         ]
         compile_one = build_into(self._folder.name, self._linker, None if self._gpu is None else self._gpu.code)
-        tasks = [(each, self.target) for each in modules]
+        tasks = [(module, self.target) for module in modules]
         return [
-            Built(str(each.value), None)
-            if each.status == StatusKind.COMPLETE
-            else Built(None, str(each.value) or f"not built within {self.effort.build_timeout_seconds} seconds")
-            for each in self._builders.map_with_error_catching(compile_one, tasks)
+            Built(str(result.value), None)
+            if result.status == StatusKind.COMPLETE
+            else Built(None, str(result.value) or f"not built within {self.effort.build_timeout_seconds} seconds")
+            for result in self._builders.map_with_error_catching(compile_one, tasks)
         ]
 
     def start(
@@ -148,10 +151,10 @@ class Measurer:
         self._runner.f_run_evaluator = evaluate_in_turn(names, rounds or self.effort.rounds, self.effort.runs, eviction)
         kind = "cpu" if self._gpu is None else "cuda"
         return [
-            self._runner.run([meta_schedule.runner.RunnerInput(each.path, kind, arguments)])[0]
-            if each.path is not None
+            self._runner.run([meta_schedule.runner.RunnerInput(candidate.path, kind, arguments)])[0]
+            if candidate.path is not None
             else None
-            for each in built
+            for candidate in built
         ]
 
     def finish(self, started: Sequence[Any], built: Sequence[Built], function: tirx.PrimFunc) -> list[Timing]:
@@ -161,8 +164,8 @@ class Measurer:
             DeviceError: none succeeded and no device answers, or a device has another number of threads or another GPU.
         """
         self._wait(started)
-        timings = [self._timing(future, each) for future, each in zip(started, built, strict=True)]
-        again = [i for i, each in enumerate(timings) if each.rounds is None and built[i].path is not None]
+        timings = [self._timing(future, candidate) for future, candidate in zip(started, built, strict=True)]
+        again = [i for i, timing in enumerate(timings) if timing.rounds is None and built[i].path is not None]
         if self._tracker is None or not again:
             return timings
         # A device may have died, so check the devices before blaming a kernel.
@@ -171,7 +174,7 @@ class Measurer:
         self._wait(futures)
         for i, future in zip(again, futures, strict=True):
             timings[i] = self._timing(future, built[i])
-        if all(each.rounds is None for each in timings):
+        if all(timing.rounds is None for timing in timings):
             self._require_answer(self._tracker, timings[again[0]].error)
         return timings
 
@@ -194,10 +197,10 @@ class Measurer:
 
     def discard(self, built: Sequence[Built]) -> None:
         """Remove libraries that are no longer needed."""
-        for each in built:
-            if each.path is not None:
+        for candidate in built:
+            if candidate.path is not None:
                 with contextlib.suppress(OSError):
-                    os.unlink(each.path)  # noqa: PTH108
+                    os.unlink(candidate.path)  # noqa: PTH108
 
     def close(self) -> None:
         """End the processes that build and measure; may be called again."""
@@ -255,7 +258,7 @@ class Measurer:
         """Wait until all are done; raise `DeviceError` if no device has been registered for too long."""
         missing_since: float | None = None
         looked = time.monotonic()
-        while self._tracker is not None and not all(each is None or each.done() for each in futures):
+        while self._tracker is not None and not all(future is None or future.done() for future in futures):
             time.sleep(POLL_SECONDS)
             now = time.monotonic()
             if now - looked < LOOK_SECONDS:
@@ -282,7 +285,7 @@ class Measurer:
             return Timing(None, built.error)
         result = future.result()
         if result.run_secs is not None:
-            return Timing(tuple(float(each) for each in result.run_secs), None)
+            return Timing(tuple(float(seconds) for seconds in result.run_secs), None)
         error = str(result.error_msg or "no reason given")
         self._refuse(error)
         return Timing(None, error)

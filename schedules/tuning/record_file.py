@@ -62,8 +62,8 @@ class RecordFolder:
 
     def of(self, function: tirx.PrimFunc, target: Target) -> list[StoredRecord]:
         """The records of a kernel, whatever its name, for a target with the same `target_key`; oldest first."""
-        same, wanted = self._indices.get(_key_of(function), set()), target_key(target)
-        return [record for record in self.records if record.workload in same and record.target == wanted]
+        same, key = self._indices.get(_key_of(function), set()), target_key(target)
+        return [record for record in self.records if record.workload in same and record.target == key]
 
     def tuning_record(self, record: StoredRecord) -> meta_schedule.database.TuningRecord:
         """The record as a MetaSchedule object with its trace."""

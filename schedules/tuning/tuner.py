@@ -112,11 +112,11 @@ class _State:
 
     @property
     def failures(self) -> int:
-        return sum(each.seconds is None for each in self.history.values())
+        return sum(measured.seconds is None for measured in self.history.values())
 
     def ranking(self) -> list[str]:
         """The measured choices, the fastest first."""
-        seconds = {text: each.seconds for text, each in self.history.items() if each.seconds is not None}
+        seconds = {text: measured.seconds for text, measured in self.history.items() if measured.seconds is not None}
         return sorted(seconds, key=lambda text: (seconds[text], text))
 
 
@@ -168,12 +168,12 @@ class Tuner:
             trials,
             [state.space.largest_size for state in self._states],
         )
-        left = max(0, trials - sum(len(state.history) for state in self._states))
+        remaining = max(0, trials - sum(len(state.history) for state in self._states))
         for state, budget in zip(self._states, budgets, strict=True):
             # Measured times vary a little between runs, and so do the shares; the sum still holds.
-            more = min(left, max(0, budget - len(state.history)))
+            more = min(remaining, max(0, budget - len(state.history)))
             state.budget = len(state.history) + more
-            left -= more
+            remaining -= more
         for state in self._states:
             if self._stopping() or trials == 0:
                 break
@@ -199,7 +199,7 @@ class Tuner:
             return
         self._tell("measuring defaults", missing[0])
         schedules = [self._schedule(state, state.space.default) for state in missing]
-        built = self._measurer.build([{MAIN: scheduled_function(each)} for each in schedules])
+        built = self._measurer.build([{MAIN: scheduled_function(schedule)} for schedule in schedules])
         batches = [
             _Batch(state, (schedule,), (state.default_text,), (library,))
             for state, schedule, library in zip(missing, schedules, built, strict=True)
@@ -219,10 +219,12 @@ class Tuner:
         running: tuple[_Batch, list[object]] | None = None
         while True:
             under_way = set(running[0].texts) if running else set()
-            left = state.budget - len(state.history) - len(under_way)
-            history = {text: each.seconds for text, each in state.history.items()}
+            remaining = state.budget - len(state.history) - len(under_way)
+            history = {text: measured.seconds for text, measured in state.history.items()}
             history.update(dict.fromkeys(under_way))
-            proposals = [] if self._stopping() else propose(state.space, history, min(size, max(left, 0)), self._seed)
+            proposals = (
+                [] if self._stopping() else propose(state.space, history, min(size, max(remaining, 0)), self._seed)
+            )
             batch = self._prepare(state, proposals) if proposals else None
             if running is not None:
                 self._write(*self._finish(*running))
@@ -254,7 +256,7 @@ class Tuner:
         rounds = self._measurer.duel(functions, state.kernel.function, ROUNDS)
         if rounds is None:
             return
-        verdicts = {text: judge(rounds[0], each) for text, each in zip(texts[1:], rounds[1:], strict=True)}
+        verdicts = {text: judge(rounds[0], times) for text, times in zip(texts[1:], rounds[1:], strict=True)}
         winner = min(verdicts, key=lambda text: verdicts[text].tuned_seconds)
         function = state.kernel.function
         default_seconds = verdicts[winner].default_seconds
@@ -262,9 +264,9 @@ class Tuner:
         if verdicts[winner].is_faster:
             trace = traces[texts.index(winner)]
             self._database.add_decision(function, self._target, trace, verdicts[winner].tuned_seconds)
-        for text, trace, each in zip(texts, traces, rounds, strict=True):
-            self._database.add_trial(function, self._target, trace, each)
-            state.history[text] = Measured(median(each), len(each))
+        for text, trace, times in zip(texts, traces, rounds, strict=True):
+            self._database.add_trial(function, self._target, trace, times)
+            state.history[text] = Measured(median(times), len(times))
 
     def _prepare(self, state: _State, proposals: Sequence[Choices]) -> _Batch:
         """Schedule and build candidates; a candidate that cannot be scheduled costs one trial."""
@@ -277,10 +279,10 @@ class Tuner:
             except Exception as error:
                 schedules.append(None)
                 problems.append(f"it cannot be scheduled: {last_line(error)}")
-        candidates = [{MAIN: scheduled_function(each)} for each in schedules if each is not None]
+        candidates = [{MAIN: scheduled_function(schedule)} for schedule in schedules if schedule is not None]
         results = iter(self._measurer.build(candidates))
         built = tuple(Built(None, problem) if problem else next(results) for problem in problems)
-        return _Batch(state, tuple(schedules), tuple(text_of(each) for each in proposals), built)
+        return _Batch(state, tuple(schedules), tuple(text_of(choices) for choices in proposals), built)
 
     def _schedule(self, state: _State, choices: Choices) -> s_tir.Schedule:
         with self._target:
@@ -300,33 +302,33 @@ class Tuner:
             state.history[text] = Measured(seconds, len(rounds or ()))
             state.decided = False  # a new result may be better than an earlier decision
             self._measured_now += 1
-            kept = schedule or choices_only(state.kernel.function, choices_from(text))
+            recorded = schedule or choices_only(state.kernel.function, choices_from(text))
             if rounds is None:
-                say_failure(kept, last_line(timing.error or "no reason given"))
-            self._database.add_trial(state.kernel.function, self._target, kept.trace, rounds)
+                say_failure(recorded, last_line(timing.error or "no reason given"))
+            self._database.add_trial(state.kernel.function, self._target, recorded.trace, rounds)
 
     def _result(self, state: _State, whole: float, decided: TuningDatabase) -> KernelResult:
         decision = decided.decision(state.kernel.function, self._target)
-        kept = decision is not None and decision.choices not in (None, state.default_text)
+        is_tuned = decision is not None and decision.choices not in (None, state.default_text)
         return KernelResult(
             name=state.kernel.name,
             template=state.kernel.template.name,
             count=state.kernel.count,
             share=state.weight / whole,
             default_seconds=state.default_seconds,
-            tuned_seconds=decision.seconds if decision is not None and kept else state.default_seconds,
+            tuned_seconds=decision.seconds if decision is not None and is_tuned else state.default_seconds,
             default_choices=state.default_text,
-            choices=str(decision.choices) if decision is not None and kept else state.default_text,
-            kept=kept,
+            choices=str(decision.choices) if decision is not None and is_tuned else state.default_text,
+            kept=is_tuned,
             trials=len(state.history),
             failures=state.failures,
         )
 
     def _tell(self, doing: str, state: _State) -> None:
-        done = sum(len(each.history) for each in self._states)
-        trials = sum(max(each.budget, len(each.history)) for each in self._states)
+        done = sum(len(kernel_state.history) for kernel_state in self._states)
+        trials = sum(max(kernel_state.budget, len(kernel_state.history)) for kernel_state in self._states)
         elapsed = time.monotonic() - self._began
-        left = (trials - done) * elapsed / self._measured_now if self._measured_now else None
+        seconds_left = (trials - done) * elapsed / self._measured_now if self._measured_now else None
         ranking = state.ranking()
         self._report(
             TuningProgress(
@@ -334,11 +336,11 @@ class Tuner:
                 kernel=state.kernel.name,
                 trials_done=done,
                 trials=trials,
-                failures=sum(each.failures for each in self._states),
+                failures=sum(kernel_state.failures for kernel_state in self._states),
                 devices=self._measurer.devices,
                 default_seconds=state.default_seconds,
                 best_seconds=state.history[ranking[0]].seconds if ranking else None,
-                seconds_left=left,
+                seconds_left=seconds_left,
             )
         )
 

@@ -24,12 +24,12 @@ MORE_FILES = 24
 
 @pytest.fixture
 def trials(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[Trials]:
-    made = Trials(random.Random(f"{SEED} {request.node.name}"))
-    yield made
+    fuzz_trials = Trials(random.Random(f"{SEED} {request.node.name}"))
+    yield fuzz_trials
     if "FUZZ_SECONDS" in os.environ:
         with capsys.disabled():
-            counts = ", ".join(f"{count} {name}" for name, count in made.found.most_common())
-            print(f"\n{request.node.name}: {sum(made.found.values())} trials: {counts}")
+            counts = ", ".join(f"{count} {name}" for name, count in fuzz_trials.found.most_common())
+            print(f"\n{request.node.name}: {sum(fuzz_trials.found.values())} trials: {counts}")
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def workers() -> Iterator[LocalWorkers]:
 def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
     """Afterwards it lives, answers rightly, and holds no more than before."""
     maker = ProgramMaker(tmp_path / "blobs")
-    one = maker.stage("one", A, [maker.input("x")], double)
-    program = maker.program([maker.stage("two", B, [one], double)])
+    tensor = maker.stage("one", A, [maker.input("x")], double)
+    program = maker.program([maker.stage("two", B, [tensor], double)])
     batch = batches_for(program, 1)[0]
     with Session(program, workers.endpoints, maker.blob_path) as honest:
         attacked = Standing(workers.endpoints[A], workers.process_ids[A], maker, honest)

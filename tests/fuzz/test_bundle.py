@@ -25,9 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     model = tvm_split.load_model(network, (torch.randn(1, 4),))
     plan = tvm_split.plan(model, Cluster.in_process(2, threads=1), split={"machine-a": ["0", "1"], "machine-b": ["2"]})
-    made = tmp_path_factory.mktemp("bundles") / "here" / "bundle"
-    tvm_split.compile(model, plan).save(made)
-    return made
+    folder_path = tmp_path_factory.mktemp("bundles") / "here" / "bundle"
+    tvm_split.compile(model, plan).save(folder_path)
+    return folder_path
 
 
 def test_manifests(folder: Path, trials: Trials) -> None:

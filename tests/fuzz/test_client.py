@@ -90,19 +90,19 @@ def frames(program: Program, source: random.Random) -> Answer:
     """A data stream with credits and results that nobody asked for."""
     size = program.outputs[0].size_bytes
     accept = pb.Accept(answer=pb.Offer(transport="grpc")).SerializeToString()
-    said = [control_frame(FrameKind.ACCEPT, accept)] if source.random() < 0.9 else []
+    stream = [control_frame(FrameKind.ACCEPT, accept)] if source.random() < 0.9 else []
     for sequence in range(source.choice((0, 1, 3, 300))):
         if source.random() < 0.5:
-            said += tensor_frames(source.choice((0, 1)), sequence, np.zeros(source.choice((size, size, 1)), np.uint8))
+            stream += tensor_frames(source.choice((0, 1)), sequence, np.zeros(source.choice((size, size, 1)), np.uint8))
         else:
             fields = (source.randrange(1, 7), source.choice((0, 1)), source.choice((0, 1, 2**32 - 1)))
             total = source.choice((0, 4, 2**63))
             header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, 0, source.choice((0, sequence, 2**64 - 1)), 0, total)
-            said.append(header + source.randbytes(source.choice((0, 4))))
-    said = [mutated(frame, source) if source.random() < 0.05 else frame for frame in said]
+            stream.append(header + source.randbytes(source.choice((0, 4))))
+    stream = [mutated(frame, source) if source.random() < 0.05 else frame for frame in stream]
 
     def answer(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        yield from said
+        yield from stream
         for _ in requests:
             pass
 

@@ -70,7 +70,7 @@ def plans() -> list[Any]:
     )
     names = {A: 0.67, B: 0.33}
     replicas = Stage(tuple(names), tuple(f"layer_{index}" for index in range(3)), tuple(names.values()), "stage_0")
-    return [each.to_dict() for each in (corrected, planned(PROFILE, (replicas,)), shared_plan())]
+    return [plan.to_dict() for plan in (corrected, planned(PROFILE, (replicas,)), shared_plan())]
 
 
 def problems() -> list[Any]:
@@ -90,8 +90,8 @@ def report() -> Any:
     )
     links = (LinkReport(A, B, Comparison(1e5, 1e5), Comparison(1e-4, 2e-4)),)
     whole = Comparison(0.02, 0.05), Comparison(0.03, 0.06)
-    made = DeploymentReport("net", "", "", *whole, machines, links, runs=1, streamed=10, advice=())
-    return dataclasses.replace(made, corrections=Corrections(((A, 1.5),), ((A, B, 1e6),))).to_dict()
+    deployment_report = DeploymentReport("net", "", "", *whole, machines, links, runs=1, streamed=10, advice=())
+    return dataclasses.replace(deployment_report, corrections=Corrections(((A, 1.5),), ((A, B, 1e6),))).to_dict()
 
 
 CLUSTER = """\
@@ -121,10 +121,10 @@ def use_plan(path: Path) -> None:
 def use_problem(path: Path) -> None:
     problem = read_problem_file(path)
     json.dumps(problem_to_dict(problem), allow_nan=False)
-    found = solve(problem, time_limit_seconds=SECONDS)
-    json.dumps(solution_to_dict(problem, found))
-    assert math.isfinite(found.evaluation.period_seconds)
-    simulate(scenario_of_problem(problem, found.stages), micro_batches=3)
+    solution = solve(problem, time_limit_seconds=SECONDS)
+    json.dumps(solution_to_dict(problem, solution))
+    assert math.isfinite(solution.evaluation.period_seconds)
+    simulate(scenario_of_problem(problem, solution.stages), micro_batches=3)
 
 
 def answered() -> tuple[Problem, Any]:
@@ -161,7 +161,7 @@ KINDS: dict[str, tuple[Callable[[], list[Any]], Callable[[Path], None]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_edited_files(kind: str, tmp_path: Path, trials: Trials, capsys: pytest.CaptureFixture[str]) -> None:
     make, use = KINDS[kind]
-    right, path = [json.dumps(each) for each in make()], tmp_path / "file"
+    right, path = [json.dumps(document) for document in make()], tmp_path / "file"
     unforeseen: dict[str, str] = {}
     for text in right:
         path.write_text(text)

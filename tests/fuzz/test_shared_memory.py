@@ -41,7 +41,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 ROUTE = one_route(1000)
 
 
-def said(source: random.Random) -> list[bytes]:
+def hostile_frames(source: random.Random) -> list[bytes]:
     """Frames, some of which may come."""
     frames = []
     for sequence in range(source.choice((0, 1, 3, 30))):
@@ -113,7 +113,7 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
                 _, descriptors, _, _ = socket.recv_fds(connection, 1000, 4)
                 for descriptor in descriptors:
                     os.close(descriptor)
-            for frame in said(source):
+            for frame in hostile_frames(source):
                 connection.send(frame)
         with contextlib.suppress(grpc.RpcError):
             if source.random() < 0.5:

@@ -86,12 +86,12 @@ def right(method: Method, deployment: str, program: Program) -> Any:
 
 def wrong(method: Method, deployment: str, program: Program, source: random.Random) -> bytes:
     blob = program.stages[0].library.sha256
-    known = (deployment, A, B, CLIENT, blob, *(tensor.name for stage in program.stages for tensor in stage.outputs))
+    words = (deployment, A, B, CLIENT, blob, *(tensor.name for stage in program.stages for tensor in stage.outputs))
     match source.randrange(3):
         case 0:
             return source.randbytes(source.choice((0, 1, 10, 100, 1000)))
         case 1:
-            message = random_message(method.request, source, known)
+            message = random_message(method.request, source, words)
             for name, value in (("deployment", deployment), ("machine", A)):  # or nobody reads what follows
                 if name in method.request.DESCRIPTOR.fields_by_name:
                     setattr(message, name, value)

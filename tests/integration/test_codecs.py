@@ -74,7 +74,7 @@ IN_SHORT = (NONE, "lz4", "int8")
 
 
 @pytest.mark.parametrize(
-    "codec", [each if each in IN_SHORT else pytest.param(each, marks=pytest.mark.slow) for each in CODECS]
+    "codec", [name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow) for name in CODECS]
 )
 def test_every_codec_gives_what_torch_gives(
     workers: LocalWorkers,
@@ -91,8 +91,8 @@ def test_every_codec_gives_what_torch_gives(
         Link(B, CLIENT, 1e9, transport="grpc", codec=codec),
     )
     plan = tvm_split.plan(model, cluster, split=SPLIT)
-    between = [each for each in plan.codecs if (each.source, each.destination) == (A, B)]
-    assert [each.codec for each in between] == ([codec] if codec != NONE else [])
+    between = [route for route in plan.codecs if (route.source, route.destination) == (A, B)]
+    assert [route.codec for route in between] == ([codec] if codec != NONE else [])
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     bundle = tvm_split.compile(model, plan)
@@ -104,22 +104,22 @@ def test_every_codec_gives_what_torch_gives(
         assert error_of(result, expected) <= TOLERANCES.get(codec, EXACT)
         for _ in deployment.stream([(x,)] * 10):
             pass
-        wanted = pytest.approx(CROSSING_BYTES / (between[0].ratio or 1.0 if between else 1.0), rel=1e-3)
+        expected_bytes = pytest.approx(CROSSING_BYTES / (between[0].ratio or 1.0 if between else 1.0), rel=1e-3)
         # What has left is counted after it has, and may have arrived before that.
-        eventually(lambda: sent_for_each(deployment) == wanted, "all that was sent is counted")
+        eventually(lambda: sent_for_each(deployment) == expected_bytes, "all that was sent is counted")
         report = deployment.report()
     if codec == NONE:
         return
     (planned,) = between
     assert planned.ratio is not None
     assert planned.ratio > 1.05
-    lossy = [each for each in plan.codecs if CODECS[each.codec].is_lossy]
-    stated = sum(each.output_error or 0 for each in lossy)
+    lossy = [route for route in plan.codecs if CODECS[route.codec].is_lossy]
+    stated = sum(route.output_error or 0 for route in lossy)
     assert (stated > EXACT / 10) == CODECS[codec].is_lossy
     assert error_of(result, expected) <= stated + EXACT
-    (link,) = [each for each in report.links if (each.source, each.destination) == (A, B)]
+    (link,) = [link for link in report.links if (link.source, link.destination) == (A, B)]
     assert link.codecs == (codec,)
-    assert link.bytes.measured == wanted
+    assert link.bytes.measured == expected_bytes
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +155,13 @@ def test_where_memory_is_shared_codecs_are_passed_over_and_that_is_said(
 ) -> None:
     cluster = joined_by(workers, Link(A, B, 1e6, transport=transport, codec="int8"), Link(CLIENT, A, 1e6, codec="auto"))
     plan = tvm_split.plan(model, cluster, split=SPLIT)
-    ((tensor, codec),) = [(each.tensor, each.codec) for each in plan.codecs]
+    ((tensor, codec),) = [(route.tensor, route.codec) for route in plan.codecs]
     assert codec == "int8"
-    told = f"{A} → {B}: int8 is passed over if both ends share memory, as is expected: {tensor} then stays exact"
-    assert plan.remarks == (told,)
+    remark = f"{A} → {B}: int8 is passed over if both ends share memory, as is expected: {tensor} then stays exact"
+    assert plan.remarks == (remark,)
     with tvm_split.deploy(tvm_split.compile(model, plan), cluster) as deployment, torch.no_grad():
         assert error_of(deployment.run(x)[0], network(x).numpy()) <= EXACT
-        (link,) = [each for each in deployment.report().links if (each.source, each.destination) == (A, B)]
+        (link,) = [link for link in deployment.report().links if (link.source, link.destination) == (A, B)]
     assert (link.transport, link.codecs) == ("shm", ())
 
 
@@ -174,10 +174,10 @@ def test_a_codec_that_fits_no_tensor_is_told_with_the_reason() -> None:
         launcher=Local(),
     )
     plan = tvm_split.plan(model, cluster, split={A: ["0", "1"]})
-    (input_name,) = [each.name for each in model.inputs]
+    (input_name,) = [tensor.name for tensor in model.inputs]
     why = "fp16 is for float32 and float64, and this is int64"
     assert plan.remarks == (f"{CLIENT} → {A}: {input_name} travels as it is: {why}",)
-    assert [(each.source, each.destination) for each in plan.codecs] == [(A, CLIENT)]  # the way back
+    assert [(route.source, route.destination) for route in plan.codecs] == [(A, CLIENT)]  # the way back
 
 
 def test_without_inputs_to_try_it_on_a_named_codec_is_predicted_by_its_bytes() -> None:
@@ -186,25 +186,25 @@ def test_without_inputs_to_try_it_on_a_named_codec_is_predicted_by_its_bytes() -
     model = tvm_split.load_model(torch.nn.Sequential(*layers).eval(), (torch.tensor([[1, 2]]),))
     model = replace(model, example_inputs=None)
     shard = tvm_split.Shard("1", "3", "channels", {A: 0.5, B: 0.5}, "each")
-    found = {}
+    plans = {}
     for codec in ("none", "fp16", "lz4"):
         links = tuple(
             Link(*ends, 1e5, 0.001, transport="grpc", codec=codec) for ends in permutations((CLIENT, A, B), 2)
         )
         cluster = Cluster(tuple(Machine(name, target={"kind": "llvm"}) for name in (A, B)), links, launcher=Local())
-        found[codec] = tvm_split.plan(model, cluster, split={A: ["0"]}, shards=shard, predict=True, estimate=True)
-    predictions = {codec: plan.prediction for codec, plan in found.items()}
+        plans[codec] = tvm_split.plan(model, cluster, split={A: ["0"]}, shards=shard, predict=True, estimate=True)
+    predictions = {codec: plan.prediction for codec, plan in plans.items()}
     sizes, latencies = {}, {}
     for codec, prediction in predictions.items():
         assert prediction is not None
-        sizes[codec] = {(each.source, each.destination): each.bytes for each in prediction.links}
+        sizes[codec] = {(link.source, link.destination): link.bytes for link in prediction.links}
         latencies[codec] = prediction.latency_seconds
     assert sizes["none"] == sizes["lz4"]
     for ends, size in sizes["none"].items():
         assert sizes["fp16"][ends] == (size if ends[0] == CLIENT else size / 2)
     assert latencies["fp16"] < 0.8 * latencies["none"] == pytest.approx(0.8 * latencies["lz4"])
-    assert {(each.ratio, each.output_error) for each in found["fp16"].codecs} == {(2.0, None)}
-    assert {(each.ratio, each.output_error) for each in found["lz4"].codecs} == {(None, None)}
+    assert {(route.ratio, route.output_error) for route in plans["fp16"].codecs} == {(2.0, None)}
+    assert {(route.ratio, route.output_error) for route in plans["lz4"].codecs} == {(None, None)}
 
 
 def test_lossy_codecs_together_keep_to_what_is_allowed(

@@ -96,7 +96,7 @@ def test_what_skips_a_far_machine(workers: LocalWorkers, far: dict[str, str], re
     model = tvm_split.load_model(network, (inputs[0],))
     split = {A: ["first", "last"], B: ["inner"]} if returns else {A: ["first"], B: ["inner"], C: ["last"]}
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split))
-    assert [(each.source, each.destination) for each in bundle.program.handovers].count((A, end)) == 1
+    assert [(handover.source, handover.destination) for handover in bundle.program.handovers].count((A, end)) == 1
     check(network, inputs, bundle, cluster)
 
 

@@ -55,7 +55,7 @@ def kernel(model, plan):
 def no_process_stays():
     before = set(psutil.Process().children(recursive=True))
     yield
-    assert not [each for each in psutil.Process().children(recursive=True) if each not in before]
+    assert not [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
 def refused(model, plan, lab, folder, monkeypatch):
@@ -97,9 +97,9 @@ def test_an_architecture_that_nvcc_does_not_know(model, tmp_path):
 @pytest.mark.slow
 def test_a_server_of_tvm_is_refused(model, plan, tmp_path, monkeypatch):
     with RpcLab(tmp_path, servers=1) as lab:
-        said = refused(model, plan, lab, tmp_path, monkeypatch)
-    assert f"a device of key {KEY!r} at the tracker {lab.address} is a server of TVM's own" in said
-    assert "tvm-split worker" in said
+        error = refused(model, plan, lab, tmp_path, monkeypatch)
+    assert f"a device of key {KEY!r} at the tracker {lab.address} is a server of TVM's own" in error
+    assert "tvm-split worker" in error
 
 
 @pytest.mark.slow
@@ -115,10 +115,10 @@ def test_a_worker_without_a_gpu_is_refused(model, plan, tmp_path, monkeypatch, d
             monkeypatch.setenv(name, value)
     with RpcLab(tmp_path, servers=0) as lab:
         lab.start_worker("gpu", "--insecure")
-        lab.wait_listed(lambda found: "gpu" in found and found["gpu"].registration.tunes)
-        said = refused(model, plan, lab, tmp_path, monkeypatch)
-    assert "has no GPU to measure on, and the target says sm_90" in said
-    assert reason in said
+        lab.wait_listed(lambda workers: "gpu" in workers and workers["gpu"].registration.tunes)
+        error = refused(model, plan, lab, tmp_path, monkeypatch)
+    assert "has no GPU to measure on, and the target says sm_90" in error
+    assert reason in error
 
 
 @needs_nvcc
@@ -132,7 +132,7 @@ def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(ker
     with BUILT_FOR:
         large = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), too_many)
     with Measurer(BUILT_FOR, gpu=tuning_needs(TARGET)) as measurer:
-        good, bad = measurer.build([{"main": scheduled_function(each)} for each in (default, large)])
+        good, bad = measurer.build([{"main": scheduled_function(choices)} for choices in (default, large)])
         assert good.error is None
         assert f"{PACKED}sm_90".encode() in Path(good.path).read_bytes()
         assert bad.path is None
@@ -158,7 +158,11 @@ def test_without_nvcc_candidates_are_source(kernel, monkeypatch):
 def test_a_record_is_replayed_for_its_architecture_alone(model, plan, kernel, tmp_path):
     machine = machine_of(BUILT_FOR)
     space = kernel.template.space(kernel.function, machine)
-    choices = next(each for each in space.all_choices() if each["slices"] > 1 and each["tile"] != space.default["tile"])
+    choices = next(
+        candidate
+        for candidate in space.all_choices()
+        if candidate["slices"] > 1 and candidate["tile"] != space.default["tile"]
+    )
     folder = tmp_path / "tuned"
     with DatabaseWriter(folder) as writer, BUILT_FOR:
         default = kernel.template.schedule(kernel.function, machine, space.default)
@@ -193,7 +197,7 @@ def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path
     tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), "llvm").export_library(library)
     with RpcLab(tmp_path, servers=0) as lab:
         lab.start_worker("cpu", "--insecure")
-        lab.wait_listed(lambda found: "cpu" in found and found["cpu"].registration.tunes)
+        lab.wait_listed(lambda workers: "cpu" in workers and workers["cpu"].registration.tunes)
         session = lab.tracker().configuration.connect_server()
         session.upload(str(library))
         module, device = session.load_module("kernel.so"), session.device("cpu", 0)
@@ -201,7 +205,7 @@ def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path
         times = evaluate_in_turn(("main",), 2, 3, GPU_EVICTION)(session, module, device, None, [arguments])
         del session, module, device, arguments
     assert len(times) == 2
-    assert all(each > 0 for each in times)
+    assert all(seconds > 0 for seconds in times)
 
 
 @needs_nvcc
@@ -221,7 +225,7 @@ def test_a_measurer_that_is_closed_while_nvcc_is_at_work_leaves_no_process(kerne
     compiling: list[psutil.Process] = []
 
     def looks() -> bool:
-        compiling[:] = [each for each in psutil.Process().children(recursive=True) if "nvcc" in name_of(each)]
+        compiling[:] = [process for process in psutil.Process().children(recursive=True) if "nvcc" in name_of(process)]
         return bool(compiling)
 
     try:

@@ -122,16 +122,19 @@ def test_answers_are_those_of_torch(name: str, cluster: tvm_split.Cluster) -> No
     module, bundle = compiled(name)
     with tvm_split.deploy(bundle, cluster) as deployment:
         assert [stage.machine for stage in deployment.stages] == machines
-        batches = [tuple(each + index for each in inputs) for index in range(5)]
-        batches = [tuple(b if b.is_floating_point() else inputs[i] for i, b in enumerate(each)) for each in batches]
+        batches = [tuple(tensor + index for tensor in inputs) for index in range(5)]
+        batches = [
+            tuple(tensor if tensor.is_floating_point() else inputs[i] for i, tensor in enumerate(batch))
+            for batch in batches
+        ]
         for batch, outputs in zip(batches, deployment.stream(batches), strict=True):
             with torch.no_grad():
                 expected = module(*batch)
             expected = expected if isinstance(expected, tuple) else (expected,)
             assert len(outputs) == len(expected)
-            for mine, right in zip(outputs, expected, strict=True):
-                np.testing.assert_allclose(mine, right.numpy(), rtol=1e-5, atol=1e-5)
-                assert mine.dtype == right.numpy().dtype
+            for output, right in zip(outputs, expected, strict=True):
+                np.testing.assert_allclose(output, right.numpy(), rtol=1e-5, atol=1e-5)
+                assert output.dtype == right.numpy().dtype
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +151,7 @@ def test_any_number_of_micro_batches(chain_deployment, count: int) -> None:
     module, deployment = chain_deployment
     before = deployment.stats().stages[-1].micro_batches
     x = np.random.default_rng(0).standard_normal((count, 1, 4)).astype(np.float32)
-    results = [outputs[0] for outputs in deployment.stream((each,) for each in x)]
+    results = [outputs[0] for outputs in deployment.stream((array,) for array in x)]
     assert len(results) == count
     assert deployment.stats().stages[-1].micro_batches - before == count
     if count:
@@ -159,11 +162,11 @@ def test_any_number_of_micro_batches(chain_deployment, count: int) -> None:
 
 def test_an_endless_stream_is_read_lazily(chain_deployment) -> None:
     _, deployment = chain_deployment
-    taken = []
+    read_indices = []
 
     def endless():
         for index in itertools.count():
-            taken.append(index)
+            read_indices.append(index)
             yield np.full((1, 4), index, np.float32)
 
     results = deployment.stream(endless())
@@ -171,7 +174,7 @@ def test_an_endless_stream_is_read_lazily(chain_deployment) -> None:
     results.close()
     assert len(first) == 50
     # What is read ahead is bounded by the queues between the stages and what links may widen theirs by.
-    assert len(taken) < 50 + 60 + MOST_MORE
+    assert len(read_indices) < 50 + 60 + MOST_MORE
     # What was abandoned does not turn up later.
     (again, *_) = deployment.run(np.zeros((1, 4), np.float32))
     np.testing.assert_array_equal(again, first[0][0])

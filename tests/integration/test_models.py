@@ -43,15 +43,15 @@ def test_answers_are_those_of_the_source(
     planned = tvm_split.plan(model, three_workers, split=split, stages=workers, estimate=True)
     generator = np.random.default_rng(7)
     batches = [
-        tuple(generator.standard_normal(each.shape).astype(each.dtype) for each in model.inputs) for _ in range(3)
+        tuple(generator.standard_normal(spec.shape).astype(spec.dtype) for spec in model.inputs) for _ in range(3)
     ]
     bundle = tvm_split.compile(model, planned)
     assert bundle.verified == "yes"
     with tvm_split.deploy(bundle, three_workers) as deployment:
         assert len(deployment.stages) == workers
         for batch, outputs in zip(batches, deployment.stream(batches), strict=True):
-            for mine, right in zip(outputs, model.reference.outputs(batch), strict=True):
-                assert np.abs(mine - right).max() < LIMIT * np.ptp(right)
+            for output, right in zip(outputs, model.reference.outputs(batch), strict=True):
+                assert np.abs(output - right).max() < LIMIT * np.ptp(right)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.C
         outputs = deployment.run(*inputs)
     with torch.no_grad():
         expected = module(*inputs)
-    for mine, right in zip(outputs, tree_leaves(expected), strict=True):
-        assert np.abs(mine - right.numpy()).max() < LIMIT * np.ptp(right.numpy())
+    for output, right in zip(outputs, tree_leaves(expected), strict=True):
+        assert np.abs(output - right.numpy()).max() < LIMIT * np.ptp(right.numpy())
 
 
 class Sorted(torch.nn.Module):
@@ -92,5 +92,5 @@ def test_workers_sort(three_workers: tvm_split.Cluster) -> None:
     network, x = Sorted().eval(), torch.randn(5, 6)
     split = {"machine-a": ["first"], "machine-b": ["second"]}
     with tvm_split.compile_and_deploy(network, (x,), three_workers, split=split) as deployment:
-        for mine, right in zip(deployment.run(x), network(x), strict=True):
-            np.testing.assert_allclose(mine, right.detach().numpy(), rtol=1e-4, atol=1e-5)
+        for output, right in zip(deployment.run(x), network(x), strict=True):
+            np.testing.assert_allclose(output, right.detach().numpy(), rtol=1e-4, atol=1e-5)

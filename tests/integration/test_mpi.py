@@ -124,8 +124,11 @@ def test_a_rank_that_is_killed_is_named_and_leaves_nothing(name: str, tmp_path: 
 
 @pytest.mark.slow
 def test_two_worlds_are_not_joined(tmp_path: Path) -> None:
-    with mpi_workers(("machine-a", "x"), tmp_path) as (one, _), mpi_workers(("machine-b", "y"), tmp_path) as (other, _):
-        endpoints = {"machine-a": one["machine-a"], "machine-b": other["machine-b"]}
+    with (
+        mpi_workers(("machine-a", "x"), tmp_path) as (first_world, _),
+        mpi_workers(("machine-b", "y"), tmp_path) as (second_world, _),
+    ):
+        endpoints = {"machine-a": first_world["machine-a"], "machine-b": second_world["machine-b"]}
         with pytest.raises(WorkerError, match=r"machine 'machine-b'.*different MPI worlds: one mpiexec"):
             deployed(joined_by_mpi(endpoints))
 

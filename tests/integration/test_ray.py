@@ -26,14 +26,14 @@ MODULE = "rpc_runtime.worker"
 
 def workers_running(home: Path, machine: str = "machine-a") -> set[int]:
     """The worker processes of a machine that Ray started here, told by ``HOME``: nobody's children in this process."""
-    found = set()
+    process_ids = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
             is_one = f"--name={machine}" in words and any(word.endswith(MODULE) for word in words)
             if is_one and process.environ().get("HOME") == str(home):
-                found.add(process.pid)
-    return found
+                process_ids.add(process.pid)
+    return process_ids
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def actor_of(machine: str) -> Any:
 
 
 def hosts(cluster: tvm_split.Workers) -> list[str]:
-    return sorted(each.address.rpartition(":")[0] for each in cluster.endpoints().values())
+    return sorted(endpoint.address.rpartition(":")[0] for endpoint in cluster.endpoints().values())
 
 
 def deploy_and_check(cluster: tvm_split.Workers) -> None:
@@ -170,9 +170,9 @@ def test_room_that_three_nodes_do_not_have(three_nodes: Any) -> None:
 
 @pytest.mark.slow
 def test_memory_and_parts_of_processors(own_ray: Any) -> None:
-    taken = {"memory": 1e8, "num_cpus": 0.5}
+    resources = {"memory": 1e8, "num_cpus": 0.5}
     free = own_ray.available_resources()
-    with tvm_split.Cluster.from_ray(workers=2, resources=taken) as cluster:
+    with tvm_split.Cluster.from_ray(workers=2, resources=resources) as cluster:
         assert len(cluster.endpoints()) == 2
         eventually(lambda: own_ray.available_resources().get("CPU") == 1.0, "both workers have their half CPU")
         assert free["memory"] - own_ray.available_resources()["memory"] == 2e8
@@ -181,7 +181,7 @@ def test_memory_and_parts_of_processors(own_ray: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "taken"),
+    ("resources", "expected"),
     [
         ({}, {"CPU": 2.0}),
         ({"GPU": 1, "memory": 10**8, "fpga": 0.5}, {"CPU": 2.0, "GPU": 1.0, "memory": 1e8, "fpga": 0.5}),
@@ -189,8 +189,8 @@ def test_memory_and_parts_of_processors(own_ray: Any) -> None:
         ({"CPU": 0, "GPU": 0.25}, {"GPU": 0.25}),
     ],
 )
-def test_what_a_worker_takes(resources: dict[str, float], taken: dict[str, float]) -> None:
-    assert worker_resources(2, resources) == taken
+def test_what_a_worker_takes(resources: dict[str, float], expected: dict[str, float]) -> None:
+    assert worker_resources(2, resources) == expected
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,11 @@ def test_answers_are_those_of_torch(model: tvm_split.Model, three_workers: tvm_s
     network = Skip().eval()
     batches = [INPUT + index for index in range(20)]
     with tvm_split.deploy(bundle, cluster) as deployment:
-        for batch, (mine,) in zip(batches, deployment.stream((b,) for b in batches), strict=True):
+        for batch, (output,) in zip(batches, deployment.stream((b,) for b in batches), strict=True):
             with torch.no_grad():
-                np.testing.assert_allclose(mine, network(batch).numpy(), rtol=1e-5, atol=1e-5)
-        found = [(each.name, each.machine, each.micro_batches) for each in deployment.stats().stages]
-    assert found == [
+                np.testing.assert_allclose(output, network(batch).numpy(), rtol=1e-5, atol=1e-5)
+        executions = [(stage.name, stage.machine, stage.micro_batches) for stage in deployment.stats().stages]
+    assert executions == [
         ("stage_0", "machine-a", 20),
         ("stage_1", "machine-b", 13),
         ("stage_1", "machine-c", 7),
@@ -82,7 +82,7 @@ def test_a_report_has_every_replica_beside_its_prediction(
     planned = replace(planned, machines=tuple(replace(planned.machines[0], name=name) for name in everything))
     profile = replace(estimated_profile(model.description, three_workers), links=LINKS)
     expected = pose(model, three_workers, PlanRequest(profile=profile)).of_stages(planned.stages).prediction
-    assert {(each.source, each.destination): each.bytes for each in expected.links} == {
+    assert {(link.source, link.destination): link.bytes for link in expected.links} == {
         ("client", "machine-a"): 972,
         ("machine-a", "machine-b"): pytest.approx(2592 * 2 / 3),
         ("machine-a", "machine-c"): pytest.approx(2592 / 3),
@@ -92,14 +92,14 @@ def test_a_report_has_every_replica_beside_its_prediction(
     bundle = tvm_split.compile(model, replace(planned, prediction=expected), verify=False)
     with tvm_split.deploy(bundle, three_workers) as deployment:
         report = tvm_split.bench(deployment, [INPUT], rounds=2, micro_batches=42)
-    assert [each.machine for each in report.machines] == list(everything)
-    assert [each.shares for each in report.machines] == [(1.0,), (2 / 3,), (1 / 3,)]
+    assert [machine.machine for machine in report.machines] == list(everything)
+    assert [machine.shares for machine in report.machines] == [(1.0,), (2 / 3,), (1 / 3,)]
     # 21 to 42 micro-batches of each of two streams are in the steady part
     assert report.machines[1].micro_batches > report.machines[2].micro_batches > 0
     for machine in report.machines:
-        for each in (machine.compute, machine.receive, machine.send):
-            assert each.measured is not None
-            assert each.inconclusive or each.ratio is not None
+        for comparison in (machine.compute, machine.receive, machine.send):
+            assert comparison.measured is not None
+            assert comparison.inconclusive or comparison.ratio is not None
     assert len(report.links) == 5
     for link in report.links:
         assert link.bytes.ratio == pytest.approx(1.0)

@@ -51,27 +51,32 @@ def shared(plan: tvm_split.Plan) -> list[tuple[str, ...]]:
 def linked(machines: tuple[Machine, ...], bytes_per_second: float, latency_seconds: float) -> Cluster:
     """Each has cores of its own."""
     names = ["client", *(machine.name for machine in machines)]
-    pairs = [(one, other) for place, one in enumerate(names) for other in names[place + 1 :]]
+    pairs = [(first, second) for place, first in enumerate(names) for second in names[place + 1 :]]
     links = tuple(Link(*pair, bytes_per_second, latency_seconds) for pair in pairs)
     return Cluster(
-        machines, links, tuple(SharedCores((each.name,), each.threads or 1) for each in machines), launcher=Local()
+        machines,
+        links,
+        tuple(SharedCores((machine.name,), machine.threads or 1) for machine in machines),
+        launcher=Local(),
     )
 
 
 def test_latency_is_shared_where_that_is_faster(convolutions: tvm_split.Model) -> None:
     cluster = Cluster.in_process(machines=2, threads=1)
-    found = tvm_split.plan(convolutions, cluster, objective="latency")
-    assert shared(found)
-    assert found.prediction is not None
-    assert found.prediction.latency_seconds < 0.7 * min(each.latency_seconds for each in found.prediction.baselines)
-    assert found.prediction.lower_bound_seconds <= found.prediction.latency_seconds
-    assert any(each.name.startswith("whole layers") for each in found.prediction.alternatives)
+    plan = tvm_split.plan(convolutions, cluster, objective="latency")
+    assert shared(plan)
+    assert plan.prediction is not None
+    assert plan.prediction.latency_seconds < 0.7 * min(
+        baseline.latency_seconds for baseline in plan.prediction.baselines
+    )
+    assert plan.prediction.lower_bound_seconds <= plan.prediction.latency_seconds
+    assert any(alternative.name.startswith("whole layers") for alternative in plan.prediction.alternatives)
     without = tvm_split.plan(convolutions, cluster, objective="latency", auto_shards=False)
     assert not shared(without)
     assert without.prediction is not None
-    assert without.prediction.latency_seconds > found.prediction.latency_seconds
+    assert without.prediction.latency_seconds > plan.prediction.latency_seconds
     assert not shared(tvm_split.plan(convolutions, cluster))
-    bundle = tvm_split.compile(convolutions, found)
+    bundle = tvm_split.compile(convolutions, plan)
     assert bundle.verified == "yes"
     with tvm_split.deploy(bundle, cluster) as deployment, torch.no_grad():
         (y,) = deployment.run(IMAGE)
@@ -83,10 +88,10 @@ def test_attention_is_shared_where_that_is_faster() -> None:
     network, mask = bert(depth=2).eval(), torch.ones(1, 12, dtype=torch.int64)
     model = tvm_split.load_model(network, (TOKENS, mask))
     cluster = Cluster.in_process(machines=2, threads=1)
-    found = tvm_split.plan(model, cluster, objective="latency")
-    assert shared(found)
-    assert {stage.sharding.axis for stage in found.stages if stage.sharding} & {"heads", "channels"}
-    assert tvm_split.compile(model, found).verified == "yes"
+    plan = tvm_split.plan(model, cluster, objective="latency")
+    assert shared(plan)
+    assert {stage.sharding.axis for stage in plan.stages if stage.sharding} & {"heads", "channels"}
+    assert tvm_split.compile(model, plan).verified == "yes"
 
 
 def test_a_slow_link_leaves_layers_whole_and_the_plan_says_so(convolutions: tvm_split.Model) -> None:
@@ -106,15 +111,15 @@ def test_a_slow_link_leaves_layers_whole_and_the_plan_says_so(convolutions: tvm_
 
 def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_split.Model) -> None:
     unequal = linked((Machine(A, threads=1), Machine(B, threads=3)), 1e12, 0.0)
-    found = tvm_split.plan(convolutions, unequal, objective="latency", estimate=True)
-    (first, *_) = [stage for stage in found.stages if stage.sharding]
+    plan = tvm_split.plan(convolutions, unequal, objective="latency", estimate=True)
+    (first, *_) = [stage for stage in plan.stages if stage.sharding]
     shares = dict(zip(first.machines, first.shares, strict=True))
     assert shares[B] == pytest.approx(0.75, abs=0.08)
     three = linked((Machine(A), Machine(B), Machine(C)), 1e12, 0.0)
     two = tvm_split.plan(convolutions, three, objective="latency", estimate=True, maximum_machines=2)
     all_three = tvm_split.plan(convolutions, three, objective="latency", estimate=True)
-    assert max(len(each) for each in shared(all_three)) == 3
-    assert all(len(each) == 2 for each in shared(two))
+    assert max(len(machines) for machines in shared(all_three)) == 3
+    assert all(len(machines) == 2 for machines in shared(two))
     assert two.prediction is not None
     assert all_three.prediction is not None
     assert all_three.prediction.latency_seconds < two.prediction.latency_seconds
@@ -152,13 +157,13 @@ def test_few_rows_that_machines_share() -> None:
     x = torch.randn(1, 3, 8, 8)
     model = tvm_split.load_model(network, (x,))
     threads = {A: 39, B: 22, C: 39}
-    unequal = linked(tuple(Machine(name, threads=each) for name, each in threads.items()), 1e12, 0.0)
+    unequal = linked(tuple(Machine(name, threads=count) for name, count in threads.items()), 1e12, 0.0)
     assert tvm_split.plan(model, unequal, objective="latency", estimate=True).prediction is not None
     cluster = Cluster.in_process(machines=3, threads=1)
-    shares = {name: each / 100 for name, each in threads.items()}
+    shares = {name: count / 100 for name, count in threads.items()}
     for exchange in get_args(Exchange):
-        found = tvm_split.plan(model, cluster, shards=tvm_split.Shard("0", "2", "rows", shares, exchange))
-        with tvm_split.deploy(tvm_split.compile(model, found), cluster) as deployment, torch.no_grad():
+        plan = tvm_split.plan(model, cluster, shards=tvm_split.Shard("0", "2", "rows", shares, exchange))
+        with tvm_split.deploy(tvm_split.compile(model, plan), cluster) as deployment, torch.no_grad():
             (y,) = deployment.run(x)
             np.testing.assert_allclose(y, network(x).numpy(), rtol=1e-4, atol=1e-5)
     with pytest.raises(tvm_split.PlanError, match=r"'2' has 3 rows .* share of 0\.1 of 3"):
@@ -172,10 +177,10 @@ def test_what_fits_on_no_machine_is_shared() -> None:
     model = tvm_split.load_model(network, (torch.zeros(1, 1000),))
     small = linked(tuple(Machine(name, memory_bytes=3_000_000) for name in (A, B)), 1e9, 1e-4)
     for objective in ("latency", "throughput"):
-        found = tvm_split.plan(model, small, objective=objective, estimate=True)  # type: ignore[arg-type]
-        assert shared(found)
-        assert found.prediction is not None
-        assert all(each.memory_bytes <= 3_000_000 for each in found.prediction.machines)
+        plan = tvm_split.plan(model, small, objective=objective, estimate=True)  # type: ignore[arg-type]
+        assert shared(plan)
+        assert plan.prediction is not None
+        assert all(machine.memory_bytes <= 3_000_000 for machine in plan.prediction.machines)
         with pytest.raises(tvm_split.PlanError, match="memory"):
             tvm_split.plan(model, small, objective=objective, estimate=True, auto_shards=False)  # type: ignore[arg-type]
 
@@ -210,22 +215,22 @@ def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_
     cluster = Cluster.in_process(machines=2, threads=1)
     shards = [tvm_split.Shard("0", "7", "rows", {A: 0.5, B: 0.5})]
     assert tvm_split.plan(convolutions, cluster, shards=shards).prediction is None
-    found = tvm_split.plan(convolutions, cluster, shards=shards, predict=True)
-    assert found.prediction is not None
-    assert {each.estimated_share for each in found.prediction.machines} == {1.0}
-    assert {(each.source, each.destination) for each in found.prediction.links} >= {
+    plan = tvm_split.plan(convolutions, cluster, shards=shards, predict=True)
+    assert plan.prediction is not None
+    assert {machine.estimated_share for machine in plan.prediction.machines} == {1.0}
+    assert {(link.source, link.destination) for link in plan.prediction.links} >= {
         ("client", A),
         ("client", B),
         (B, A),
     }
-    found.save(tmp_path / "plan.json")
-    assert tvm_split.Plan.load(tmp_path / "plan.json") == found
+    plan.save(tmp_path / "plan.json")
+    assert tvm_split.Plan.load(tmp_path / "plan.json") == plan
     content = json.loads((tmp_path / "plan.json").read_text())
     content["stages"][0]["shares"] = [0.5001, 0.4999]
     assert tvm_split.Plan.from_dict(content).prediction is None
     profile = pose(convolutions, cluster, PlanRequest()).profile
     by_profile = tvm_split.plan(convolutions, cluster, shards=shards, profile=profile)
-    assert by_profile.prediction == found.prediction
+    assert by_profile.prediction == plan.prediction
     wrong = [dataclasses.replace(shards[0], axis="heads")]
     with pytest.raises(tvm_split.PlanError, match="stage_0 on machine-a, machine-b cannot be shared"):
         tvm_split.plan(convolutions, cluster, shards=wrong, predict=True)
@@ -237,12 +242,15 @@ def test_what_workers_share_for_latency_is_measured(
     convolutions: tvm_split.Model, three_workers: tvm_split.Cluster
 ) -> None:
     """Whether it pays is the machine's business; the plan says what was compared, and the answers are right."""
-    found = tvm_split.plan(convolutions, three_workers, objective="latency")
-    assert found.prediction is not None
-    said = f"{found.prediction.method} {found.prediction.why_no_more_machines}"
-    assert "splits inside layers considered, the best few timed in their own shapes" in said or "split inside" in said
-    assert {each.estimated_share for each in found.prediction.machines} == {0.0}
-    bundle = tvm_split.compile(convolutions, found)
+    plan = tvm_split.plan(convolutions, three_workers, objective="latency")
+    assert plan.prediction is not None
+    explanation = f"{plan.prediction.method} {plan.prediction.why_no_more_machines}"
+    assert (
+        "splits inside layers considered, the best few timed in their own shapes" in explanation
+        or "split inside" in explanation
+    )
+    assert {machine.estimated_share for machine in plan.prediction.machines} == {0.0}
+    bundle = tvm_split.compile(convolutions, plan)
     with tvm_split.deploy(bundle, three_workers) as deployment, torch.no_grad():
         (y,) = deployment.run(IMAGE)
         np.testing.assert_allclose(y, wide_convolutions()(IMAGE).numpy(), rtol=1e-4, atol=1e-5)

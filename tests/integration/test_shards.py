@@ -35,17 +35,17 @@ def require_answers(
     batches: Sequence[tuple[torch.Tensor, ...]],
 ) -> None:
     with tvm_split.deploy(bundle, cluster) as deployment:
-        for batch, found in zip(batches, deployment.stream(batches), strict=True):
+        for batch, outputs in zip(batches, deployment.stream(batches), strict=True):
             with torch.no_grad():
                 expected = network(*batch)
-            wanted = list(expected.values()) if isinstance(expected, dict) else [expected]
-            for mine, theirs in zip(found, wanted, strict=True):
-                np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-4, atol=1e-5)
+            expected_outputs = list(expected.values()) if isinstance(expected, dict) else [expected]
+            for output, expected_output in zip(outputs, expected_outputs, strict=True):
+                np.testing.assert_allclose(output, expected_output.numpy(), rtol=1e-4, atol=1e-5)
         statistics = deployment.stats().stages
-        assert {(each.name, each.machine) for each in statistics} == {
-            (each.name, each.machine) for each in deployment.stages
+        assert {(stage.name, stage.machine) for stage in statistics} == {
+            (stage.name, stage.machine) for stage in deployment.stages
         }
-        assert {each.micro_batches for each in statistics} == {len(batches)}
+        assert {stage.micro_batches for stage in statistics} == {len(batches)}
 
 
 def test_rows_of_an_image_on_three_workers(small_vgg: tvm_split.Model, three_workers: tvm_split.Cluster) -> None:
@@ -68,11 +68,13 @@ def test_heads_of_an_attention_on_two_workers(three_workers: tvm_split.Cluster) 
     assert [stage.machines for stage in planned.stages if stage.sharding] == [(B, C)]
     bundle = tvm_split.compile(model, planned)
     weights = {
-        machine: sum({each.blob.sha256: each.blob.size_bytes for s in stages for each in s.weights}.values())
+        machine: sum(
+            {weight.blob.sha256: weight.blob.size_bytes for stage in stages for weight in stage.weights}.values()
+        )
         for machine in (B, C)
         for stages in [[stage for stage in bundle.program.stages if stage.machine == machine]]
     }
-    whole = sum(each.numel() * 4 for each in network.layers.parameters())
+    whole = sum(parameter.numel() * 4 for parameter in network.layers.parameters())
     assert max(weights.values()) < 0.75 * whole  # the pooler's, too
     shorter = torch.tensor([[1] * 7 + [0] * 5])
     require_answers(network, bundle, three_workers, [(TOKENS, mask), (TOKENS.flip(1), shorter)])
@@ -151,11 +153,11 @@ def test_published_networks_in_every_way(
     with tvm_split.deploy(bundle, three_workers) as deployment:
         outputs, again = (deployment.run(*inputs) for _ in range(2))
         held = deployment.stats().weight_bytes
-    exact = [each.double() if each.is_floating_point() else each for each in inputs]
+    exact = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     with torch.no_grad():
         expected = tree_leaves(network.double()(*exact))
-    for mine, second, right in zip(outputs, again, expected, strict=True):
-        assert np.array_equal(mine, second)
-        assert np.abs(mine - right.numpy()).max() < 1e-4 * np.ptp(right.numpy())
+    for output, second, right in zip(outputs, again, expected, strict=True):
+        assert np.array_equal(output, second)
+        assert np.abs(output - right.numpy()).max() < 1e-4 * np.ptp(right.numpy())
     if axis in ("channels", "heads") and set(shares) == {0.5} and name not in ("resnet50", "mobilenet_v2"):
         assert max(held.values()) < 0.6 * sum(held.values())

@@ -33,8 +33,8 @@ def attention_network() -> tvm_split.Model:
 def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, ...]]]:
     """Its stages in order, and what goes which way in which queues."""
     return [(stage.name, stage.machine) for stage in program.stages], {
-        (each.tensor.name, each.tensor.size_bytes, each.source, each.destination, each.depth)
-        for each in program.handovers
+        (handover.tensor.name, handover.tensor.size_bytes, handover.source, handover.destination, handover.depth)
+        for handover in program.handovers
     }
 
 
@@ -70,28 +70,30 @@ def test_heads_are_simulated_as_they_are_compiled(
 
 def computed(events: Iterable[TraceEvent], machine: str) -> list[tuple[str, int]]:
     """Stages and micro-batches in the order in which a machine computed them."""
-    own = [each for each in events if (each.machine, each.kind) == (machine, COMPUTE)]
-    return [(each.stage, each.sequence) for each in sorted(own, key=lambda each: each.start_nanoseconds)]
+    computations = [event for event in events if (event.machine, event.kind) == (machine, COMPUTE)]
+    return [(event.stage, event.sequence) for event in sorted(computations, key=lambda event: event.start_nanoseconds)]
 
 
 def crossed(events: Iterable[TraceEvent]) -> list[tuple[str, str, str, int, int]]:
     return sorted(
-        (each.machine, each.kind, each.stage, each.sequence, each.size_bytes)
-        for each in events
-        if each.kind in (SEND, RECEIVE)
+        (event.machine, event.kind, event.stage, event.sequence, event.size_bytes)
+        for event in events
+        if event.kind in (SEND, RECEIVE)
     )
 
 
 def followed(events: Sequence[TraceEvent], program: Program) -> set[tuple[tuple[str, int], tuple[str, int]]]:
     """Of the stages that pass something on: who began when who was done."""
-    own = {(each.stage, each.sequence): each for each in events if each.kind == COMPUTE}
+    computations = {(event.stage, event.sequence): event for event in events if event.kind == COMPUTE}
     makers = {tensor: [stage.name for stage in stages] for tensor, stages in program.producers.items()}
-    pairs = {(before, stage.name) for stage in program.stages for each in stage.inputs for before in makers[each.name]}
+    pairs = {
+        (before, stage.name) for stage in program.stages for tensor in stage.inputs for before in makers[tensor.name]
+    }
     return {
         ((before, number), (after, number))
         for before, after in pairs
         for number in range(MICRO_BATCHES)
-        if own[before, number].end_nanoseconds <= own[after, number].start_nanoseconds
+        if computations[before, number].end_nanoseconds <= computations[after, number].start_nanoseconds
     }
 
 
@@ -103,9 +105,9 @@ def test_workers_do_what_is_simulated_in_the_same_order(
     plan = tvm_split.plan(image_network, three_workers, shards=[shard], predict=True, estimate=True)
     scenario = scenario_of_plan(plan)
     simulated = [
-        each
-        for each in simulate(scenario, micro_batches=MICRO_BATCHES, in_flight=1).events
-        if each.sequence < MICRO_BATCHES
+        event
+        for event in simulate(scenario, micro_batches=MICRO_BATCHES, in_flight=1).events
+        if event.sequence < MICRO_BATCHES
     ]
     bundle = tvm_split.compile(image_network, plan, verify=False)
     with tvm_split.deploy(bundle, three_workers) as deployment:

@@ -38,7 +38,9 @@ A, B = "box-a", "box-b"
 def no_process_stays() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
-    eventually(lambda: not {each for each in psutil.process_iter() if is_ours(each)} - before, "no process is left")
+    eventually(
+        lambda: not {process for process in psutil.process_iter() if is_ours(process)} - before, "no process is left"
+    )
 
 
 def is_ours(process: psutil.Process) -> bool:
@@ -70,7 +72,7 @@ def deploy_and_check(network: tuple[torch.nn.Module, torch.Tensor], cluster: tvm
 def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
     with RpcLab(tmp_path, servers=0) as lab:
         process = lab.start_worker(A)
-        lab.wait_listed(lambda found: A in found)
+        lab.wait_listed(lambda workers: A in workers)
         command = [sys.executable, "-m", "tvm.exec.query_rpc_tracker", "--host", "127.0.0.1", "--port", str(lab.port)]
         listed = subprocess.run(command, env=lab.environment, capture_output=True, text=True, check=True, timeout=60)
         assert f"server:{KEY}" in listed.stdout
@@ -79,8 +81,8 @@ def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
         deploy_and_check(network, cluster)
         status = CliRunner().invoke(app, ["status", "--tracker", f"{lab.address}?key={KEY}", "--json"])
         assert status.exit_code == 0, status.output
-        (found,) = json.loads(status.stdout)["workers"]
-        assert (found["machine"], found["reason"]) == (A, "")
+        (worker_row,) = json.loads(status.stdout)["workers"]
+        assert (worker_row["machine"], worker_row["reason"]) == (A, "")
         with pytest.raises(tvm_split.ClusterError, match="under the key 'other' has no machine"):
             tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, "other")
         process.send_signal(signal.SIGTERM)
@@ -96,7 +98,7 @@ def test_deploy_tune_deploy_again(network, tmp_path):
     with RpcLab(tmp_path, servers=1) as lab:
         for name in (A, B):
             lab.start_worker(name)
-        lab.wait_listed(lambda found: {A, B} <= set(found))
+        lab.wait_listed(lambda workers: {A, B} <= set(workers))
         cluster = tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY)
         assert cluster.machine_names == (A, B)
         ((plain, reason),) = cluster.left_out.items()
@@ -114,27 +116,27 @@ def test_deploy_tune_deploy_again(network, tmp_path):
         deploy_and_check(network, cluster)
 
         kill_group(lab.servers[0])  # so that all tuning happens on the workers
-        lab.wait_listed(lambda found: set(found) == {A, B})
+        lab.wait_listed(lambda workers: set(workers) == {A, B})
         seen: set[str] = set()
 
         def look(progress: object) -> None:
-            for each in lab.listed():
-                if each.registration is not None and each.registration.state == "tuning":
-                    seen.add(each.registration.name)
+            for worker in lab.listed():
+                if worker.registration is not None and worker.registration.state == "tuning":
+                    seen.add(worker.registration.name)
 
-        here = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1), estimate=True)
+        plan = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1), estimate=True)
         report = tvm_split.tune(
-            model, here, database=tmp_path / "tuned", trials=8, tracker=lab.address, key=KEY, effort=QUICK,
+            model, plan, database=tmp_path / "tuned", trials=8, tracker=lab.address, key=KEY, effort=QUICK,
             on_progress=look,
         )  # fmt: skip
         assert (report.devices, report.trials) == (2, 8)
         assert all(kernel.default_seconds is not None and not kernel.failures for kernel in report.kernels)
         assert seen
-        tuning = [each for each in lab.listed() if each.registration and each.registration.state == "tuning"]
+        tuning = [worker for worker in lab.listed() if worker.registration and worker.registration.state == "tuning"]
         assert tuning
         with pytest.raises(tvm_split.ClusterError, match="kernels are being tuned on it"):
             tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY).machine(tuning[0].registration.name)
-        lab.wait_listed(lambda found: all(each.registration.state == "ready" for each in found.values()))
+        lab.wait_listed(lambda workers: all(worker.registration.state == "ready" for worker in workers.values()))
         deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY))
 
 
@@ -142,9 +144,9 @@ def test_deploy_tune_deploy_again(network, tmp_path):
 def test_a_machine_that_leaves_and_comes_back(network, tmp_path):
     with RpcLab(tmp_path, servers=0) as lab:
         first, second = lab.start_worker(A), lab.start_worker(B)
-        lab.wait_listed(lambda found: {A, B} <= set(found))
+        lab.wait_listed(lambda workers: {A, B} <= set(workers))
         kill_group(first)
-        lab.wait_listed(lambda found: set(found) == {B})
+        lab.wait_listed(lambda workers: set(workers) == {B})
         deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port))
         second.send_signal(signal.SIGSTOP)  # it is listed still, and does not answer
         try:
@@ -153,7 +155,7 @@ def test_a_machine_that_leaves_and_comes_back(network, tmp_path):
         finally:
             second.send_signal(signal.SIGCONT)
         lab.start_worker(A)
-        lab.wait_listed(lambda found: {A, B} <= set(found))
+        lab.wait_listed(lambda workers: {A, B} <= set(workers))
         deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port))
 
 
@@ -161,10 +163,10 @@ def test_a_machine_that_leaves_and_comes_back(network, tmp_path):
 def test_workers_outlive_their_tracker(tmp_path):
     with RpcLab(tmp_path, servers=0) as lab:
         lab.start_worker(A)
-        lab.wait_listed(lambda found: A in found)
+        lab.wait_listed(lambda workers: A in workers)
         lab.restart_tracker()
-        found = lab.wait_listed(lambda found: A in found)
-        assert found[A].registration.tunes
+        workers = lab.wait_listed(lambda workers: A in workers)
+        assert workers[A].registration.tunes
         eventually(lambda: lab.count() == 1, "the tracker counts one device")
 
 
@@ -173,10 +175,10 @@ def test_a_deployment_keeps_tuners_away(network, tmp_path):
     module, x = network
     with RpcLab(tmp_path, servers=0) as lab:
         lab.start_worker(A)
-        lab.wait_listed(lambda found: A in found)
+        lab.wait_listed(lambda workers: A in workers)
         assert lab.count() == 1
         with tvm_split.compile_and_deploy(module, (x,), tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)):
-            lab.wait_listed(lambda found: found[A].registration.state == "deployed")
+            lab.wait_listed(lambda workers: workers[A].registration.state == "deployed")
             with pytest.raises(DeviceError, match="1 hold a deployment"):
                 lab.tracker().count_devices()
             assert tvm_split.Cluster.from_tracker("127.0.0.1", lab.port).machine_names == (A,)
@@ -185,11 +187,11 @@ def test_a_deployment_keeps_tuners_away(network, tmp_path):
 
 @pytest.mark.slow
 def test_who_has_no_key_is_not_served(tmp_path):
-    with RpcLab(tmp_path, servers=0) as lab, socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        taken.close()
+    with RpcLab(tmp_path, servers=0) as lab, socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        listener.close()
         lab.start_worker(A, "--insecure", "--tuning-port", str(port))
-        lab.wait_listed(lambda found: A in found)
+        lab.wait_listed(lambda workers: A in workers)
         eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, "the tuning port takes connections")
         for key in (b"client:lab:0.5", b"client:", b"\xff\xfe"):
             with socket.create_connection(("127.0.0.1", port), 10) as caller:
@@ -201,7 +203,7 @@ def test_who_has_no_key_is_not_served(tmp_path):
                 caller.sendall(nonsense)
                 with suppress(ConnectionResetError):
                     assert caller.recv(4) == b""
-        assert lab.wait_listed(lambda found: A in found)[A].registration.state == "ready"
+        assert lab.wait_listed(lambda workers: A in workers)[A].registration.state == "ready"
 
 
 @pytest.mark.slow
@@ -212,7 +214,7 @@ def test_tls_and_tokens_at_a_tracker(network, tmp_path):
     secret = ("--token-file", str(tmp_path / "token"))
     with RpcLab(tmp_path, servers=0) as lab:
         lab.start_worker(A, *arguments, *secret)
-        assert not lab.wait_listed(lambda found: A in found)[A].registration.tunes
+        assert not lab.wait_listed(lambda workers: A in workers)[A].registration.tunes
         with pytest.raises(tvm_split.ClusterError, match="its worker wants TLS: give tls_ca"):
             tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)
         with pytest.raises(InputError, match="anybody may register"):

@@ -43,17 +43,17 @@ def plan(model: tvm_split.Model) -> tvm_split.Plan:
 def no_process_stays():
     before = set(psutil.Process().children(recursive=True))
     yield
-    assert not [each for each in psutil.Process().children(recursive=True) if each not in before]
+    assert not [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
 def tried(folder: Path) -> list[str]:
     """Every measured candidate, one text each: which kernel and which choices. Duels measure again on purpose."""
-    found = []
+    candidates = []
     for line in (folder / "trials" / RECORDS).read_text().splitlines():
         workload, (trace, rounds, _, _) = json.loads(line)
         if len(rounds) == 1:
-            found.append(json.dumps([workload, trace]))
-    return found
+            candidates.append(json.dumps([workload, trace]))
+    return candidates
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatc
     assert tvm_split.tune(model, plan, database=folder, trials=0, effort=QUICK).kernels[0].kept
     x = normal(5, 1, 3, 6, 6)
     with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
-        (mine,) = deployment.run(x)
-    assert np.abs(mine - model.reference.outputs((x,))[0]).max() < 1e-4
+        (output,) = deployment.run(x)
+    assert np.abs(output - model.reference.outputs((x,))[0]).max() < 1e-4
 
 
 def decide_otherwise(kernel, target):
@@ -135,7 +135,7 @@ def decide_otherwise(kernel, target):
     from schedules.traits import traits_of
 
     space = kernel.template.space(kernel.function, traits_of(target))
-    choices = next(each for each in space.all_choices() if each != space.default)
+    choices = next(candidate for candidate in space.all_choices() if candidate != space.default)
     return text_of(choices), kernel.template.schedule(kernel.function, traits_of(target), choices)
 
 
@@ -146,11 +146,11 @@ def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, t
     assert all(kernel.tuned_seconds <= kernel.default_seconds for kernel in report.kernels)
     database = TuningDatabase(tmp_path)
     target = tvm_target(plan.machines[0].target)
-    kept = {kernel.name for kernel in report.kernels if kernel.kept}
+    kept_kernels = {kernel.name for kernel in report.kernels if kernel.kept}
     for kernel in tunable_kernels(model, plan, [machine.name for machine in plan.machines], plan.machines[0].target):
         decision = database.decision(kernel.function, target)
         is_default = decision is None or database.kernel(kernel.function, target) is None
-        assert (kernel.name in kept) <= (not is_default)
+        assert (kernel.name in kept_kernels) <= (not is_default)
 
 
 @pytest.mark.slow

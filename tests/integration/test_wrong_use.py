@@ -42,12 +42,12 @@ SPLIT = {"machine-a": ["conv1"], "machine-b": ["conv2"]}
 
 def children(process: int | None = None) -> set[int]:
     """Processes that this one, or another, started and that still run."""
-    found = set()
+    process_ids = set()
     for child in psutil.Process(process).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.status() != psutil.STATUS_ZOMBIE:
-                found.add(child.pid)
-    return found
+                process_ids.add(child.pid)
+    return process_ids
 
 
 @pytest.fixture(autouse=True)
@@ -245,10 +245,10 @@ def test_a_word_that_does_not_exist_is_no_number_and_hurts_no_worker(three_worke
         (expected,) = deployment.run(words)
         wrong = words.clone()
         wrong[0, 1], wrong[1, 2] = 10**12, -(10**12)
-        (found,) = deployment.run(wrong)
-    outside = np.isnan(found).all(axis=-1)
+        (output,) = deployment.run(wrong)
+    outside = np.isnan(output).all(axis=-1)
     assert np.argwhere(outside).tolist() == [[0, 1], [1, 2]]
-    np.testing.assert_array_equal(found[~outside], expected[~outside])
+    np.testing.assert_array_equal(output[~outside], expected[~outside])
 
 
 INTERRUPTED = """
@@ -264,7 +264,8 @@ with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
 
 
 @pytest.mark.parametrize(
-    "blow", [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))]
+    "blow",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM))],
 )
 def test_a_client_that_is_interrupted_leaves_no_worker(
     bundle: tvm_split.Bundle, tmp_path: Path, blow: signal.Signals

@@ -29,28 +29,28 @@ def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
     model = onnx.load(LIGHT_MODELS / f"{name}.onnx")
     graph = model.graph
     generator = np.random.default_rng(seed)
-    shapes = {each.name: tuple(numpy_helper.to_array(each)) for each in graph.initializer}
+    shapes = {initializer.name: tuple(numpy_helper.to_array(initializer)) for initializer in graph.initializer}
     constants = {node.output[0]: shapes[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape"}
-    kept = [node for node in graph.node if node.op_type not in ("ConstantOfShape", "Softmax")]
+    nodes = [node for node in graph.node if node.op_type not in ("ConstantOfShape", "Softmax")]
     result = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Softmax"}
     weights = {}
-    for node in kept:
+    for node in nodes:
         for position, tensor in enumerate(node.input):
             if tensor in constants and tensor not in weights:
                 role = _ROLES.get(node.op_type, {}).get(position, "bias")
-                weights[tensor] = _values(role, constants[tensor], generator, last=_is_last_of_branch(node, kept))
-    used = {tensor for node in kept for tensor in node.input}
-    initializers = [each for each in graph.initializer if each.name in used]
+                weights[tensor] = _values(role, constants[tensor], generator, last=_is_last_of_branch(node, nodes))
+    used = {tensor for node in nodes for tensor in node.input}
+    initializers = [initializer for initializer in graph.initializer if initializer.name in used]
     initializers += [numpy_helper.from_array(values, tensor) for tensor, values in weights.items()]
-    inputs = [each for each in graph.input if each.name not in shapes and each.name not in constants]
-    ends = [result.get(each.name, each.name) for each in graph.output]
-    outputs = [helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, None) for each in ends]
-    made = helper.make_model(
-        helper.make_graph(kept, name, inputs, outputs, initializers),
+    inputs = [value for value in graph.input if value.name not in shapes and value.name not in constants]
+    ends = [result.get(value.name, value.name) for value in graph.output]
+    outputs = [helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, None) for end in ends]
+    light = helper.make_model(
+        helper.make_graph(nodes, name, inputs, outputs, initializers),
         opset_imports=model.opset_import,
         ir_version=model.ir_version,
     )
-    return onnx.shape_inference.infer_shapes(made)
+    return onnx.shape_inference.infer_shapes(light)
 
 
 def _values(role: str, shape: tuple[int, ...], generator: np.random.Generator, last: bool) -> np.ndarray:
@@ -64,4 +64,4 @@ def _values(role: str, shape: tuple[int, ...], generator: np.random.Generator, l
 
 
 def _is_last_of_branch(node: onnx.NodeProto, nodes: list[onnx.NodeProto]) -> bool:
-    return any(other.op_type == "Sum" and node.output[0] in other.input for other in nodes)
+    return any(consumer.op_type == "Sum" and node.output[0] in consumer.input for consumer in nodes)

@@ -52,8 +52,8 @@ def test_coordinates_are_limited_each_by_its_axis() -> None:
         @R.function
         def main(data: R.Tensor((3, 5, 7), "float32"), index: R.Tensor((4, 2), "int64")):
             with R.dataflow():
-                found = R.gather_nd(data, index, batch_dims=0)
-                result = (found,)
+                gathered = R.gather_nd(data, index, batch_dims=0)
+                result = (gathered,)
                 R.output(result)
             return result
 
@@ -64,8 +64,8 @@ def test_coordinates_are_limited_each_by_its_axis() -> None:
             with R.dataflow():
                 above = R.maximum(index, R.const(0, "int64"))
                 inside = R.minimum(above, R.const([2, 4], "int64"))
-                found = R.gather_nd(data, inside, batch_dims=0)
-                result = (found,)
+                gathered = R.gather_nd(data, inside, batch_dims=0)
+                result = (gathered,)
                 R.output(result)
             return result
 
@@ -75,7 +75,7 @@ def test_coordinates_are_limited_each_by_its_axis() -> None:
 def mains(module: tvm.IRModule) -> list[Main]:
     """The compiled functions ``main`` of a module, before and after the pass."""
     both = (module, BoundIndices()(module))
-    return [relax.VirtualMachine(code_of(each, QUICKLY), tvm.cpu())["main"] for each in both]
+    return [relax.VirtualMachine(code_of(variant, QUICKLY), tvm.cpu())["main"] for variant in both]
 
 
 def gather_elements(data: relax.Expr, index: relax.Expr, updates: relax.Expr) -> relax.Expr:
@@ -132,6 +132,6 @@ def test_regions_are_of_images_that_there_are(kind: str) -> None:
     for number in (1e7, -1e7, np.nan, np.inf):
         wrong = boxes.copy()
         wrong[1, 0] = number
-        found = outcome(bounded, wrong)
-        np.testing.assert_array_equal(found[0], right[0], err_msg=f"image {number}")
-        assert np.isfinite(found).all(), number
+        actual = outcome(bounded, wrong)
+        np.testing.assert_array_equal(actual[0], right[0], err_msg=f"image {number}")
+        assert np.isfinite(actual).all(), number

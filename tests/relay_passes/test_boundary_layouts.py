@@ -76,10 +76,10 @@ def part() -> Computation:
 
 
 def test_the_changes_are_said_inside() -> None:
-    found = with_layouts(part(), {"x": BLOCKED, "positive": BLOCKED, "elsewhere": BLOCKED})
+    changed = with_layouts(part(), {"x": BLOCKED, "positive": BLOCKED, "elsewhere": BLOCKED})
     expected = Blocked["main"].with_attr("global_symbol", "stage_0")
-    assert_structural_equal(found.function, expected, map_free_vars=True)
-    assert (found.received, found.sent) == (("x", "y"), ("total", "positive"))
+    assert_structural_equal(changed.function, expected, map_free_vars=True)
+    assert (changed.received, changed.sent) == (("x", "y"), ("total", "positive"))
 
 
 def test_the_values_are_the_same() -> None:
@@ -97,21 +97,21 @@ def test_the_values_are_the_same() -> None:
 def test_other_forms_take_no_name_that_is_taken() -> None:
     """A variable that passes could take for another, since they go by names, would give wrong results."""
     image = relax.TensorType((1, 16, 4, 4), "float32")
-    x, other = relax.Var("x", image), relax.Var("x_plain", image)
+    x, x_plain = relax.Var("x", image), relax.Var("x_plain", image)
     subtracted = new_function(
-        "stage", [x, other], lambda builder: [builder.emit(relax.op.subtract(x, other), "y_sent")]
+        "stage", [x, x_plain], lambda builder: [builder.emit(relax.op.subtract(x, x_plain), "y_sent")]
     )
-    made = Computation("stage", subtracted, ("x", "x_plain"), ("y",))
-    function = with_layouts(made, {"x": BLOCKED, "y": BLOCKED}).function
+    computation = Computation("stage", subtracted, ("x", "x_plain"), ("y",))
+    function = with_layouts(computation, {"x": BLOCKED, "y": BLOCKED}).function
     assert names_of(function) == ["x", "x_plain", "x_1_plain", "y_sent", "y_1_sent", "outputs"]
 
 
 def test_layouts_are_read_off_both_ends() -> None:
     assert changed_parameters(Blocked["main"]) == [True, False]
     assert changed_parameters(Plain["main"]) == [False, False]
-    assert [count_changes(each["main"]) for each in (Plain, Blocked, Unblocked)] == [0, 2, 1]
-    made, as_it_came = layouts_made(Unblocked["main"])
-    assert BLOCKED.is_same(made)
+    assert [count_changes(module["main"]) for module in (Plain, Blocked, Unblocked)] == [0, 2, 1]
+    layout, as_it_came = layouts_made(Unblocked["main"])
+    assert BLOCKED.is_same(layout)
     assert as_it_came is None
     assert not BLOCKED.is_same(None)
     assert not BLOCKED.is_same(Layout(BLOCKED.shape, IndexMap.from_func(lambda n, c, h, w: (n, c % 2, h, w, c // 2))))
@@ -151,13 +151,13 @@ def test_the_end_begins_at_the_convolution(stage: Computation) -> None:
                 R.output(outputs)
             return outputs
 
-    found = sending_end(stage, {"residual"})
-    assert_structural_equal(found.function, Expected["stage"], map_free_vars=True)
-    assert (found.received, found.sent) == (("x", "bent"), ("residual",))
+    end = sending_end(stage, {"residual"})
+    assert_structural_equal(end.function, Expected["stage"], map_free_vars=True)
+    assert (end.received, end.sent) == (("x", "bent"), ("residual",))
 
 
 def test_the_beginning_ends_at_the_convolution(stage: Computation) -> None:
-    """With what else is needed there: the second convolution's result, which is added."""
+    """The receiving end also needs the second convolution's result, which is added."""
 
     @I.ir_module
     class Expected:
@@ -175,9 +175,9 @@ def test_the_beginning_ends_at_the_convolution(stage: Computation) -> None:
                 R.output(outputs)
             return outputs
 
-    found = receiving_end(stage, {"x"})
-    assert_structural_equal(found.function, Expected["stage"], map_free_vars=True)
-    assert (found.received, found.sent) == (("x", "bent"), ("first", "residual"))
+    beginning = receiving_end(stage, {"x"})
+    assert_structural_equal(beginning.function, Expected["stage"], map_free_vars=True)
+    assert (beginning.received, beginning.sent) == (("x", "bent"), ("first", "residual"))
 
 
 def test_a_beginning_goes_through_tuples() -> None:
@@ -189,10 +189,10 @@ def test_a_beginning_goes_through_tuples() -> None:
         right = builder.emit(relax.TupleGetItem(halves, 1), "right")
         return [builder.emit(relax.op.add(left, right), "total")]
 
-    made = Computation("stage", new_function("stage", [x], emit), ("x",), ("total",))
-    found = receiving_end(made, {"x"})
-    assert_structural_equal(found.function, made.function, map_free_vars=True)
-    assert not has_convolution(found)
+    computation = Computation("stage", new_function("stage", [x], emit), ("x",), ("total",))
+    beginning = receiving_end(computation, {"x"})
+    assert_structural_equal(beginning.function, computation.function, map_free_vars=True)
+    assert not has_convolution(beginning)
 
 
 def test_what_is_passed_on_needs_nothing(stage: Computation) -> None:

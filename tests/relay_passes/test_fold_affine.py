@@ -53,8 +53,8 @@ def test_chains_fold_into_weights(build, shape: tuple[int, ...], expected: list[
     after = FoldAffine()(before)
     assert _operators(after) == expected
     x = GENERATOR.standard_normal(shape).astype("float32")
-    for mine, right in zip(run(after, x), run(before, x), strict=True):
-        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-4)
+    for folded, reference in zip(run(after, x), run(before, x), strict=True):
+        np.testing.assert_allclose(folded, reference, rtol=1e-4, atol=1e-4)
 
 
 def _used_twice(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:

@@ -11,7 +11,7 @@ from tests.helpers.placements import run
 from tests.helpers.relax_graphs import module_of
 
 SPACE = [0, 0, 0, 0, 0, 1, 2, 1]
-"""Nothing above, one row below, two columns before and one behind."""
+"""Padding of no row above, one row below, two columns on the left and one on the right."""
 
 
 def _module(widths: list[int], layout: str = "NCHW", twice: bool = False, **options: object) -> tvm.IRModule:
@@ -30,7 +30,7 @@ def _module(widths: list[int], layout: str = "NCHW", twice: bool = False, **opti
 
 
 def _operators(module: tvm.IRModule) -> list[str]:
-    return [name for each in module["main"].body.blocks[0].bindings if (name := operator_name(each.value))]
+    return [name for binding in module["main"].body.blocks[0].bindings if (name := operator_name(binding.value))]
 
 
 def test_a_border_of_zeros_becomes_padding() -> None:
@@ -38,15 +38,17 @@ def test_a_border_of_zeros_becomes_padding() -> None:
     after = FoldPadding()(before)
     assert _operators(after) == ["relax.nn.conv2d", "relax.nn.relu"]
     x = np.random.default_rng(1).standard_normal((2, 3, 7, 6)).astype("float32")
-    for mine, right in zip(run(after, x), run(before, x), strict=True):
-        np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5)
+    for folded, reference in zip(run(after, x), run(before, x), strict=True):
+        np.testing.assert_allclose(folded, reference, rtol=1e-5, atol=1e-5)
 
 
 def test_a_border_that_others_read_stays_for_them() -> None:
     after = FoldPadding()(_module(SPACE, twice=True))
     assert sorted(_operators(after)) == ["relax.nn.conv2d", "relax.nn.pad", "relax.nn.relu"]
     (convolution,) = (
-        each.value for each in after["main"].body.blocks[0].bindings if operator_name(each.value).endswith("conv2d")
+        binding.value
+        for binding in after["main"].body.blocks[0].bindings
+        if operator_name(binding.value).endswith("conv2d")
     )
     assert convolution.args[0].name == "x"
 

@@ -1,4 +1,4 @@
-"""What multiplies takes halves, and adds in float32; nothing else is changed."""
+"""Operators that multiply take half-precision operands and add in float32; other operators stay unchanged."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_values_differ_by_the_rounding_and_no_more(dtype: str, bits: int) -> Non
     """Products of halves are exact in float32: the difference is that of the operands, of which each has ``bits``."""
     module = network()
     (x,) = random_inputs(module)
-    found = run_together({"exact": module, "half": HalfOperands(dtype)(module)}, x)
-    (exact,), (half,) = found["exact"], found["half"]
+    results = run_together({"exact": module, "half": HalfOperands(dtype)(module)}, x)
+    (exact,), (half,) = results["exact"], results["half"]
     difference = np.abs(half - exact).max() / np.abs(exact).max()
     assert 2.0 ** (-bits - 6) < difference < 2.0 ** (-bits + 3)
 
@@ -101,8 +101,8 @@ def test_convolutions_of_all_kinds_keep_their_attributes(name: str, dtype: str) 
     module = graph({"x": shape}, lambda emit, x: [emit(convolve(x), "result")])
     after = HalfOperands(dtype)(module)
     before, call = (
-        next(each.value for each in bindings_of(main_function(one)) if each.var.name == "result")
-        for one in (module, after)
+        next(binding.value for binding in bindings_of(main_function(variant)) if binding.var.name == "result")
+        for variant in (module, after)
     )
     assert {str(operand.ty.dtype) for operand in call.args} == {dtype}
     tvm.ir.assert_structural_equal(call.ty, before.ty)
@@ -112,8 +112,8 @@ def test_convolutions_of_all_kinds_keep_their_attributes(name: str, dtype: str) 
     }  # fmt: skip
     assert not differing
     (x,) = random_inputs(module)
-    found = run_together({"exact": module, "half": after}, x)
-    (exact,), (half,) = found["exact"], found["half"]
+    results = run_together({"exact": module, "half": after}, x)
+    (exact,), (half,) = results["exact"], results["half"]
     bits = {"float16": 11, "bfloat16": 8}[dtype]
     assert 0 < np.abs(half - exact).max() < 2.0 ** (-bits + 3) * np.abs(exact).max()
 

@@ -25,8 +25,8 @@ def lowered_and_fused(build) -> tuple[tvm.IRModule, tvm.IRModule]:
 
 def claimed(lowered: tvm.IRModule, fused: tvm.IRModule) -> list[tuple[str, ...]]:
     """The named operations of each kernel; ``gv`` is the name that the function's result has besides."""
-    found = kernel_sources(lowered, fused).values()
-    return sorted(tuple(name for name in sources if not name.startswith("gv")) for sources in found if sources)
+    claims = kernel_sources(lowered, fused).values()
+    return sorted(tuple(name for name in sources if not name.startswith("gv")) for sources in claims if sources)
 
 
 def test_a_fused_chain_names_all_its_operations() -> None:

@@ -55,7 +55,10 @@ def test_passes_and_phases_ensure_their_forms(name: str) -> None:
     assert checked == OWN_PASSES
     lifted = lift_weights(module)
     constants = [
-        each for value in values(lifted.module) for each in getattr(value, "args", ()) if is_tensor_constant(each)
+        argument
+        for value in values(lifted.module)
+        for argument in getattr(value, "args", ())
+        if is_tensor_constant(argument)
     ]
-    assert all(each.value.numpy().nbytes <= LARGEST_EMBEDDED_BYTES for each in constants)
+    assert all(constant.value.numpy().nbytes <= LARGEST_EMBEDDED_BYTES for constant in constants)
     assert lifted.weights

@@ -13,8 +13,8 @@ def test_what_computes_nothing_goes() -> None:
         def main(x: R.Tensor((2, 3), "float32"), y: R.Tensor((2, 3), "float32")):
             with R.dataflow():
                 dropped = R.nn.dropout(x, rate=0.5)
-                kept = dropped[0]
-                wide = R.broadcast_to(kept, R.shape([2, 3]))
+                data = dropped[0]
+                wide = R.broadcast_to(data, R.shape([2, 3]))
                 stacked = R.stack((wide, y, wide), axis=1)
                 total = R.sum(stacked, axis=[1], keepdims=False)
                 flat = R.reshape(total, R.shape([2, 3]))

@@ -31,7 +31,7 @@ def test_variables_get_names_of_their_own() -> None:
     before = doubled_names()
     after = UniqueNames()(before)
     function = after["main"]
-    names = [each.name for each in (*function.params, *(binding.var for binding in bindings_of(function)))]
+    names = [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
     assert names == ["lv", "lv_1", "lv_2", "result"]
     x = np.array([3.0, 4.0], np.float32)
     np.testing.assert_array_equal(run(after, x)[0], [7.0, 9.0])

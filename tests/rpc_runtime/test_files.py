@@ -98,9 +98,9 @@ def test_a_lock_that_others_could_take_is_made_this_users_alone(tmp_path: Path) 
 
 def test_who_keeps_a_file_lives(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with path.open("wb") as mine, path.open("rb") as other:
-        assert not is_kept(other)
-        keep(mine)
-        assert is_kept(other)
-    with path.open("rb") as other:
-        assert not is_kept(other)
+    with path.open("wb") as owner, path.open("rb") as reader:
+        assert not is_kept(reader)
+        keep(owner)
+        assert is_kept(reader)
+    with path.open("rb") as reader:
+        assert not is_kept(reader)

@@ -46,7 +46,7 @@ def test_this_machine_has_features() -> None:
 
 def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> None:
     code = "from rpc_runtime.hardware import memory_domain; print(memory_domain())"
-    told = {
+    processes = {
         name: subprocess.run([*before, sys.executable, "-c", code], capture_output=True, text=True, check=False)
         for name, before in (
             ("here", []),
@@ -55,11 +55,11 @@ def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> No
             ("users", ["unshare", "--user"]),
         )
     }
-    assert told["here"].stdout.strip() == memory_domain() != ""
+    assert processes["here"].stdout.strip() == memory_domain() != ""
     for name in ("namespace", "user", "users"):
-        if told[name].returncode:
-            pytest.skip(f"no other {name} can be had here: {told[name].stderr}")
-        assert told[name].stdout.strip() not in ("", memory_domain())
+        if processes[name].returncode:
+            pytest.skip(f"this system gives no second {name}: {processes[name].stderr}")
+        assert processes[name].stdout.strip() not in ("", memory_domain())
 
 
 @pytest.mark.parametrize("names", ["avx512f,amx_tile", "avx512q"])

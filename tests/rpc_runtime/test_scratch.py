@@ -59,10 +59,10 @@ def test_it_goes_after_its_process_was_killed() -> None:
 
 
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
-    other = tmp_path / f"{PREFIX}notes"
-    other.mkdir()
+    foreign = tmp_path / f"{PREFIX}notes"
+    foreign.mkdir()
     remove_orphans()
-    assert other.exists()
+    assert foreign.exists()
 
 
 def test_a_new_folder_is_no_orphan_whenever_it_is_looked_at() -> None:

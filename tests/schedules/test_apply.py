@@ -1,4 +1,4 @@
-"""What `schedules.apply` promises of every module, whatever its kernels."""
+"""What `schedules.apply` ensures for every module."""
 
 import numpy as np
 import tvm_ffi
@@ -68,9 +68,9 @@ def test_a_rule_that_fails_falls_to_the_next_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(cpu, "RULES", tuple((name, fails if name != "fallback" else rule) for name, rule in cpu.RULES))
     actual, chosen = evaluate(small_network, [x])
     assert chosen == {"fallback"}
-    warned = [each.getMessage() for each in caplog.records if each.name == "schedules.apply"]
+    warned = [record.getMessage() for record in caplog.records if record.name == "schedules.apply"]
     reason = "since the rule conv2d failed: ScheduleError: Cannot find a block with the specified name"
-    assert any("conv2d" in each and each.endswith(reason) for each in warned)
+    assert any("conv2d" in message and message.endswith(reason) for message in warned)
     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-3)
 
 

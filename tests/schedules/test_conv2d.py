@@ -62,7 +62,7 @@ def check(batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
     )
     residual = normal(3, *product.shape)
 
-    def graph(builder, data, other):
+    def graph(builder, data, residual_input):
         y = builder.emit(
             operator(
                 data,
@@ -73,7 +73,7 @@ def check(batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
                 groups=groups,
             )
         )
-        return apply_epilogue(builder, y, bias, other, epilogue)
+        return apply_epilogue(builder, y, bias, residual_input, epilogue)
 
     actual, chosen = evaluate(graph, [x, residual])
     assert_close(actual, expected_epilogue(product, bias, residual, epilogue), tolerance)
@@ -269,12 +269,12 @@ def test_a_chain_stays_in_blocks_and_is_fused(layers):
 
 
 def test_an_operand_from_outside_gets_the_height_too():
-    x, weight, other = normal(0, 1, 16, 9), normal(1, 16, 16, 3), normal(2, 1, 16, 9)
+    x, weight, residual = normal(0, 1, 16, 9), normal(1, 16, 16, 3), normal(2, 1, 16, 9)
 
     def graph(builder, data, residual):
         y = builder.emit(relax.op.nn.conv1d(data, relax.const(weight), padding=1))
         return builder.emit(relax.op.multiply(builder.emit(relax.op.add(residual, y)), relax.const(np.float32(2))))
 
-    lowered = lower(graph_of(graph, [x, other]), HOST)
+    lowered = lower(graph_of(graph, [x, residual]), HOST)
     exact = functional.conv1d(*(torch.tensor(array.astype("float64")) for array in (x, weight)), padding=1)
-    assert_close(run(lowered, [x, other]), 2 * (exact.numpy() + other), tolerance=1e-5)
+    assert_close(run(lowered, [x, residual]), 2 * (exact.numpy() + residual), tolerance=1e-5)

@@ -76,15 +76,15 @@ def test_gates_grow_with_their_number_not_with_its_power():
     few, many = (lower(graph_of(graph(steps), inputs), HOST) for steps in (5, 10))
     assert rules(many) == {"elementwise"}
     assert len(nodes(many)) < 3 * len(nodes(few))
-    right, other = (torch.tensor(each).double() for each in inputs)
+    expected, addend = (torch.tensor(array).double() for array in inputs)
     for _ in range(10):
-        right = right + torch.sigmoid(right + other) * torch.tanh(right)
-    assert_close(run(many, inputs), right.numpy())
+        expected = expected + torch.sigmoid(expected + addend) * torch.tanh(expected)
+    assert_close(run(many, inputs), expected.numpy())
 
 
 @pytest.mark.parametrize("bounds", ["relu", "relu6", "clip", "maximum", "minimum"])
 def test_bounds_keep_nan(bounds):
-    """Behind a convolution too, in whose tile they are computed."""
+    """They keep it behind a convolution too, where they are computed in its tile."""
     operators = {
         "clip": lambda x: relax.op.clip(x, -1, 2),
         "maximum": lambda x: relax.op.maximum(x, relax.const(-1.0, "float32")),

@@ -49,8 +49,8 @@ def attention_of(scale=0.5, masks=(), half=None, weights_too=False):
 
 
 def exact_attention(query, key, value, scale=0.5, masks=()):
-    query, key, value = (torch.tensor(each.astype("float64")) for each in (query, key, value))
-    scores = query @ key.transpose(-1, -2) * scale + sum(torch.tensor(each.astype("float64")) for each in masks)
+    query, key, value = (torch.tensor(array.astype("float64")) for array in (query, key, value))
+    scores = query @ key.transpose(-1, -2) * scale + sum(torch.tensor(mask.astype("float64")) for mask in masks)
     return (torch.softmax(scores, -1) @ value).numpy()
 
 
@@ -248,8 +248,8 @@ def test_heads_of_several_queries_are_read_where_they_lie(repeated, half):
     def of_each_query(builder, heads):
         if repeated:
             return builder.emit(relax.op.repeat(heads, 3, 1))
-        own = builder.emit(relax.op.expand_dims(heads, [2]))
-        wide = builder.emit(relax.op.broadcast_to(own, (1, 2, 3, 37, 16)))
+        expanded = builder.emit(relax.op.expand_dims(heads, [2]))
+        wide = builder.emit(relax.op.broadcast_to(expanded, (1, 2, 3, 37, 16)))
         return builder.emit(relax.op.reshape(wide, (1, 6, 37, 16)))
 
     def graph(builder, query, key, value):
@@ -257,7 +257,7 @@ def test_heads_of_several_queries_are_read_where_they_lie(repeated, half):
 
     inputs = [normal(0, 1, 6, 37, 16), normal(1, 1, 2, 37, 16), normal(2, 1, 2, 37, 16)]
     lowered = lower(graph_of(graph, inputs), SM_90)
-    exact = exact_attention(inputs[0], *(each.repeat(3, 1) for each in inputs[1:]))
+    exact = exact_attention(inputs[0], *(array.repeat(3, 1) for array in inputs[1:]))
     assert_close(run_emulated(lowered, inputs, SM_90), exact, 1e-5 if half is None else HALVES[half])
     # The expanded tensor is the same memory, too.
     chosen = schedules.chosen_rules(lowered)
@@ -385,6 +385,6 @@ def test_machine_code_without_spills(rows, width, half, arch, on_tensor_cores, t
         source = cuda_source(tvm.compile(module_of_kernels(lowered), target=cuda(arch)))
     assert "nvcuda::wmma::mma_sync" in source
     counted = {kernel.name: kernel.shared_bytes for kernel in kernels_of(source)}
-    for each in compile_with_nvcc(source, arch, tmp_path):
-        assert each.spilled_bytes == 0, each
-        assert each.shared_bytes == counted[each.name] <= MOST_STATIC_SHARED_BYTES, each
+    for assembled in compile_with_nvcc(source, arch, tmp_path):
+        assert assembled.spilled_bytes == 0, assembled
+        assert assembled.shared_bytes == counted[assembled.name] <= MOST_STATIC_SHARED_BYTES, assembled

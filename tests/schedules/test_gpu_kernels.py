@@ -54,7 +54,7 @@ needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
 
 MODELS |= {f"published {name}": model for name, model in torch_models.published_models().items()}
 FAST = ("bert", "mobilenet")
-"""With all kinds of kernels that the others have."""
+"""Models that together have all kinds of kernels of the others."""
 
 
 def marks_of(name):
@@ -113,10 +113,10 @@ def test_every_kernel_of_a_network_is_bound_and_fits(scheduled, source):
 @pytest.mark.parametrize("model", [pytest.param(name, marks=marks_of(name)) for name in sorted(MODELS)], indirect=True)
 def test_nvcc_compiles_every_kernel_of_a_network(source, arch, tmp_path):
     assembled = compile_with_nvcc(source, arch, tmp_path)
-    assert {each.name for each in assembled} == {each.name for each in kernels_of(source)}
-    for each in assembled:
-        assert each.spilled_bytes == 0, each
-        assert each.shared_bytes <= MOST_STATIC_SHARED_BYTES, each
+    assert {kernel.name for kernel in assembled} == {kernel.name for kernel in kernels_of(source)}
+    for kernel in assembled:
+        assert kernel.spilled_bytes == 0, kernel
+        assert kernel.shared_bytes <= MOST_STATIC_SHARED_BYTES, kernel
 
 
 def test_blocks_outside_of_threads_are_found():
@@ -188,9 +188,9 @@ def test_half_precision_uses_tensor_cores(graph, shape, dtype, arch, tmp_path):
     assert "nvcuda::wmma::mma_sync" in source
     counted = {kernel.name: kernel.shared_bytes for kernel in kernels_of(source)}
     assert max(counted.values()) > 0
-    for each in compile_with_nvcc(source, arch, tmp_path):
-        assert each.spilled_bytes == 0, each
-        assert each.shared_bytes == counted[each.name], each
+    for kernel in compile_with_nvcc(source, arch, tmp_path):
+        assert kernel.spilled_bytes == 0, kernel
+        assert kernel.shared_bytes == counted[kernel.name], kernel
 
 
 @needs_nvcc
@@ -200,11 +200,11 @@ def test_half_precision_uses_tensor_cores(graph, shape, dtype, arch, tmp_path):
     ids=["half", "brain"],
 )
 def test_older_tensor_cores_do_not_multiply_bfloat16(dtype, chosen, tmp_path):
-    found = set()
+    used = set()
     for graph, shape in ((half_product, (1, 40, 768)), (half_convolution, (1, 96, 12, 12))):
         lowered = lower(graph_of(graph(dtype), [np.zeros(shape, dtype)]), cuda("sm_75"))
-        found |= set(schedules.chosen_rules(lowered).values()) - {"elementwise"}
+        used |= set(schedules.chosen_rules(lowered).values()) - {"elementwise"}
         source = source_of(lowered, "sm_75")
         assert ("wmma" in source) == (chosen == {"tensor_core"})
         assert compile_with_nvcc(source, "sm_75", tmp_path)
-    assert found == chosen
+    assert used == chosen

@@ -54,7 +54,7 @@ def test_convolutions_on_tensor_cores(inputs, outputs, size, kernel, stride, pad
     attributes = {"strides": (stride, stride), "padding": (padding, padding), "dilation": (dilation, dilation)}
 
     def graph(builder, data, residual):
-        operands = [builder.emit(relax.op.astype(each, dtype)) for each in (data, relax.const(weight))]
+        operands = [builder.emit(relax.op.astype(operand, dtype)) for operand in (data, relax.const(weight))]
         y = builder.emit(relax.op.nn.conv2d(*operands, out_dtype="float32", **attributes))
         y = builder.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1))))
         return builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, residual))))
@@ -96,13 +96,15 @@ def any_convolution(axes, transposed, half, inputs, weight, attributes):
     def graph(builder, data):
         operands = data, relax.const(weight)
         if half is not None:
-            operands = [builder.emit(relax.op.astype(each, half)) for each in operands]
+            operands = [builder.emit(relax.op.astype(operand, half)) for operand in operands]
         y = builder.emit(getattr(relax.op.nn, name)(*operands, out_dtype="float32", **attributes))
         return builder.emit(relax.op.nn.relu(y))
 
-    given = {name: value for name, value in attributes.items() if name != "strides"} | {"stride": attributes["strides"]}
+    torch_attributes = {name: value for name, value in attributes.items() if name != "strides"} | {
+        "stride": attributes["strides"]
+    }
     operator = getattr(torch.nn.functional, f"conv_transpose{axes}d" if transposed else f"conv{axes}d")
-    exact = operator(*(torch.tensor(each.astype("float64")) for each in (inputs, weight)), **given)
+    exact = operator(*(torch.tensor(array.astype("float64")) for array in (inputs, weight)), **torch_attributes)
     return graph, np.maximum(exact.numpy(), 0)
 
 

@@ -45,7 +45,7 @@ class Chosen:
         self.name, self.choices = name, choices
 
     def kernel(self, function, target):
-        template = next(each for each in templates_of(target) if each.name == self.name)
+        template = next(candidate for candidate in templates_of(target) if candidate.name == self.name)
         if template.space(function, machine_of(target)) is None:
             return None
         return scheduled_function(template.schedule(function, machine_of(target), self.choices))
@@ -53,16 +53,16 @@ class Chosen:
 
 def template_and_function(name):
     graph, inputs, _, _ = CASES[name]
-    template = next(each for each in templates_of(SM_90) if each.name == name)
+    template = next(candidate for candidate in templates_of(SM_90) if candidate.name == name)
     functions = unscheduled(graph_of(graph, inputs), SM_90)
-    return template, next(each for each in functions if template.space(each, GPU) is not None)
+    return template, next(function for function in functions if template.space(function, GPU) is not None)
 
 
 def some_choices(name, count):
-    """By chance, and of those with slices and without."""
+    """Return random choices, ``count`` with slices and ``count`` without."""
     template, function = template_and_function(name)
     offered = list(template.space(function, GPU).all_choices())
-    kinds = [[each for each in offered if (each["slices"] > 1) == cut] for cut in (False, True)]
+    kinds = [[choices for choices in offered if (choices["slices"] > 1) == cut] for cut in (False, True)]
     generator = random.Random(0)
     return [choices for kind in kinds for choices in generator.sample(kind, count)]
 
@@ -88,8 +88,8 @@ def test_what_is_offered_fits_a_block(name):
     space = template.space(function, GPU)
     part = "warps" if name == "tensor_core" else "registers"
     offered = list(space.all_choices())
-    largest = max(offered, key=lambda each: (np.prod(numbers(each["tile"])), each["depth"]))
-    widest = max(offered, key=lambda each: np.prod(numbers(each["tile"])) / np.prod(numbers(each[part])))
+    largest = max(offered, key=lambda choices: (np.prod(numbers(choices["tile"])), choices["depth"]))
+    widest = max(offered, key=lambda choices: np.prod(numbers(choices["tile"])) / np.prod(numbers(choices[part])))
     for choices in (largest, widest, *some_choices(name, 1)):
         scheduled = scheduled_function(template.schedule(function, GPU, choices))
         with SM_90:
@@ -143,7 +143,7 @@ def test_the_model_of_time_is_the_default(name):
     template, function = template_and_function(name)
     lowered = lower(graph_of(graph, inputs), SM_90)
     assert name in rules(lowered)
-    chosen = {str(each.attrs.get("tvm_split.choices")) for _, each in module_of_kernels(lowered).functions_items()}
+    chosen = {str(kernel.attrs.get("tvm_split.choices")) for _, kernel in module_of_kernels(lowered).functions_items()}
     assert text_of(template.space(function, GPU).default) in chosen
 
 

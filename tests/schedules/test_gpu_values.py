@@ -220,7 +220,7 @@ def test_functions_of_halves(dtype):
 @pytest.mark.parametrize("places", ["int32", "int64"])
 def test_rows_of_a_table(places):
     table, rows = normal(0, 40, 12), np.array([[3, 39, 0], [7, 7, 21]], places)
-    actual, _ = evaluate(lambda builder, *given: builder.emit(relax.op.take(*given, axis=0)), [table, rows])
+    actual, _ = evaluate(lambda builder, *operands: builder.emit(relax.op.take(*operands, axis=0)), [table, rows])
     assert np.array_equal(actual, table[rows])
 
 
@@ -228,14 +228,14 @@ def test_rows_that_are_written_into_a_table():
     table, rows, places = normal(0, 40, 12), normal(1, 2, 12), np.array([[3], [39]], "int64")
     written = table.copy()
     written[places[:, 0]] = rows
-    actual, _ = evaluate(lambda builder, *given: builder.emit(relax.op.scatter_nd(*given)), [table, places, rows])
+    actual, _ = evaluate(lambda builder, *operands: builder.emit(relax.op.scatter_nd(*operands)), [table, places, rows])
     assert np.array_equal(actual, written)
 
 
 @pytest.mark.slow
 def test_the_larger_of_two_wide_integers():
     left, right = (np.random.default_rng(seed).integers(-(2**60), 2**60, (3, 50)) for seed in (0, 1))
-    actual, _ = evaluate(lambda builder, *given: builder.emit(relax.op.maximum(*given)), [left, right])
+    actual, _ = evaluate(lambda builder, *operands: builder.emit(relax.op.maximum(*operands)), [left, right])
     assert np.array_equal(actual, np.maximum(left, right))
 
 

@@ -42,13 +42,16 @@ def test_products(batch, rows, depth, columns, turned, constant, epilogue):
     left = left.astype("float32")
     product = exact(left) @ exact(right)
     residual = normal(3, *product.shape)
-    stored = [each.swapaxes(-1, -2).copy() if turn else each for each, turn in zip((left, right), turned, strict=True)]
+    stored = [
+        operand.swapaxes(-1, -2).copy() if turn else operand
+        for operand, turn in zip((left, right), turned, strict=True)
+    ]
 
-    def graph(builder, a, other, *b):
+    def graph(builder, a, residual_input, *b):
         second = relax.const(stored[1]) if constant else b[0]
         a = transposed(builder, a) if turned[0] else a
         second = transposed(builder, second) if turned[1] else second
-        return apply_epilogue(builder, builder.emit(relax.op.matmul(a, second)), bias, other, epilogue)
+        return apply_epilogue(builder, builder.emit(relax.op.matmul(a, second)), bias, residual_input, epilogue)
 
     actual, chosen = evaluate(graph, [stored[0], residual, *([] if constant else [stored[1]])])
     assert_close(actual, expected_epilogue(product, bias, residual, epilogue), TOLERANCE)

@@ -34,7 +34,7 @@ def test_norms_over_trailing_axes(shape, axes, offset, operator):
     parameters = [gamma, beta] if operator == "layer_norm" else [gamma]
 
     def graph(builder, data):
-        constants = [relax.const(each) for each in parameters]
+        constants = [relax.const(array) for array in parameters]
         return builder.emit(getattr(relax.op.nn, operator)(data, *constants, list(range(-axes, 0)), 1e-5))
 
     actual, chosen = evaluate(graph, [x])
@@ -92,7 +92,7 @@ def test_instance_norm_of_values_far_from_zero():
 )
 def test_pooling(kind, channels, size, window, strides, padded, ceil_mode, count_include_pad, behind_convolution):
     padding = tuple(extent // 2 if padded else 0 for extent in window)
-    assume(all(each + 2 * pad >= extent for each, pad, extent in zip(size, padding, window, strict=True)))
+    assume(all(length + 2 * pad >= extent for length, pad, extent in zip(size, padding, window, strict=True)))
     x, weight = normal(0, 2, channels, *size), normal(1, channels, channels, 1, 1)
     exact_x = functional.conv2d(exact(x), exact(weight)) if behind_convolution else exact(x)
     if kind == "max":
@@ -122,14 +122,14 @@ def test_pooling(kind, channels, size, window, strides, padded, ceil_mode, count
     operator=st.sampled_from(["sum", "mean", "max", "min", "prod"]),
 )
 def test_reductions(shape, axes, keepdims, operator):
-    over = tuple(sorted(axis for axis in axes if axis < len(shape)))
-    assume(over)
+    reduced = tuple(sorted(axis for axis in axes if axis < len(shape)))
+    assume(reduced)
     x = normal(0, *shape) if operator != "prod" else 1 + normal(0, *shape) / 100
     actual, _ = evaluate(
-        lambda builder, data: builder.emit(getattr(relax.op, operator)(data, list(over), keepdims)), [x]
+        lambda builder, data: builder.emit(getattr(relax.op, operator)(data, list(reduced), keepdims)), [x]
     )
-    reference = np.asarray(getattr(np, operator)(x.astype("float64"), axis=over, keepdims=keepdims))
-    scale = float(np.abs(x.astype("float64")).sum(axis=over).max()) if operator == "sum" else 0.0
+    reference = np.asarray(getattr(np, operator)(x.astype("float64"), axis=reduced, keepdims=keepdims))
+    scale = float(np.abs(x.astype("float64")).sum(axis=reduced).max()) if operator == "sum" else 0.0
     assert actual.shape == reference.shape
     assert np.abs(actual - reference).max() <= TOLERANCE * max(scale, np.abs(reference).max(), 1.0)
 

@@ -56,7 +56,7 @@ def test_attention_without_copies(batch, tokens, heads, width):
 @pytest.mark.parametrize("repeated", [True, False], ids=["repeat", "broadcast"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_repeated_operands(side, repeated):
-    few, other = normal(0, 2, 3, 16, 16), normal(1, 6, 4, 16, 16)
+    few, many = normal(0, 2, 3, 16, 16), normal(1, 6, 4, 16, 16)
 
     def graph(builder, x, y):
         if repeated:
@@ -65,8 +65,8 @@ def test_repeated_operands(side, repeated):
             x = builder.emit(relax.op.broadcast_to(builder.emit(relax.op.reshape(x, (6, 1, 16, 16))), (6, 4, 16, 16)))
         return builder.emit(relax.op.matmul(*((x, y) if side == "left" else (y, x))))
 
-    actual, rules = evaluate(graph, [few, other])
-    x, y = few.reshape(6, 1, 16, 16).repeat(4, 1).astype("float64"), other
+    actual, rules = evaluate(graph, [few, many])
+    x, y = few.reshape(6, 1, 16, 16).repeat(4, 1).astype("float64"), many
     assert_close(actual, x @ y if side == "left" else y @ x)
     # What is left beside the product is the reshape, which the library turns into a view.
     assert rules <= {"matmul", "elementwise"}
@@ -105,10 +105,10 @@ def test_a_view_ends_at_what_computes() -> None:
 
 
 def test_a_transposed_left_operand_is_copied_first() -> None:
-    """Its rows would be read with a stride for every column."""
+    """Read in place, its rows would be read with a stride for every column."""
     module = graph_of(
         lambda builder, a, b: builder.emit(relax.op.matmul(builder.emit(relax.op.permute_dims(a)), b)),
         [normal(0, 64, 32), normal(1, 64, 48)],
     )
-    kernels = [each for _, each in lower(module, HOST).functions_items() if isinstance(each, tirx.PrimFunc)]
-    assert sorted(str(each.attrs[schedules.SCHEDULE_ATTRIBUTE]) for each in kernels) == ["elementwise", "matmul"]
+    kernels = [kernel for _, kernel in lower(module, HOST).functions_items() if isinstance(kernel, tirx.PrimFunc)]
+    assert sorted(str(kernel.attrs[schedules.SCHEDULE_ATTRIBUTE]) for kernel in kernels) == ["elementwise", "matmul"]

@@ -99,9 +99,9 @@ class Bundle(Shown):
                 raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         (folder / "ir").mkdir(exist_ok=True)
-        kept = {blob.sha256 for blob in self._blob_specs()}
+        digests = {blob.sha256 for blob in self._blob_specs()}
         for path in (folder / "blobs").iterdir():
-            if path.name not in kept:
+            if path.name not in digests:
                 path.unlink()
         for path in (folder / "ir").iterdir():
             path.unlink()

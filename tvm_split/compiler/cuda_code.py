@@ -117,10 +117,10 @@ def cuda_misfit(needs: CudaNeeds, worker: WorkerDescription) -> str:
     if not worker.cuda_devices:
         return f"has no CUDA device: {worker.cuda.problem or 'it does not say why'}"
     device = worker.cuda_devices[0].arch
-    mine, wanted = _numbers(device), _numbers(needs.arch)
-    if mine is None or wanted is None:
+    device_version, code_version = _numbers(device), _numbers(needs.arch)
+    if device_version is None or code_version is None:
         return ""
-    if mine[:2] < wanted[:2] or (wanted[2] and mine[:2] != wanted[:2]):
+    if device_version[:2] < code_version[:2] or (code_version[2] and device_version[:2] != code_version[:2]):
         return f"has a GPU of {device}, which does not run code for {needs.arch}: give the machine arch: {device}"
     if worker.cuda.driver < RUNTIME_DRIVER:
         return _old_driver(worker, RUNTIME_DRIVER, "TVM's library for GPUs")
@@ -132,7 +132,7 @@ def cuda_misfit(needs: CudaNeeds, worker: WorkerDescription) -> str:
             )
         return ""
     # Machine code runs with every driver of its CUDA major version. PTX, for later GPU generations, does not.
-    same_kind = mine[0] == wanted[0]
+    same_kind = device_version[0] == code_version[0]
     least = needs.toolkit[0] * 1000 + (0 if same_kind else needs.toolkit[1] * 10)
     if worker.cuda.driver < least:
         code = "machine code" if same_kind else f"PTX for {needs.arch}, which this GPU of {device} takes"

@@ -108,7 +108,7 @@ def _target_of(cluster: Workers, machine: Machine) -> dict[str, Any]:
 
 def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:
     """Return a user's target with defaults filled in; raise a `ClusterError` if it is incomplete or invalid."""
-    here = f"{machine.described_at}: " * bool(machine.described_at) + f"machine {machine.name!r}"
+    location = f"{machine.described_at}: " * bool(machine.described_at) + f"machine {machine.name!r}"
     completed = dict(target)
     kind = completed.get("kind")
     if kind == "llvm":
@@ -116,13 +116,13 @@ def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, A
     elif kind == "cuda":
         if "arch" not in completed:
             raise ClusterError(
-                f"{here} has a CUDA target without 'arch'; give the GPU's, for example "
+                f"{location} has a CUDA target without 'arch'; give the GPU's, for example "
                 '{"kind": "cuda", "arch": "sm_90"}'
             )
     else:
-        raise ClusterError(f"{here} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for")
+        raise ClusterError(f"{location} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for")
     try:
         tvm_target(completed)
     except PlanError as error:
-        raise ClusterError(f"{here}: {error}") from error
+        raise ClusterError(f"{location}: {error}") from error
     return completed

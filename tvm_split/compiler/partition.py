@@ -74,9 +74,9 @@ class Partition:
         """The slices of inputs that the client computes."""
         ranges = [(cut, range_of(cut)) for cut in self.cuts]
         return tuple(
-            InputCut(tensor_spec(cut.var.name, cut.var.ty), taken.source, taken.axis, taken.begin)
-            for cut, taken in ranges
-            if taken is not None
+            InputCut(tensor_spec(cut.var.name, cut.var.ty), region.source, region.axis, region.begin)
+            for cut, region in ranges
+            if region is not None
         )
 
     @cached_property

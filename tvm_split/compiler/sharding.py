@@ -193,15 +193,15 @@ def _leveled(
         ]
         source = source_of[name]
         crossings = (rise + (of.crossings if of.source == source else 0) for of, rise in inside)
-        peers[name] = own = _Peers(place.stage, source, max(crossings, default=0))
-        before = rises.setdefault(own, {})
-        for other, rise in inside:
-            if other != own:
-                before[other] = max(before.get(other, 0), rise)
+        peers[name] = value_peers = _Peers(place.stage, source, max(crossings, default=0))
+        before = rises.setdefault(value_peers, {})
+        for operand_peers, rise in inside:
+            if operand_peers != value_peers:
+                before[operand_peers] = max(before.get(operand_peers, 0), rise)
     levels: dict[_Peers, int] = {}
     for group in TopologicalSorter(rises).static_order():
-        levels[group] = max((levels[other] + rise for other, rise in rises[group].items()), default=0)
-    level_of = {name: levels[own] for name, own in peers.items() if name in dependent}
+        levels[group] = max((levels[earlier] + rise for earlier, rise in rises[group].items()), default=0)
+    level_of = {name: levels[group] for name, group in peers.items() if name in dependent}
     first: dict[Place, int] = {}
     for name, level in level_of.items():
         first[places[name]] = min(level, first.get(places[name], level))

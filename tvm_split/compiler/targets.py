@@ -67,13 +67,13 @@ def _cpu_target(architecture: str, features: frozenset[str]) -> dict[str, Any]:
         return {"kind": "llvm", "mcpu": lowest, **triple}
     names = (level for level in levels if _instruction_sets({"mcpu": level, **triple}) <= features)
     target: dict[str, Any] = {"kind": "llvm", "mcpu": next(names, lowest), **triple}
-    known = _instruction_sets(target)
+    enabled = _instruction_sets(target)
     mattr: list[str] = []
     for name in _ADDED.get(family, "").split() if features else ():
         # A feature is added only if the processor has everything that LLVM enables with it.
         implied = _instruction_sets({**target, "mattr": [*mattr, f"+{name}"]})
-        if known < implied <= features | known:
-            mattr, known = [*mattr, f"+{name}"], implied
+        if enabled < implied <= features | enabled:
+            mattr, enabled = [*mattr, f"+{name}"], implied
     return {**target, "mattr": mattr} if mattr else target
 
 
@@ -99,9 +99,9 @@ def cannot_execute(target: Mapping[str, Any], architecture: str, features: Colle
             here, only the architecture is compared.
     """
     cpu = cpu_part(target)
-    wanted = _architecture_of(cpu)
-    if _family(wanted) != _family(architecture):
-        return f"is {architecture}, not {wanted}"
+    target_architecture = _architecture_of(cpu)
+    if _family(target_architecture) != _family(architecture):
+        return f"is {architecture}, not {target_architecture}"
     if not features:
         return ""
     lacking = sorted(_instruction_sets(cpu) - set(features))
@@ -204,13 +204,13 @@ def _knows_feature(name: str, triple: str) -> bool:
 def _silenced() -> Iterator[None]:
     """Redirect standard error to /dev/null: LLVM reports unknown names there."""
     with _SILENCING, Path(os.devnull).open("w") as nothing:
-        kept = os.dup(2)
+        saved = os.dup(2)
         try:
             os.dup2(nothing.fileno(), 2)
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(saved, 2)
+            os.close(saved)
 
 
 def _triple(cpu: Mapping[str, Any]) -> str:

@@ -72,13 +72,13 @@ def difference(
         tolerance = TOLERANCES.get(str(expected.dtype), 0.0)
     if tolerance and precision != "float32":
         tolerance = max(tolerance, TOLERANCES[precision])
-    left, right = actual.astype(np.float64), expected.astype(np.float64)
-    equal = (left == right) | (np.isnan(left) & np.isnan(right))
+    actual_values, expected_values = actual.astype(np.float64), expected.astype(np.float64)
+    equal = (actual_values == expected_values) | (np.isnan(actual_values) & np.isnan(expected_values))
     if equal.all():
         return Difference(0.0, 0.0)
-    gap = np.abs(left - right)[~equal]
+    gap = np.abs(actual_values - expected_values)[~equal]
     largest = float("inf") if np.isnan(gap).any() else float(gap.max())
-    finite = right[np.isfinite(right)]
+    finite = expected_values[np.isfinite(expected_values)]
     magnitude = float(np.abs(finite).max(initial=0.0))
     return Difference(largest, tolerance * magnitude, magnitude)
 
@@ -107,8 +107,8 @@ def verify_bundle(
             runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
             with InProcessRunner(runnable.program, runnable.blob_path) as pipeline:
                 actual = pipeline.run(inputs)
-        for tensor, mine, right, tolerance in zip(model.outputs, actual, expected, allowed, strict=True):
-            gap = difference(mine, right, tolerance, plan.precision)
+        for tensor, value, reference, tolerance in zip(model.outputs, actual, expected, allowed, strict=True):
+            gap = difference(value, reference, tolerance, plan.precision)
             error = max(error, gap.share)
             if not gap.is_within:
                 raise VerificationError(
@@ -225,11 +225,11 @@ def first_parting_layer(
     executable = relax.build(module, tvm.target.Target({"kind": "llvm"}))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     values = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
-    mine = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+    compiled = {name: value.numpy() for name, value in zip(names, values, strict=True)}
     tolerances = _tolerances(model)
     for name, expected in reference.values(inputs):
-        if name in mine:
-            gap = difference(mine[name], expected, tolerances.get(name), precision)
+        if name in compiled:
+            gap = difference(compiled[name], expected, tolerances.get(name), precision)
             if not gap.is_within:
                 return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", gap
     return None
@@ -264,9 +264,9 @@ def tolerances_of(function: relax.Function) -> dict[str, float]:
     rounding: dict[str, float] = {}
     tolerances: dict[str, float] = {}
     for binding in bindings_of(function):
-        own = TOLERANCES.get(str(getattr(binding.var.ty, "dtype", "")), 0.0)
+        tolerance = TOLERANCES.get(str(getattr(binding.var.ty, "dtype", "")), 0.0)
         before = (rounding.get(used.name, 0.0) for used in used_variables(binding.value))
-        rounding[binding.var.name] = max(own, *before, 0.0)
-        if own:
+        rounding[binding.var.name] = max(tolerance, *before, 0.0)
+        if tolerance:
             tolerances[binding.var.name] = rounding[binding.var.name]
     return tolerances

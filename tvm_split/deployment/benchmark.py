@@ -45,7 +45,7 @@ def bench(
         raise InputError(
             f"{rounds} rounds of streams of {micro_batches} micro-batches cannot be measured; give at least 1 of 3"
         )
-    batches = [each if isinstance(each, tuple | list) else (each,) for each in inputs]
+    batches = [batch if isinstance(batch, tuple | list) else (batch,) for batch in inputs]
     fed = itertools.cycle(batches)
     # Enough to fill every queue of the pipeline once, but not more than a measured stream.
     warm_up = min(micro_batches, 8 * (1 + len(deployment.stages)))

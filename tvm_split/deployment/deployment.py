@@ -149,7 +149,7 @@ class Deployment(Closing):
                 tuple(machine for machine in self.program.machines if machine not in answered),
             )
         elif self._last is None:
-            raise WorkerError("the workers of this deployment could not be asked for their figures when it was closed")
+            raise WorkerError("the workers of this deployment sent no statistics when it was closed")
         return self._last
 
     def trace(self) -> tuple[TraceEvent, ...]:
@@ -271,11 +271,11 @@ def _check_codecs(program: Program, cluster: Cluster) -> None:
         link = cluster.link(route.source, route.destination)
         if link is None or link.codec in (AUTO_CODEC, NONE):
             continue
-        wanted = fitting(link.codec, route.tensor)
-        if wanted != route.codec:
+        codec = fitting(link.codec, route.tensor)
+        if codec != route.codec:
             raise ClusterError(
                 f"the link from {link.source!r} to {link.destination!r} has codec {link.codec!r}, which would write "
-                f"tensor {route.tensor.name!r} as {wanted}, and the bundle was planned with {route.codec}: plan and "
+                f"tensor {route.tensor.name!r} as {codec}, and the bundle was planned with {route.codec}: plan and "
                 "compile for this cluster, or take the codec out of it"
             )
 
@@ -308,15 +308,15 @@ def _check_workers(
                     f"plan and compile for threads: {worker.threads}"
                 )
         versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
-        for package, wanted in bundle.versions.items():
-            found = versions.get(package, "unknown")
-            if found != wanted:
+        for package, compiled_version in bundle.versions.items():
+            worker_version = versions.get(package, "unknown")
+            if worker_version != compiled_version:
                 raise BundleError(
-                    f"the bundle was compiled with {package} {wanted}, the worker of {name!r} at {endpoint.address} "
-                    f"has {found}; install the same version on both, or compile again"
+                    f"the bundle was compiled with {package} {compiled_version}, the worker of {name!r} at "
+                    f"{endpoint.address} has {worker_version}; install the same version on both, or compile again"
                 )
         require_executable(named, name, planned.target, worker.architecture, worker.cpu_features)
-        for stage in (each for each in stages if each.device == "cuda"):
+        for stage in (stage for stage in stages if stage.device == "cuda"):
             needs = bundle.cuda.get(kernels_key(stage), CudaNeeds(str(planned.target["arch"]), None))
             problem = cuda_misfit(needs, worker)
             if problem:

@@ -87,12 +87,12 @@ def report_of(
     """
     prediction = plan.prediction
     times = _Times(_begun_in(measured.streams or _around(measured.runs), trace))
-    expected_links = {(each.source, each.destination): each for each in prediction.links} if prediction else {}
+    expected_links = {(link.source, link.destination): link for link in prediction.links} if prediction else {}
     links = tuple(
         _link_report(program, ends, times, expected_links.get(ends), carried.get(ends, ""))
         for ends in dict.fromkeys((route.source, route.destination) for route in program.routes)
     )
-    expected = {each.machine: each for each in prediction.machines} if prediction else {}
+    expected = {machine.machine: machine for machine in prediction.machines} if prediction else {}
     shared = prediction.shared_cores if prediction else ()
     machines = tuple(
         _machine_report(program.stages_on(name), name, times, expected.get(name), links, shared, bool(measured.streams))
@@ -100,7 +100,7 @@ def report_of(
     )
     period = Comparison(prediction.period_seconds if prediction else None, measured.period_seconds)
     latency = Comparison(prediction.latency_seconds if prediction else None, measured.latency_seconds)
-    estimated = {each.machine: each.estimated_share for each in expected.values()}
+    estimated = {machine.machine: machine.estimated_share for machine in expected.values()}
     return DeploymentReport(
         model=plan.model,
         origin=plan.origin,
@@ -167,8 +167,8 @@ class _Times:
             _median(self.seconds, members[0].machine, [stage.name for stage in members], kind, when)
             for when, members in groups.items()
         ]
-        known = [seconds for seconds in medians if seconds is not None]
-        return sum(known) if known else None
+        measured = [seconds for seconds in medians if seconds is not None]
+        return sum(measured) if measured else None
 
 
 def _median(sums: _Sums, machine: str, stages: Iterable[str], kind: str, when: Recurrence) -> float | None:
@@ -197,7 +197,9 @@ def _machine_report(
     expected = least = None
     if predicted is not None:
         # If cores are oversubscribed, the measurement includes waiting for a core while others compute.
-        oversubscription = max([1.0, *(each.oversubscription for each in shared_cores if machine in each.machines)])
+        oversubscription = max(
+            [1.0, *(shared.oversubscription for shared in shared_cores if machine in shared.machines)]
+        )
         expected = predicted.compute_seconds * oversubscription if contended else predicted.alone_seconds
         if contended and (predicted.transfer_seconds or oversubscription > 1):
             least = predicted.compute_seconds - predicted.transfer_seconds
@@ -229,10 +231,10 @@ def _link_report(
 ) -> LinkReport:
     routes = [route for route in program.routes if (route.source, route.destination) == ends]
     when = functools.reduce(operator.or_, (route.when for route in routes))
-    own = list(_own_events(program, routes, when))
+    event_keys = list(_own_events(program, routes, when))
     # The slower end counts. Without bytes of either end, the size of the tensors does, unless they have codecs.
-    seconds = [each for each in (_median(times.seconds, *keys, when) for keys in own) if each is not None]
-    sent_bytes = next((each for each in (_median(times.bytes, *keys, when) for keys in own) if each), None)
+    seconds = [median for median in (_median(times.seconds, *keys, when) for keys in event_keys) if median is not None]
+    sent_bytes = next((median for median in (_median(times.bytes, *keys, when) for keys in event_keys) if median), None)
     codecs = tuple(dict.fromkeys(route.codec for route in routes if route.codec != NONE))
     if sent_bytes is None and not codecs and any(kind in (RECEIVE, SEND) for _, _, kind in times.seconds):
         sent_bytes = sum(route.tensor.size_bytes * route.when.share for route in routes)
@@ -252,11 +254,11 @@ def _own_events(program: Program, link: Sequence[Route], when: Recurrence) -> It
     """The ends of a link whose events belong to this link alone: machine, stages, and kind of the events."""
     source, destination = link[0].source, link[0].destination
     sent = [(route, _maker(program, route)) for route in program.routes if route.source == source]
-    taken = [(route, _taker(program, route)) for route in program.routes if route.destination == destination]
-    for machine, kind, recorded in ((source, SEND, sent), (destination, RECEIVE, taken)):
+    received = [(route, _taker(program, route)) for route in program.routes if route.destination == destination]
+    for machine, kind, recorded in ((source, SEND, sent), (destination, RECEIVE, received)):
         stages = {stage for route, stage in recorded if route in link and stage is not None}
-        others = [route for route, stage in recorded if stage in stages and route not in link]
-        if not any(other.when & when for other in others):
+        other_routes = [route for route, stage in recorded if stage in stages and route not in link]
+        if not any(route.when & when for route in other_routes):
             yield machine, stages, kind
 
 
@@ -274,7 +276,9 @@ def _taker(program: Program, route: Route) -> str | None:
 def read_computing(path: Path, model: str) -> dict[str, float]:
     """Measured seconds of computing by machine, per micro-batch of a stream; raises a `PlanError` for a wrong file."""
     report = _read_report(path, model)
-    return {each.machine: each.compute.measured for each in report.machines if each.compute.measured is not None}
+    return {
+        machine.machine: machine.compute.measured for machine in report.machines if machine.compute.measured is not None
+    }
 
 
 def read_measured(path: Path, model: str) -> Measured:
@@ -284,7 +288,9 @@ def read_measured(path: Path, model: str) -> Measured:
         PlanError: the file cannot be read, is no report, or is a report of another model or without a prediction.
     """
     report = _read_report(path, model)
-    compared = {each.machine: 1.0 if each.compute.inconclusive else each.compute.ratio for each in report.machines}
+    compared = {
+        machine.machine: 1.0 if machine.compute.inconclusive else machine.compute.ratio for machine in report.machines
+    }
     ratios = {machine: ratio for machine, ratio in compared.items() if ratio}
     if not ratios:
         raise PlanError(
@@ -294,9 +300,9 @@ def read_measured(path: Path, model: str) -> Measured:
     return Measured(
         compute_ratios=ratios,
         link_speeds={
-            (each.source, each.destination): each.bytes.measured / each.seconds.measured
-            for each in changed_links(report.period, report.latency, report.links)
-            if each.bytes.measured and each.seconds.measured
+            (link.source, link.destination): link.bytes.measured / link.seconds.measured
+            for link in changed_links(report.period, report.latency, report.links)
+            if link.bytes.measured and link.seconds.measured
         },
         earlier=report.corrections,
         profiled_at=report.profiled_at,

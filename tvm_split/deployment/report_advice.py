@@ -32,9 +32,9 @@ def advice_for(
     scale = _scale(period, latency)
     parts = [
         *(
-            _of_machine(each, estimated_shares.get(each.machine, 0.0))
-            for each in machines
-            if parted(each.compute, scale)
+            _of_machine(machine, estimated_shares.get(machine.machine, 0.0))
+            for machine in machines
+            if parted(machine.compute, scale)
         ),
         *map(_of_link, changed_links(period, latency, links)),
     ]

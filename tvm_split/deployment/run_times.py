@@ -164,4 +164,4 @@ class MeasuredRuns:
     @property
     def period_seconds(self) -> float | None:
         """Seconds between two results of a stream once the pipeline is full; the median over the streams."""
-        return statistics.median(each.seconds_per_result for each in self.streams) if self.streams else None
+        return statistics.median(stream.seconds_per_result for stream in self.streams) if self.streams else None

@@ -93,7 +93,7 @@ def timeline(events: Sequence[TraceEvent], machines: Sequence[str], columns: int
     for event in sorted(shown, key=lambda event: (event.start_nanoseconds, event.sequence)):
         if (event.machine, event.kind) in spans:
             spans[event.machine, event.kind].append(_span(event, origin, scale, columns))
-    lanes = [Lane(machine, kind, tuple(own)) for (machine, kind), own in spans.items()]
+    lanes = [Lane(machine, kind, tuple(lane_spans)) for (machine, kind), lane_spans in spans.items()]
     return Timeline(tuple(lanes), columns, scale)
 
 

@@ -27,20 +27,20 @@ def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str,
     """
     machines = [machine.name for machine in problem.machines]
     pieces = [piece.name for piece in problem.pieces]
-    found: dict[str, tuple[Stage, ...]] = {
+    baselines: dict[str, tuple[Stage, ...]] = {
         f"{ONE_MACHINE}, {name}": (Stage((name,), tuple(pieces)),) for name in machines
     }
     if len(machines) == 1 or len(pieces) < len(machines):
-        return found
+        return baselines
     layers = [float(layers_of[piece]) for piece in pieces]
     parameters = [float(piece.weight_bytes) for piece in problem.pieces]
     for name, weights in ((EQUAL_LAYERS, layers), (EQUAL_PARAMETERS, parameters)):
         cuts = proportional_cuts(weights, [1.0] * len(machines))
-        found[name] = tuple(
+        baselines[name] = tuple(
             Stage((machine,), tuple(pieces[start:end]))
             for machine, (start, end) in zip(machines, itertools.pairwise(cuts), strict=True)
         )
-    return found
+    return baselines
 
 
 def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list[int]:
@@ -50,11 +50,11 @@ def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list
     """
     sums = [0.0, *itertools.accumulate(weights)]
     cuts = [0]
-    wanted = 0.0
+    target = 0.0
     for index, share in enumerate(shares[:-1]):
-        wanted += share / sum(shares) * sums[-1]
+        target += share / sum(shares) * sums[-1]
         first, last = cuts[-1] + 1, len(weights) - (len(shares) - 1 - index)
-        cuts.append(min(range(first, last + 1), key=lambda cut: abs(sums[cut] - wanted)))
+        cuts.append(min(range(first, last + 1), key=lambda cut: abs(sums[cut] - target)))
     return [*cuts, len(weights)]
 
 

@@ -31,16 +31,16 @@ def model_problem(
     Raises:
         PlanError: a pin names a layer or machine that does not exist.
     """
-    beside = _beside_client(profile)
-    buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
+    client_costs = _beside_client(profile)
+    buses = {machine.machine: machine.bus for machine in profile.machines if machine.bus is not None}
     return Problem(
         objective=request.objective,
-        machines=tuple(_machine(each, memory_limits.get(each.machine)) for each in profile.machines),
+        machines=tuple(_machine(machine, memory_limits.get(machine.machine)) for machine in profile.machines),
         links=tuple(_link(link, buses) for link in profile.links),
         pieces=tuple(
             Piece(
                 piece.name,
-                {each.machine: each.pieces[piece.name].seconds for each in profile.machines},
+                {machine.machine: machine.pieces[piece.name].seconds for machine in profile.machines},
                 piece.weight_bytes,
                 piece.activation_bytes,
             )
@@ -55,8 +55,8 @@ def model_problem(
         maximum_latency_seconds=request.latency_limit_seconds,
         buffers=BUFFERS,
         shared_cores=profile.shared_cores,
-        client_transfer_seconds=statistics.fmean(each.transfer_seconds for each in beside),
-        client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each in beside),
+        client_transfer_seconds=statistics.fmean(cost.transfer_seconds for cost in client_costs),
+        client_transfer_seconds_per_byte=statistics.fmean(cost.transfer_seconds_per_byte for cost in client_costs),
     )
 
 
@@ -79,13 +79,13 @@ def _link(link: LinkProfile, buses: Mapping[str, Bus]) -> ProblemLink:
 def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     """Streaming costs of the machines that share cores with the client; they approximate the client's own costs."""
     near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
-    return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
+    return [machine.streaming for machine in profile.machines if machine.machine in near] or [StreamingCost()]
 
 
 def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:
     streaming = machine.streaming
-    alone = sum(each.seconds for each in machine.pieces.values())
-    contended = sum(each.contended_seconds for each in machine.pieces.values())
+    alone = sum(piece.seconds for piece in machine.pieces.values())
+    contended = sum(piece.contended_seconds for piece in machine.pieces.values())
     slower = max(1.0, contended / alone) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
@@ -103,26 +103,26 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
     Raises:
         PlanError: a pin does not; the message names similar layers.
     """
-    for wanted, what in ((request.pairs("pin"), "pinned to"), (request.pairs("keep_off"), "kept off")):
-        for name, machine in wanted:
-            here = f"layer {name!r} is to be {what} machine {machine!r}"
+    for pairs, what in ((request.pairs("pin"), "pinned to"), (request.pairs("keep_off"), "kept off")):
+        for name, machine in pairs:
+            demand = f"layer {name!r} is to be {what} machine {machine!r}"
             if machine not in machines:
-                raise PlanError(f"{here}; the cluster has {short_list(machines)}")
+                raise PlanError(f"{demand}; the cluster has {short_list(machines)}")
             if not any(covers(name, layer) for layer in graph.layers):
-                raise PlanError(f"{here}, and the model has none of that name or prefix; {near_names(graph, name)}")
+                raise PlanError(f"{demand}, and the model has none of that name or prefix; {near_names(graph, name)}")
 
 
-def _pins(profile: ClusterProfile, wanted: Iterable[tuple[str, str]], forbidden: bool) -> list[Pin]:
-    found = []
-    for name, machine in wanted:
+def _pins(profile: ClusterProfile, pairs: Iterable[tuple[str, str]], forbidden: bool) -> list[Pin]:
+    pins = []
+    for name, machine in pairs:
         pieces = [piece.name for piece in profile.pieces if any(covers(name, layer) for layer in piece.layers)]
         if not pieces:
             raise PlanError(
                 f"layer {name!r} is to be {'kept off' if forbidden else 'pinned to'} {machine!r}, and takes no time "
                 "of its own: it goes with the layers beside it"
             )
-        found += [Pin(piece, **{"not_on" if forbidden else "on": machine}) for piece in pieces]
-    return found
+        pins += [Pin(piece, **{"not_on" if forbidden else "on": machine}) for piece in pieces]
+    return pins
 
 
 def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...]:

@@ -138,7 +138,7 @@ def with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[
     group_of = {layer: index for index, group in enumerate(groups) for layer in group}
     for layer in graph.layers:
         if layer in graph.independent:
-            nearest = min(group_of, key=lambda other: abs(position[other] - position[layer]))
+            nearest = min(group_of, key=lambda candidate: abs(position[candidate] - position[layer]))
             groups[group_of[nearest]].append(layer)
     return [sorted(group, key=position.__getitem__) for group in groups]
 
@@ -167,9 +167,11 @@ def stages_with_shards(
     for shard in shards:
         _check(shard, machine_names)
         for place in _range(graph, shard):
-            taken = owner[place]
-            if isinstance(taken, Shard):
-                raise PlanError(f"layer {graph.layers[place]!r} is in {taken} and in {shard}; end one before the other")
+            previous = owner[place]
+            if isinstance(previous, Shard):
+                raise PlanError(
+                    f"layer {graph.layers[place]!r} is in {previous} and in {shard}; end one before the other"
+                )
             owner[place] = shard
     machine_of = assign_layers(graph, split, machine_names) if split else {}
     for machine, name in ((machine, name) for machine, names in (split or {}).items() for name in names):
@@ -179,11 +181,11 @@ def stages_with_shards(
                 f"split gives machine {machine!r} the layer {name!r}, which is in {takers[0]}; take it out of the "
                 "split, which is for the other layers, or end the shard before it"
             )
-    nearest = next(each for each in owner if isinstance(each, Shard))
+    nearest = next(shard for shard in owner if isinstance(shard, Shard))
     for place, layer in enumerate(graph.layers):
-        found = owner[place]
-        if isinstance(found, Shard):
-            nearest = found
+        holder = owner[place]
+        if isinstance(holder, Shard):
+            nearest = holder
         else:
             owner[place] = machine_of.get(layer) or max(nearest.shares, key=nearest.shares.__getitem__)
     stages = (

@@ -85,7 +85,7 @@ def estimated_profile(model: ModelDescription, cluster: Cluster) -> ClusterProfi
 
 def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) -> MachineProfile:
     processor, times = (GPU, 1) if machine.has_gpu else (CORE, machine.threads)
-    seconds = {name: max(each, SHORTEST_SECONDS) / times for name, each in alone[processor].items()}
+    seconds = {name: max(duration, SHORTEST_SECONDS) / times for name, duration in alone[processor].items()}
     return MachineProfile(
         machine=machine.name,
         target={},
@@ -95,7 +95,7 @@ def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) ->
         operations_per_second=processor.operations_per_second * times,
         bytes_per_second=processor.bytes_per_second,
         streaming=StreamingCost(),
-        pieces={name: PieceTime(each, each, "estimated") for name, each in seconds.items()},
+        pieces={name: PieceTime(duration, duration, "estimated") for name, duration in seconds.items()},
         measured_at=0.0,
         cores=0 if machine.has_gpu else machine.threads,
         bus=BUS if machine.has_gpu else None,
@@ -105,13 +105,13 @@ def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) ->
 def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
     """The link speeds that the user gave, else those of a usual lab network; in one process sending takes no time."""
     for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
-        given = cluster.link(source, destination)
+        link = cluster.link(source, destination)
         transport = cluster.transport_between_gpus(source, destination)
         if cluster.launcher.in_process:
             yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
-        elif given is None or given.bytes_per_second is None:
+        elif link is None or link.bytes_per_second is None:
             usual = (LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS)
             yield LinkProfile(source, destination, *usual, "estimated", 0.0, transport)
-        elif not given.is_closed:
-            speed = (given.bytes_per_second, given.latency_seconds)
+        elif not link.is_closed:
+            speed = (link.bytes_per_second, link.latency_seconds)
             yield LinkProfile(source, destination, *speed, "given", 0.0, transport)

@@ -85,8 +85,10 @@ def flow_of(problem: Problem, graph: StepGraph) -> Flow:
         for step in graph.steps
     ]
     transfers = [
-        NumberedTransfer(position[each.source], tuple(position[target] for target in each.targets), each.bytes)
-        for each in graph.transfers
+        NumberedTransfer(
+            position[transfer.source], tuple(position[target] for target in transfer.targets), transfer.bytes
+        )
+        for transfer in graph.transfers
     ]
     return Flow(problem, _NamedLinks(problem), steps, transfers)
 
@@ -170,8 +172,11 @@ class Flow:
 
     def transfer_seconds(self, step: int, machine: int) -> float:
         """Seconds of computing that the transfers of one micro-batch to and from a step take on a machine."""
-        own = self.problem.machines[machine]
-        return self.counts[step] * own.transfer_seconds + self.sizes[step] * own.transfer_seconds_per_byte
+        problem_machine = self.problem.machines[machine]
+        return (
+            self.counts[step] * problem_machine.transfer_seconds
+            + self.sizes[step] * problem_machine.transfer_seconds_per_byte
+        )
 
     @cached_property
     def full_seconds(self) -> list[list[float]]:
@@ -189,8 +194,8 @@ class Flow:
     def _uses(self) -> dict[int, _Use]:
         uses = {machine: _Use() for machine in self.machines}
         for step, shares, seconds in zip(self.steps, self.shares, self.full_seconds, strict=True):
-            for machine, share, each in zip(step.machines, shares, seconds, strict=True):
-                uses[machine].compute += share * each
+            for machine, share, duration in zip(step.machines, shares, seconds, strict=True):
+                uses[machine].compute += share * duration
                 uses[machine].share = max(uses[machine].share, share)
         for (sources, targets), size in self.crossing.items():
             stream = size * self._speeds[sources, targets][1]
@@ -214,10 +219,12 @@ class Flow:
         busy = {machines[number].name: use.compute * machines[number].cores for number, use in self._uses.items()}
         per_tensor, per_byte = problem.client_transfer_seconds, problem.client_transfer_seconds_per_byte
         busy[CLIENT] = self.counts[CLIENT_NUMBER] * per_tensor + self.sizes[CLIENT_NUMBER] * per_byte
-        here = ((tuple(name for name in each.machines if name in busy), each.cores) for each in problem.shared_cores)
+        core_sets = (
+            (tuple(name for name in shared.machines if name in busy), shared.cores) for shared in problem.shared_cores
+        )
         return tuple(
             CoresLoad(names, count, math.fsum(map(busy.__getitem__, names)), sum(cores.get(name, 0) for name in names))
-            for names, count in here
+            for names, count in core_sets
             if names
         )
 
@@ -225,17 +232,17 @@ class Flow:
     def period_seconds(self) -> float:
         """Seconds between two results of a stream."""
         longest = max(max(use.compute, use.receive, use.send) for use in self._uses.values())
-        return max([longest, *(each.least_period_seconds for each in self.shared_cores)])
+        return max([longest, *(shared.least_period_seconds for shared in self.shared_cores)])
 
     @cached_property
     def timetable(self) -> Timetable:
         """The timetable of one input alone; raises a `PlanError` if steps wait for each other in a cycle."""
         seconds = [step.contended_seconds for step in self.steps]
-        found = timetable(self._placements[:-1], seconds, self._transfers, lambda *ends: self._speeds[ends])
-        if None in found.starts:
-            stuck = self._names(self._placements[found.starts.index(None)])
+        result = timetable(self._placements[:-1], seconds, self._transfers, lambda *ends: self._speeds[ends])
+        if None in result.starts:
+            stuck = self._names(self._placements[result.starts.index(None)])
             raise PlanError(f"a step on {stuck} waits for itself: what it needs is made from its own results")
-        return found
+        return result
 
     @property
     def latency_seconds(self) -> float:
@@ -248,14 +255,14 @@ class Flow:
         return tuple(self._load(machine) for machine in self.machines)
 
     def _load(self, machine: int) -> MachineLoad:
-        use, own = self._uses[machine], [step for step in self.steps if machine in step.machines]
+        use, steps = self._uses[machine], [step for step in self.steps if machine in step.machines]
         return MachineLoad(
             machine=self.problem.machines[machine].name,
             compute_seconds=use.compute,
             receive_seconds=use.receive,
             send_seconds=use.send,
-            weight_bytes=math.fsum(step.weight_bytes for step in own),
-            activation_bytes=max(step.activation_bytes for step in own),
+            weight_bytes=math.fsum(step.weight_bytes for step in steps),
+            activation_bytes=max(step.activation_bytes for step in steps),
             buffer_bytes=self.problem.buffers * (use.received + use.sent),
             bytes_received=use.received,
             bytes_sent=use.sent,
@@ -277,14 +284,16 @@ class Flow:
             yield max(use.compute for use in uses), f"compute of {names}{together}"
             yield max(use.receive for use in uses), f"receiving on {names}{self._over(senders, 'from')}"
             yield max(use.send for use in uses), f"sending on {names}{self._over(receivers, 'to')}"
-        for each in self.shared_cores:
-            cores = "one core" if each.cores == 1 else f"{each.cores} cores"
-            sharing = f"{names_of(list(map(_end_name, each.machines)))} {'has' if len(each.machines) == 1 else 'share'}"
-            yield each.least_period_seconds, f"computing on the {cores} that {sharing}"
+        for shared in self.shared_cores:
+            cores = "one core" if shared.cores == 1 else f"{shared.cores} cores"
+            sharing = (
+                f"{names_of(list(map(_end_name, shared.machines)))} {'has' if len(shared.machines) == 1 else 'share'}"
+            )
+            yield shared.least_period_seconds, f"computing on the {cores} that {sharing}"
 
     def _over(self, ends: Sequence[MachineSet], word: str) -> str:
         links = "links" if len(ends) > 1 else "link"
-        return f" over the {links} {word} {names_of([self._names(each) for each in ends])}" if ends else ""
+        return f" over the {links} {word} {names_of([self._names(end) for end in ends])}" if ends else ""
 
     def _names(self, placement: MachineSet) -> str:
         if placement == CLIENT_SET:
@@ -299,11 +308,11 @@ class Flow:
 
 def shares_by_speed(seconds: Sequence[float]) -> tuple[float, ...]:
     """Shares with which replicas that take ``seconds`` each for a micro-batch finish at the same time."""
-    idle = sum(each == 0 for each in seconds)
+    idle = sum(duration == 0 for duration in seconds)
     if idle:
-        return tuple((each == 0) / idle for each in seconds)
-    whole = math.fsum(1.0 / each for each in seconds)
-    return tuple(1.0 / each / whole for each in seconds)
+        return tuple((duration == 0) / idle for duration in seconds)
+    whole = math.fsum(1.0 / duration for duration in seconds)
+    return tuple(1.0 / duration / whole for duration in seconds)
 
 
 def violations(problem: Problem, stages: Sequence[Stage], evaluation: Evaluation) -> tuple[str, ...]:
@@ -324,8 +333,8 @@ def _memory_violations(problem: Problem, evaluation: Evaluation) -> Iterator[str
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
     for load in evaluation.loads:
         if load.memory_bytes > limits[load.machine] * (1 + TOLERANCE):
-            needed, there = bytes_text(load.memory_bytes), bytes_text(limits[load.machine])
-            yield f"{load.machine} needs {needed} of memory and has {there}"
+            needed, limit = bytes_text(load.memory_bytes), bytes_text(limits[load.machine])
+            yield f"{load.machine} needs {needed} of memory and has {limit}"
 
 
 def memory_shortage(problem: Problem, evaluation: Evaluation) -> float:

@@ -50,13 +50,13 @@ def faults(problem: Problem) -> Iterator[Fault]:
     yield from _count_faults(problem)
 
 
-def _link_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
+def _link_faults(problem: Problem, names: set[str]) -> Iterator[Fault]:
     ends: set[tuple[str, str]] = set()
     for index, link in enumerate(problem.links):  # there may be a million: one quick test for the usual case
         pair = link.source, link.destination
-        if pair in ends or pair[0] == pair[1] or pair[0] not in known or pair[1] not in known:
-            yield from _unknown("machine", link.source, known, ("links", index, "from"))
-            yield from _unknown("machine", link.destination, known, ("links", index, "to"))
+        if pair in ends or pair[0] == pair[1] or pair[0] not in names or pair[1] not in names:
+            yield from _unknown("machine", link.source, names, ("links", index, "from"))
+            yield from _unknown("machine", link.destination, names, ("links", index, "to"))
             what = f"link from {link.source!r} to {link.destination!r}"
             if pair[0] == pair[1]:
                 yield Fault(("links", index, "to"), f"{what} goes to itself")
@@ -72,11 +72,11 @@ def _piece_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
                 yield from _unknown("machine", name, machines, ("pieces", index, "seconds", name))
 
 
-def _edge_faults(problem: Problem, known: set[str]) -> Iterator[Fault]:
+def _edge_faults(problem: Problem, names: set[str]) -> Iterator[Fault]:
     bytes_of: dict[tuple[str, str], float] = {}
     for index, edge in enumerate(problem.edges):
-        yield from _unknown("piece", edge.source, known, ("edges", index, "from"))
-        yield from _unknown("piece", edge.destination, known, ("edges", index, "to"))
+        yield from _unknown("piece", edge.source, names, ("edges", index, "from"))
+        yield from _unknown("piece", edge.destination, names, ("edges", index, "to"))
         what = f"edge from {edge.source!r} to {edge.destination!r}"
         if edge.source == edge.destination:
             yield Fault(("edges", index, "to"), f"{what} goes to itself")
@@ -109,6 +109,6 @@ def _doubled(kind: str, names: Sequence[str]) -> Iterator[Fault]:
             yield Fault(where, f"two {kind}s are named {name!r}; names must be distinct")
 
 
-def _unknown(kind: str, name: str, known: Iterable[str], where: tuple[int | str, ...]) -> Iterator[Fault]:
-    if name not in known:
-        yield Fault(where, f"no {kind} is named {name!r}; there are {short_list(sorted({*known} - {CLIENT}), 8)}")
+def _unknown(kind: str, name: str, names: Iterable[str], where: tuple[int | str, ...]) -> Iterator[Fault]:
+    if name not in names:
+        yield Fault(where, f"no {kind} is named {name!r}; there are {short_list(sorted({*names} - {CLIENT}), 8)}")

@@ -32,20 +32,24 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     """
     if problem.stages is not None:
         return solution
-    own = objective_seconds(problem.objective, solution.evaluation)
+    solution_seconds = objective_seconds(problem.objective, solution.evaluation)
     fewer = [
-        each
-        for each in solution.alternatives
-        if _machines(each.stages) < _machines(solution.stages)
-        and objective_seconds(problem.objective, each) <= own * (1 + _margin(problem, solution, each))
-        and keeps_demands(problem, each.stages, each)
+        alternative
+        for alternative in solution.alternatives
+        if _machines(alternative.stages) < _machines(solution.stages)
+        and objective_seconds(problem.objective, alternative)
+        <= solution_seconds * (1 + _margin(problem, solution, alternative))
+        and keeps_demands(problem, alternative.stages, alternative)
     ]
     if not fewer:
         return solution
-    chosen = min(fewer, key=lambda each: (_machines(each.stages), objective_seconds(problem.objective, each)))
+    chosen = min(
+        fewer,
+        key=lambda alternative: (_machines(alternative.stages), objective_seconds(problem.objective, alternative)),
+    )
     evaluation = evaluate(problem, lower(problem, chosen.stages))
     value = objective_seconds(problem.objective, evaluation)
-    lost = value / own - 1 if own > 0 else 0.0
+    lost = value / solution_seconds - 1 if solution_seconds > 0 else 0.0
     return dataclasses.replace(
         solution,
         stages=chosen.stages,
@@ -62,13 +66,15 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
                 solution.evaluation.latency_seconds,
                 f"gains {lost:.1%} with {_machines(solution.stages)} machines",
             ),
-            *(each for each in solution.alternatives if each is not chosen),
+            *(alternative for alternative in solution.alternatives if alternative is not chosen),
         ),
     )
 
 
-def _margin(problem: Problem, solution: Solution, other: Alternative) -> float:
-    later = solution.evaluation.latency_seconds / other.latency_seconds if other.latency_seconds > 0 else 1.0
+def _margin(problem: Problem, solution: Solution, alternative: Alternative) -> float:
+    later = (
+        solution.evaluation.latency_seconds / alternative.latency_seconds if alternative.latency_seconds > 0 else 1.0
+    )
     if problem.objective == "latency" or later <= 1.0:
         return MARGIN
     return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(later), LARGEST_MARGIN)
@@ -91,7 +97,7 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
             f"{1 / seconds:.4g} micro-batches a second" if plan.objective == "throughput" else f"{seconds * 1e3:.4g} ms"
         )
 
-    alone = [each for each in prediction.baselines if each.name.startswith(ONE_MACHINE)]
+    alone = [baseline for baseline in prediction.baselines if baseline.name.startswith(ONE_MACHINE)]
     if not alone:
         return None
     best, machine = min(alone, key=value), prediction.machines[0].machine
@@ -103,17 +109,17 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
             f"{len(prediction.machines)} machines {text(prediction)}; leave out what forces the split, such as a "
             "number of stages, to let the planner choose"
         )
-    given_up = next((each for each in prediction.alternatives if each.name == MORE_MACHINES), None)
+    given_up = next((alternative for alternative in prediction.alternatives if alternative.name == MORE_MACHINES), None)
     if given_up is not None:
         return (
             f"more machines gain too little: {machine} alone does {text(prediction)}, the best plan over several "
             f"machines {text(given_up)}; {prediction.why_no_more_machines}"
         )
-    single = {each.stages[0][0] for each in alone}
+    single = {baseline.stages[0][0] for baseline in alone}
     splits = [
-        each
-        for each in (*prediction.alternatives, *prediction.baselines)
-        if not {name for name, _ in each.stages} <= single or len(each.stages) > 1
+        split
+        for split in (*prediction.alternatives, *prediction.baselines)
+        if not {name for name, _ in split.stages} <= single or len(split.stages) > 1
     ]
     nearest = min(splits, key=value, default=None)
     if nearest is None or value(nearest) < value(prediction):

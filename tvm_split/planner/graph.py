@@ -96,8 +96,8 @@ def grouped(
     group_of = dict(position)
 
     def join(keys: Iterable[Key]) -> None:
-        first, *others = sorted({group_of[key] for key in keys if key in group_of}) or [0]
-        for key in [key for other in others for key in members.pop(other)]:
+        first, *merged = sorted({group_of[key] for key in keys if key in group_of}) or [0]
+        for key in [key for group in merged for key in members.pop(group)]:
             group_of[key] = first
             members[first].append(key)
 
@@ -114,14 +114,14 @@ def grouped(
             break
         except graphlib.CycleError as error:
             join(members[group][0] for group in error.args[1])
-    found, ready = [], list[int]()
+    groups, ready = [], list[int]()
     while sorter.is_active():
         for group in sorter.get_ready():
             heapq.heappush(ready, group)
         first = heapq.heappop(ready)
         sorter.done(first)
-        found.append(tuple(sorted(members[first], key=position.__getitem__)))
-    return tuple(found)
+        groups.append(tuple(sorted(members[first], key=position.__getitem__)))
+    return tuple(groups)
 
 
 def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
@@ -148,16 +148,16 @@ def piece_edges(graph: LayerGraph, pieces: Sequence[Sequence[str]]) -> tuple[Edg
     Every edge names its tensor, which is sent once to each machine, however many pieces need it there.
     """
     piece_of = {layer: piece[0] for piece in pieces for layer in piece}
-    found: dict[tuple[str, str, str], Edge] = {}
+    edges: dict[tuple[str, str, str], Edge] = {}
     for value in (*graph.inputs, *graph.values):
         source = piece_of.get(value.producer, CLIENT)
         takers = sorted({piece_of[layer] for layer in value.consumers if layer in piece_of})
         for destination in [*takers, *([CLIENT] if value.is_output else [])]:
             if source != destination:
                 edge = Edge(source, destination, float(value.size_bytes), value.name)
-                found[source, destination, value.name] = edge
+                edges[source, destination, value.name] = edge
     position = {CLIENT: -1, **{piece[0]: index for index, piece in enumerate(pieces)}}
-    return tuple(sorted(found.values(), key=lambda edge: (position[edge.source], position[edge.destination])))
+    return tuple(sorted(edges.values(), key=lambda edge: (position[edge.source], position[edge.destination])))
 
 
 def pieces_of_kernels(
@@ -170,16 +170,18 @@ def pieces_of_kernels(
     the end of the model, to that of the kernel before it.
     """
     piece_of = {layer: index for index, piece in enumerate(pieces) for layer in piece}
-    found: list[int | None] = [
+    assigned: list[int | None] = [
         next((piece_of[layer] for layer in layers if layer in piece_of), None) for layers in kernels
     ]
-    for position in reversed(range(len(found))):
-        if found[position] is None:
-            found[position] = next((found[after] for after in consumers[position] if found[after] is not None), None)
+    for position in reversed(range(len(assigned))):
+        if assigned[position] is None:
+            assigned[position] = next(
+                (assigned[after] for after in consumers[position] if assigned[after] is not None), None
+            )
     last = 0
-    for position, piece in enumerate(found):
-        found[position] = last = last if piece is None else piece
-    return tuple(piece for piece in found if piece is not None)
+    for position, piece in enumerate(assigned):
+        assigned[position] = last = last if piece is None else piece
+    return tuple(piece for piece in assigned if piece is not None)
 
 
 def _adopted(graph: LayerGraph, with_kernel: set[str]) -> Iterator[list[str]]:
@@ -196,7 +198,7 @@ def _adopted(graph: LayerGraph, with_kernel: set[str]) -> Iterator[list[str]]:
         (homeless[::-1], successors, min),
     ):
         for layer in layers:
-            near = [other for other in near_of.get(layer, ()) if other in adopted]
+            near = [candidate for candidate in near_of.get(layer, ()) if candidate in adopted]
             if layer not in adopted and near:
                 adopted.add(layer)
                 yield [layer, chosen(near, key=position.__getitem__)]

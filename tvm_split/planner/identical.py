@@ -35,23 +35,23 @@ def with_identical_averaged(profile: ClusterProfile) -> ClusterProfile:
     targets, threads and cores, and free memory and times that differ only by noise; identical links have equal
     transports. Machines get means, links medians.
     """
-    oversubscribed = any(profile.oversubscription(each.machine) > 1 for each in profile.machines)
+    oversubscribed = any(profile.oversubscription(machine.machine) > 1 for machine in profile.machines)
     if len(profile.machines) <= MOST_APART and not oversubscribed:
         return profile
     links = {
-        (each.source, each.destination): each
+        (link.source, link.destination): link
         for group in _groups(profile.links, lambda link: link.bytes_per_second, _is_identical_link)
-        for each in _averaged_links(group)
+        for link in _averaged_links(group)
     }
     machines = {
-        each.machine: each
+        machine.machine: machine
         for group in _groups(profile.machines, _whole_seconds, _is_identical)
-        for each in _averaged(group)
+        for machine in _averaged(group)
     }
     return replace(
         profile,
-        machines=tuple(machines[each.machine] for each in profile.machines),
-        links=tuple(links[each.source, each.destination] for each in profile.links),
+        machines=tuple(machines[machine.machine] for machine in profile.machines),
+        links=tuple(links[link.source, link.destination] for link in profile.links),
     )
 
 
@@ -70,52 +70,55 @@ def _groups(
 
 
 def _whole_seconds(machine: MachineProfile) -> float:
-    return sum(each.seconds for each in machine.pieces.values())
+    return sum(piece.seconds for piece in machine.pieces.values())
 
 
-def _is_identical(one: MachineProfile, other: MachineProfile) -> bool:
-    if (one.target, one.threads, one.cores) != (other.target, other.threads, other.cores):
+def _is_identical(first: MachineProfile, second: MachineProfile) -> bool:
+    if (first.target, first.threads, first.cores) != (second.target, second.threads, second.cores):
         return False
-    if not _near(one.memory_free_bytes, other.memory_free_bytes, 2 * NOISE):
+    if not _near(first.memory_free_bytes, second.memory_free_bytes, 2 * NOISE):
         return False
-    whole = _whole_seconds(one)
-    apart = sum(abs(one.pieces[name].seconds - each.seconds) for name, each in other.pieces.items())
-    return _near(whole, _whole_seconds(other), NOISE) and apart <= SCATTER * whole
+    whole = _whole_seconds(first)
+    apart = sum(abs(first.pieces[name].seconds - time.seconds) for name, time in second.pieces.items())
+    return _near(whole, _whole_seconds(second), NOISE) and apart <= SCATTER * whole
 
 
-def _is_identical_link(one: LinkProfile, other: LinkProfile) -> bool:
+def _is_identical_link(first: LinkProfile, second: LinkProfile) -> bool:
     return (
-        (one.transport, one.origin == "given") == (other.transport, other.origin == "given")
-        and _near(one.bytes_per_second, other.bytes_per_second, LINK_NOISE)
+        (first.transport, first.origin == "given") == (second.transport, second.origin == "given")
+        and _near(first.bytes_per_second, second.bytes_per_second, LINK_NOISE)
         and (
-            abs(one.latency_seconds - other.latency_seconds) <= LEAST_LATENCY
-            or _near(one.latency_seconds, other.latency_seconds, LINK_NOISE)
+            abs(first.latency_seconds - second.latency_seconds) <= LEAST_LATENCY
+            or _near(first.latency_seconds, second.latency_seconds, LINK_NOISE)
         )
     )
 
 
-def _near(one: float, other: float, share: float) -> bool:
-    return one == other or abs(one - other) <= share * min(abs(one), abs(other))
+def _near(first: float, second: float, share: float) -> bool:
+    return first == second or abs(first - second) <= share * min(abs(first), abs(second))
 
 
 def _averaged(machines: Sequence[MachineProfile]) -> list[MachineProfile]:
     """The machines, each with the mean times of all and the least free memory of any."""
     pieces = {
         name: PieceTime(
-            statistics.fmean(each.pieces[name].seconds for each in machines),
-            statistics.fmean(each.pieces[name].contended_seconds for each in machines),
+            statistics.fmean(machine.pieces[name].seconds for machine in machines),
+            statistics.fmean(machine.pieces[name].contended_seconds for machine in machines),
             first.origin,
         )
         for name, first in machines[0].pieces.items()
     }
     streaming = StreamingCost(
-        *(statistics.fmean(getattr(each.streaming, field.name) for each in machines) for field in fields(StreamingCost))
+        *(
+            statistics.fmean(getattr(machine.streaming, field.name) for machine in machines)
+            for field in fields(StreamingCost)
+        )
     )
-    memory = min(each.memory_free_bytes for each in machines)
-    return [replace(each, pieces=pieces, streaming=streaming, memory_free_bytes=memory) for each in machines]
+    memory = min(machine.memory_free_bytes for machine in machines)
+    return [replace(machine, pieces=pieces, streaming=streaming, memory_free_bytes=memory) for machine in machines]
 
 
 def _averaged_links(links: Sequence[LinkProfile]) -> list[LinkProfile]:
-    bandwidth = statistics.median(each.bytes_per_second for each in links)
-    latency = statistics.median(each.latency_seconds for each in links)
-    return [replace(each, bytes_per_second=bandwidth, latency_seconds=latency) for each in links]
+    bandwidth = statistics.median(link.bytes_per_second for link in links)
+    latency = statistics.median(link.latency_seconds for link in links)
+    return [replace(link, bytes_per_second=bandwidth, latency_seconds=latency) for link in links]

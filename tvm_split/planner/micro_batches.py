@@ -47,7 +47,7 @@ def plan_sizes(
         raise PlanError(
             f"micro-batch sizes are different whole numbers of at least 1, not {', '.join(map(str, sizes))}"
         )
-    found = []
+    sized_plans = []
     refused = []
     for size in sizes:
         model = load(size)
@@ -60,16 +60,18 @@ def plan_sizes(
             raise PlanError(
                 "micro-batch sizes are compared by what is predicted, and a split by hand has no prediction"
             )
-        found.append(SizedPlan(size, model, plan, plan.prediction))
-    if not found:
+        sized_plans.append(SizedPlan(size, model, plan, plan.prediction))
+    if not sized_plans:
         raise PlanError("no micro-batch size has a plan; " + "; ".join(refused))
-    possible = [each for each in found if each.prediction.latency_seconds <= maximum_latency_seconds]
+    possible = [
+        sized_plan for sized_plan in sized_plans if sized_plan.prediction.latency_seconds <= maximum_latency_seconds
+    ]
     if not possible:
-        nearest = min(found, key=lambda each: each.prediction.latency_seconds)
+        nearest = min(sized_plans, key=lambda sized_plan: sized_plan.prediction.latency_seconds)
         raise PlanError(
             f"no micro-batch size keeps the latency under {maximum_latency_seconds * 1e3:.2f} ms; the nearest is "
             f"{nearest.size} with {nearest.prediction.latency_seconds * 1e3:.2f} ms"
         )
     if possible[0].plan.objective == "latency":
-        return tuple(sorted(possible, key=lambda each: each.prediction.latency_seconds))
-    return tuple(sorted(possible, key=lambda each: -each.samples_per_second))
+        return tuple(sorted(possible, key=lambda sized_plan: sized_plan.prediction.latency_seconds))
+    return tuple(sorted(possible, key=lambda sized_plan: -sized_plan.samples_per_second))

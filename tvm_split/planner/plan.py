@@ -126,8 +126,8 @@ class Plan(Shown):
         if self.prediction is not None:
             content["prediction"] = {"for_stages": _digest(self), **content["prediction"]}
         if "request" in content:
-            asked = content.pop("request").items()
-            content["request"] = {name: value for name, value in asked if name not in OF_THE_PLAN}
+            request_fields = content.pop("request").items()
+            content["request"] = {name: value for name, value in request_fields if name not in OF_THE_PLAN}
         return content
 
     def save(self, path: str | Path) -> None:
@@ -148,24 +148,24 @@ def _plan_in(document: Document) -> Plan:
     content, source = document.content, document.source
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         answer = isinstance(content, dict) and {"stages", "predicted"} <= content.keys()
-        other = "; `tvm-split simulate` takes an answer of `tvm-split solve` with its --problem" if answer else ""
+        hint = "; `tvm-split simulate` takes an answer of `tvm-split solve` with its --problem" if answer else ""
         raise PlanError(
-            f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}{other}"
+            f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}{hint}"
         )
     if content.get("version") != VERSION:
         raise PlanError(
             f"{source} is a plan of version {content.get('version')}, and this tvm-split reads version {VERSION}; "
             "plan again"
         )
-    own = {key: value for key, value in content.items() if key not in ("format", "version")}
-    if isinstance(asked := own.get("request", {}), dict):
-        own["request"] = {**asked, **{name: own[name] for name in OF_THE_PLAN if name in own}}
-    prediction = own.get("prediction")
+    fields = {key: value for key, value in content.items() if key not in ("format", "version")}
+    if isinstance(request := fields.get("request", {}), dict):
+        fields["request"] = {**request, **{name: fields[name] for name in OF_THE_PLAN if name in fields}}
+    prediction = fields.get("prediction")
     digest = None
     if isinstance(prediction, dict):
         digest = prediction.get("for_stages")
-        own["prediction"] = {key: value for key, value in prediction.items() if key != "for_stages"}
-    plan = replace(document, content=own).value(Plan)
+        fields["prediction"] = {key: value for key, value in prediction.items() if key != "for_stages"}
+    plan = replace(document, content=fields).value(Plan)
     try:
         for machine in (machine for stage in plan.stages for machine in stage.machines):
             plan.machine(machine)

@@ -49,7 +49,7 @@ def certificate_of(best: Solution, profile: ClusterProfile, stages: Sequence[Sta
         best.lower_bound_seconds,
         best.method if is_best else f"given; the bound is {best.method}",
         best.why_no_more_machines if is_best else "",
-        tuple(_compared(each.name, each.stages, profile.layer_counts, each, each.why) for each in best.alternatives),
+        tuple(_compared(plan.name, plan.stages, profile.layer_counts, plan, plan.why) for plan in best.alternatives),
     )
 
 
@@ -102,7 +102,7 @@ def predict(
             _machine(used, number, load, graph, flow, links)
             for number, load in zip(flow.machines, evaluation.loads, strict=True)
         ),
-        links=tuple(_with_coded_bytes(each, coded) for each in links),
+        links=tuple(_with_coded_bytes(link, coded) for link in links),
         baselines=_baselines(problem, profile.layer_counts, evaluation) if profile else (),
         alternatives=certificate.alternatives,
         corrections=profile.corrections if profile else Corrections(),
@@ -150,15 +150,15 @@ def _bubble(evaluation: Evaluation) -> float:
 
 def _baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
     """The baselines that pins, memory and links allow, best first. They may break other demands of the problem."""
-    found = []
+    baselines = []
     for name, stages in baseline_stages(problem, layers_of).items():
         try:
             value = evaluate(problem, lower(problem, stages))
         except PlanError:
             continue  # there is no link, or a machine cannot run a piece
         if memory_shortage(problem, value) == 0 and not any(pin_violations(problem, stages)):
-            found.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
-    return tuple(sorted(found, key=lambda each: objective_seconds(problem.objective, each)))
+            baselines.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
+    return tuple(sorted(baselines, key=lambda baseline: objective_seconds(problem.objective, baseline)))
 
 
 def _compared(name: str, stages: Sequence[Stage], layers_of: Mapping[str, int], plan: Timed, why: str) -> ComparedPlan:
@@ -166,16 +166,22 @@ def _compared(name: str, stages: Sequence[Stage], layers_of: Mapping[str, int], 
     return ComparedPlan(name, counted, plan.period_seconds, plan.latency_seconds, why)
 
 
-def _why_not(problem: Problem, plan: Evaluation, other: Evaluation) -> str:
+def _why_not(problem: Problem, plan: Evaluation, baseline: Evaluation) -> str:
     kind = "period" if problem.objective == "throughput" else "latency"
-    ours, theirs = (objective_seconds(problem.objective, each) for each in (plan, other))
-    if abs(theirs - ours) <= TOLERANCE * ours:
+    plan_seconds, baseline_seconds = (
+        objective_seconds(problem.objective, evaluation) for evaluation in (plan, baseline)
+    )
+    if abs(baseline_seconds - plan_seconds) <= TOLERANCE * plan_seconds:
         return "as good as the plan"
     # The plan's value may be 0, a latency for instance if only sending and receiving take time.
-    compared = f"{theirs / ours:.2f} times the plan's" if ours > 0 else f"{seconds_text(theirs)}, the plan's none"
-    if theirs < ours:
+    compared = (
+        f"{baseline_seconds / plan_seconds:.2f} times the plan's"
+        if plan_seconds > 0
+        else f"{seconds_text(baseline_seconds)}, the plan's none"
+    )
+    if baseline_seconds < plan_seconds:
         return f"its {kind} is {compared}, which keeps to what was demanded"
-    limit = f": {other.limiting} limits it" if kind == "period" else ""
+    limit = f": {baseline.limiting} limits it" if kind == "period" else ""
     return f"its {kind} is {compared}{limit}"
 
 
@@ -209,8 +215,8 @@ def _machine(
         machine=load.machine,
         compute_seconds=load.compute_seconds,
         alone_seconds=alone,
-        receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
-        send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
+        receive_seconds=math.fsum(link.stream_seconds for link in links if link.destination == load.machine),
+        send_seconds=math.fsum(link.stream_seconds for link in links if link.source == load.machine),
         weight_bytes=load.weight_bytes,
         activation_bytes=load.activation_bytes,
         buffer_bytes=load.buffer_bytes,
@@ -229,8 +235,8 @@ def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iter
         senders, receivers = (
             _turns(problem, machines, shares.get(machines, (1.0,))) for machines in (sources, targets)
         )
-        for (source, made), (target, needed) in itertools.product(senders, receivers):
-            when = made & needed
+        for (source, produced), (target, needed) in itertools.product(senders, receivers):
+            when = produced & needed
             if when is not None and source != target:
                 link = problem.link_of[source, target]
                 seconds = size / link.bytes_per_second

@@ -139,9 +139,9 @@ class Prediction:
         place = {step.name: number for number, step in enumerate(self.steps)}
         if len(place) < len(self.steps):
             raise ValueError("two steps have the same name")
-        known = {each.machine for each in self.machines}
+        machine_names = {machine.machine for machine in self.machines}
         for step in self.steps:
-            _check_step(step, known)
+            _check_step(step, machine_names)
         sources: dict[str, str] = {}
         for transfer in self.transfers:
             _check_order(transfer, place)

@@ -37,9 +37,9 @@ def read_problem_file(path: Path) -> Problem:
             expected value.
     """
     document = Document.read(path, PlanError, without_nulls=True)
-    other = _other_file(document.content)
-    if other:
-        raise PlanError(f"{path} is {other}, and no planning problem, as `tvm-split plan --write-problem` writes one")
+    kind = _other_file(document.content)
+    if kind:
+        raise PlanError(f"{path} is {kind}, and no planning problem, as `tvm-split plan --write-problem` writes one")
     problem = document.value(Problem)
     wrong = [(fault.location, fault.text) for fault in faults(problem)]
     if wrong:
@@ -87,7 +87,7 @@ def read_solution_file(path: Path) -> tuple[Stage, ...]:
         answer = document.value(_Answer)
     except PlanError as error:
         raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {error}") from error
-    return tuple(Stage(each.machines or (each.machine,), each.pieces, each.shares) for each in answer.stages)
+    return tuple(Stage(stage.machines or (stage.machine,), stage.pieces, stage.shares) for stage in answer.stages)
 
 
 def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
@@ -106,19 +106,19 @@ def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
         "method": solution.method,
         "why_no_more_machines": solution.why_no_more_machines,
         "loads": [{**asdict(load), "memory_bytes": load.memory_bytes} for load in evaluation.loads],
-        "shared_cores": [asdict(each) for each in evaluation.shared_cores],
+        "shared_cores": [asdict(shared) for shared in evaluation.shared_cores],
         "alternatives": [
-            {**asdict(other), "stages": [_stage(problem, stage) for stage in other.stages]}
-            for other in solution.alternatives
+            {**asdict(alternative), "stages": [_stage(problem, stage) for stage in alternative.stages]}
+            for alternative in solution.alternatives
         ],
     }
 
 
 def _stage(problem: Problem, stage: Stage) -> dict[str, Any]:
-    found: dict[str, Any] = {"machine": stage.machine, "pieces": list(stage.layers)}
+    content: dict[str, Any] = {"machine": stage.machine, "pieces": list(stage.layers)}
     if problem.replicas:
-        found |= {"machines": list(stage.machines), "shares": list(stage.shares)}
-    return found
+        content |= {"machines": list(stage.machines), "shares": list(stage.shares)}
+    return content
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class ClusterProfile:
     @property
     def measured_at(self) -> float:
         """When the oldest measurement was made, in seconds since 1970; 0 if nothing was measured."""
-        ages = [each.measured_at for each in self.machines] + [each.measured_at for each in self.links]
+        ages = [machine.measured_at for machine in self.machines] + [link.measured_at for link in self.links]
         return min(filter(None, ages), default=0.0)
 
     @property
@@ -157,5 +157,7 @@ class ClusterProfile:
 
     def oversubscription(self, machine: str) -> float:
         """The factor by which oversubscribed cores slow down a machine while all machines of its host compute."""
-        cores_of = {each.machine: each.cores for each in self.machines}
-        return max([1.0, *(each.oversubscription(cores_of) for each in self.shared_cores if machine in each.machines)])
+        cores_of = {machine.machine: machine.cores for machine in self.machines}
+        return max(
+            [1.0, *(shared.oversubscription(cores_of) for shared in self.shared_cores if machine in shared.machines)]
+        )

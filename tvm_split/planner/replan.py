@@ -71,12 +71,12 @@ def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProf
     speeds = {(source, end): speed for source, end, speed in corrections.link_speeds}
     return dataclasses.replace(
         profile,
-        machines=tuple(_scaled(each, ratios.get(each.machine, 1.0)) for each in profile.machines),
+        machines=tuple(_scaled(machine, ratios.get(machine.machine, 1.0)) for machine in profile.machines),
         links=tuple(
             dataclasses.replace(
-                each, bytes_per_second=speeds.get((each.source, each.destination), each.bytes_per_second)
+                link, bytes_per_second=speeds.get((link.source, link.destination), link.bytes_per_second)
             )
-            for each in profile.links
+            for link in profile.links
         ),
         corrections=corrections,
     )

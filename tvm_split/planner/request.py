@@ -92,13 +92,13 @@ def _machines_of_layers(value: Any, field: str) -> Any:
         return {layer: [machines] if isinstance(machines, str) else machines for layer, machines in value.items()}
     if not isinstance(value, list | tuple):
         return {} if value is None else value
-    found: dict[str, list[str]] = {}
+    machines_by_layer: dict[str, list[str]] = {}
     for text in value:
         layer, separator, machine = str(text).rpartition("=")
         if not (layer and separator and machine):
             raise RequestError(f"{text!r} is not LAYER=MACHINE", field)
-        found.setdefault(layer, []).append(machine)
-    return found
+        machines_by_layer.setdefault(layer, []).append(machine)
+    return machines_by_layer
 
 
 def _shards(value: Any) -> Any:
@@ -286,7 +286,7 @@ def _as_plan_error(error: ValidationError) -> PlanError:
     causes = [problem.get("ctx", {}).get("error") for problem in problems]
     if len(problems) == 1 and isinstance(causes[0], PlanError):
         return causes[0]
-    lines = (f"{'.'.join(map(str, each['loc']))} is {each['input']!r}: {each['msg']}" for each in problems)
+    lines = (f"{'.'.join(map(str, problem['loc']))} is {problem['input']!r}: {problem['msg']}" for problem in problems)
     return RequestError(few_lines(lines, len(problems)))
 
 

@@ -28,9 +28,9 @@ def with_turns(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 
 def _with_turns(stage: Stage, counts: Sequence[int]) -> Stage:
-    kept = [place for place, count in enumerate(counts) if count]
-    shares = tuple(counts[place] / sum(counts) for place in kept)
-    return replace(stage, machines=tuple(stage.machines[place] for place in kept), shares=shares)
+    places = [place for place, count in enumerate(counts) if count]
+    shares = tuple(counts[place] / sum(counts) for place in places)
+    return replace(stage, machines=tuple(stage.machines[place] for place in places), shares=shares)
 
 
 def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
@@ -48,17 +48,17 @@ def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | 
         stages: for each stage the shares of its replicas, which count in proportion.
         periods: the period of each stage if its replicas had exactly these shares; by default all are equal.
     """
-    exact = [each for each in map(whole_turns, stages) if each is not None]
+    exact = [turns for turns in map(whole_turns, stages) if turns is not None]
     if len(exact) == len(stages) and math.lcm(*map(sum, exact)) <= LONGEST_CYCLE:
         return exact
-    dealt = [_dealt(shares) for shares in stages]
-    if len(dealt) < 2:
-        return [each.counts(_first_least(each.beyond) + 1) for each in dealt]
-    longest = min(max(DIVISIBLE, sum(len(each.beyond) for each in dealt)), LONGEST_CYCLE)
+    schedules = [_dealt(shares) for shares in stages]
+    if len(schedules) < 2:
+        return [schedule.counts(_first_least(schedule.beyond) + 1) for schedule in schedules]
+    longest = min(max(DIVISIBLE, sum(len(schedule.beyond) for schedule in schedules)), LONGEST_CYCLE)
     longest_period = np.zeros(longest)
-    for each, period in zip(dealt, periods or [1.0] * len(dealt), strict=True):
-        longest_period = np.maximum(longest_period, period * each.least_beyond(longest))
-    return [each.counts(_first_least(longest_period) + 1) for each in dealt]
+    for schedule, period in zip(schedules, periods or [1.0] * len(schedules), strict=True):
+        longest_period = np.maximum(longest_period, period * schedule.least_beyond(longest))
+    return [schedule.counts(_first_least(longest_period) + 1) for schedule in schedules]
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class _Dealt:
 
     def least_beyond(self, longest: int) -> npt.NDArray[np.float64]:
         """The least excess of any schedule that repeats after 1, 2, … micro-batches, up to ``longest``."""
-        found = np.full(longest, math.inf)
+        least = np.full(longest, math.inf)
         for length, beyond in enumerate(self.beyond.tolist(), 1):
-            np.minimum(found[length - 1 :: length], beyond, out=found[length - 1 :: length])
-        return found
+            np.minimum(least[length - 1 :: length], beyond, out=least[length - 1 :: length])
+        return least
 
     def counts(self, cycle: int) -> tuple[int, ...]:
         """Turns of each replica in the best schedule that repeats after ``cycle`` micro-batches."""
@@ -98,9 +98,9 @@ def _dealt(shares: Sequence[float]) -> _Dealt:
     order = np.argsort(beyond, kind="stable")[:longest]
     lengths = np.arange(1, longest + 1)
     # `turns_by_share`, which turns the shares back into a schedule, tries only these lengths.
-    kept = np.cumsum(numbers[order] == 1)
-    is_found = lengths <= np.maximum(LONGEST, LONGEST_PER_REPLICA * kept)
-    return _Dealt(len(parts), replicas[order], np.where(is_found, beyond[order] / lengths, math.inf))
+    replica_counts = np.cumsum(numbers[order] == 1)
+    is_tried = lengths <= np.maximum(LONGEST, LONGEST_PER_REPLICA * replica_counts)
+    return _Dealt(len(parts), replicas[order], np.where(is_tried, beyond[order] / lengths, math.inf))
 
 
 def _first_least(values: npt.NDArray[np.float64]) -> int:

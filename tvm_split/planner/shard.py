@@ -51,21 +51,21 @@ class Shard:
         axes, exchanges = get_args(Axis), get_args(Exchange)
         if text.lstrip().startswith("{"):
             return _from_yaml(text)
-        found = re.fullmatch(rf"(.+):({'|'.join(axes)}):(.*=[^:]*?)(?::([^:=]*))?", text, re.DOTALL)
-        if found is None:
+        match = re.fullmatch(rf"(.+):({'|'.join(axes)}):(.*=[^:]*?)(?::([^:=]*))?", text, re.DOTALL)
+        if match is None:
             raise PlanError(f"{text!r} is not {FORM} (AXIS is {', '.join(axes)}; EXCHANGE {' or '.join(exchanges)})")
-        names, axis, shares, exchange = found.groups(default="")
+        names, axis, shares, exchange = match.groups(default="")
         first, _, last = names.partition("..")
-        if found[4] is not None and exchange not in exchanges:
+        if match[4] is not None and exchange not in exchanges:
             raise PlanError(f"{text!r} has the exchange {exchange!r}; it can be {' or '.join(exchanges)}")
         ends = first.strip(), (last or first).strip()
         return cls(*ends, cast(Axis, axis), _shares(text, shares), cast(Exchange, exchange or exchanges[0]))
 
 
-def _shares(text: str, given: str) -> dict[str, float]:
+def _shares(text: str, shares_text: str) -> dict[str, float]:
     shares: dict[str, float] = {}
-    for part in given.split(","):
-        machine, separator, share = (each.strip() for each in part.rpartition("="))
+    for part in shares_text.split(","):
+        machine, separator, share = (field.strip() for field in part.rpartition("="))
         if not (machine and separator):
             raise PlanError(f"{text!r} has {part!r}, which is not MACHINE=SHARE")
         if machine in shares:

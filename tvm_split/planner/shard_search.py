@@ -61,13 +61,13 @@ def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str
     spans = [(position[piece.layers[0]], position[piece.layers[-1]] + 1) for piece in profile.pieces]
     whole = [place for place in range(1, len(order)) if not any(first < place < end for first, end in spans)]
     values = [
-        (position[each.producer], max(position[layer] for layer in each.consumers), each.size_bytes)
-        for each in graph.values
-        if each.producer in position and any(layer in position for layer in each.consumers)
+        (position[value.producer], max(position[layer] for layer in value.consumers), value.size_bytes)
+        for value in graph.values
+        if value.producer in position and any(layer in position for layer in value.consumers)
     ]
-    alive = {place: [size for made, used, size in values if made < place <= used] for place in whole}
+    alive = {place: [size for produced, used, size in values if produced < place <= used] for place in whole}
     ends = [*_valleys(whole, [len(alive[place]) for place in whole]), len(order)]
-    found = []
+    blocks = []
     for first, end in pairwise([0, *ends]):
         pieces = [piece for piece, (begin, _) in zip(profile.pieces, spans, strict=True) if first <= begin < end]
         seconds = {
@@ -75,34 +75,34 @@ def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str
             for machine in profile.machines
             if not any(machine.machine in forbidden.get(piece.name, ()) for piece in pieces)
         }
-        found.append(Block(tuple(order[first:end]), seconds, float(sum(alive.get(end, [])))))
-    while len(found) > MOST_BLOCKS:
-        shortest = min(range(len(found) - 1), key=lambda place: _least(found[place]) + _least(found[place + 1]))
-        found[shortest : shortest + 2] = [_merged(found[shortest], found[shortest + 1])]
-    return tuple(found)
+        blocks.append(Block(tuple(order[first:end]), seconds, float(sum(alive.get(end, [])))))
+    while len(blocks) > MOST_BLOCKS:
+        shortest = min(range(len(blocks) - 1), key=lambda place: _least(blocks[place]) + _least(blocks[place + 1]))
+        blocks[shortest : shortest + 2] = [_merged(blocks[shortest], blocks[shortest + 1])]
+    return tuple(blocks)
 
 
 def _valleys(places: Sequence[int], heights: Sequence[int]) -> list[int]:
     """The places at local minima: runs of equal heights with a greater height, or the end, on both sides."""
-    found: list[int] = []
+    valleys: list[int] = []
     first = 0
     for end in range(1, len(places) + 1):
         if end == len(places) or heights[end] != heights[first]:
             left = first == 0 or heights[first - 1] > heights[first]
             right = end == len(places) or heights[end] > heights[first]
             if left and right:
-                found += places[first:end]
+                valleys += places[first:end]
             first = end
-    return found
+    return valleys
 
 
 def _least(block: Block) -> float:
     return min(block.seconds.values(), default=0.0)
 
 
-def _merged(one: Block, other: Block) -> Block:
-    seconds = {name: one.seconds[name] + other.seconds[name] for name in one.seconds if name in other.seconds}
-    return Block(one.layers + other.layers, seconds, other.bytes_after)
+def _merged(first: Block, second: Block) -> Block:
+    seconds = {name: first.seconds[name] + second.seconds[name] for name in first.seconds if name in second.seconds}
+    return Block(first.layers + second.layers, seconds, second.bytes_after)
 
 
 class Layout(NamedTuple):
@@ -133,7 +133,7 @@ class ShardOption:
 
     @cached_property
     def _sums(self) -> dict[int, list[float]]:
-        return {end: [0.0, *accumulate(each)] for end, each in self.seconds.items()}
+        return {end: [0.0, *accumulate(durations)] for end, durations in self.seconds.items()}
 
     def ends(self, first: int) -> Iterator[tuple[int, float]]:
         """Pairs of a possible end of a stage that begins at block ``first``, and the stage's seconds."""
@@ -199,13 +199,13 @@ def cheapest(
     for place in range(len(blocks)):
         alive = blocks[place - 1].bytes_after if place else input_bytes
         for before in at[place]:
-            known = best[before]
+            seconds_before = best[before]
             for machine, seconds in ({} if place in shareable else blocks[place].seconds).items():
-                arrives = known + relayout_seconds(links, before.held, whole_on(machine), alive)
+                arrives = seconds_before + relayout_seconds(links, before.held, whole_on(machine), alive)
                 if not math.isinf(arrives):
                     reach(before, Segment(place, place + 1, machine), arrives + seconds)
             for option in options:
-                arrives = known + relayout_seconds(links, before.held, option.layout, alive)
+                arrives = seconds_before + relayout_seconds(links, before.held, option.layout, alive)
                 for end, seconds in option.ends(place) if not math.isinf(arrives) else ():
                     reach(before, Segment(place, end, option.holder, option), arrives + seconds)
 
@@ -221,22 +221,22 @@ def cheapest(
     )
 
 
-def relayout_seconds(links: Links, held: Layout, wanted: Layout, size: float) -> float:
-    """Seconds until each machine of ``wanted`` has what it needs of a value of ``size`` bytes; links work in parallel.
+def relayout_seconds(links: Links, held: Layout, target: Layout, size: float) -> float:
+    """Seconds until each machine of ``target`` has what it needs of a value of ``size`` bytes; links work in parallel.
 
     For rows, columns and samples a machine needs its own part, as far as it does not have it; neighbours along an axis
     exchange at least a halo. For channels and heads a machine needs the whole value.
     """
     slowest = 0.0
-    parts, needs = (list(zip(each.machines, _ranges(each), strict=True)) for each in (held, wanted))
+    parts, needs = (list(zip(layout.machines, _ranges(layout), strict=True)) for layout in (held, target))
     for (source, has), (end, needed) in product(parts, needs):
-        if wanted.axis not in CUT_AXES:
+        if target.axis not in CUT_AXES:
             moved = has[1] - has[0]
-        elif held.axis == wanted.axis:
+        elif held.axis == target.axis:
             moved = max(0.0, min(has[1], needed[1]) - max(has[0], needed[0]))
         else:
             moved = (has[1] - has[0]) * (needed[1] - needed[0])
-        is_beside = held.axis == wanted.axis and wanted.axis in ("rows", "columns")
+        is_beside = held.axis == target.axis and target.axis in ("rows", "columns")
         if source != end and size and (moved > TOUCHES or (is_beside and _touch(has, needed))):
             link = links.get((source, end))
             seconds = math.inf if link is None else link.latency_seconds + size * moved / link.bytes_per_second
@@ -249,8 +249,8 @@ def _ranges(layout: Layout) -> list[tuple[float, float]]:
     return list(pairwise(ends))
 
 
-def _touch(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return max(one[0], other[0]) - min(one[1], other[1]) < TOUCHES
+def _touch(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return max(first[0], second[0]) - min(first[1], second[1]) < TOUCHES
 
 
 class _State(NamedTuple):
@@ -260,36 +260,36 @@ class _State(NamedTuple):
 
 
 def _segments_to(reached_by: Mapping[_State, tuple[_State, Segment]], state: _State) -> list[Segment]:
-    found: list[Segment] = []
+    segments: list[Segment] = []
     while state in reached_by:
         state, segment = reached_by[state]
-        found.append(segment)
-    return found[::-1]
+        segments.append(segment)
+    return segments[::-1]
 
 
 def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    found: list[Segment] = []
-    for each in segments:
-        last = found[-1] if found else None
-        if last is not None and last.option is each.option is None and last.machine == each.machine:
-            found[-1] = Segment(last.first, each.end, each.machine)
+    joined: list[Segment] = []
+    for segment in segments:
+        last = joined[-1] if joined else None
+        if last is not None and last.option is segment.option is None and last.machine == segment.machine:
+            joined[-1] = Segment(last.first, segment.end, segment.machine)
         else:
-            found.append(each)
-    return tuple(found)
+            joined.append(segment)
+    return tuple(joined)
 
 
 def in_proportion(seconds: Iterable[float]) -> list[float]:
     """Shares with which machines that take ``seconds`` each for the whole finish at the same time."""
-    rates = [1.0 / each if each > 0 else 1.0 for each in seconds]
+    rates = [1.0 / duration if duration > 0 else 1.0 for duration in seconds]
     return [rate / sum(rates) for rate in rates]
 
 
 def rounded(shares: Sequence[float]) -> tuple[float, ...]:
     """The shares rounded to hundredths, each at least 0.01; the largest one absorbs the rounding."""
-    found = [max(0.01, round(share, 2)) for share in shares]
-    largest = found.index(max(found))
-    found[largest] = round(1.0 - sum(each for place, each in enumerate(found) if place != largest), 2)
-    return tuple(found)
+    hundredths = [max(0.01, round(share, 2)) for share in shares]
+    largest = hundredths.index(max(hundredths))
+    hundredths[largest] = round(1.0 - sum(share for place, share in enumerate(hundredths) if place != largest), 2)
+    return tuple(hundredths)
 
 
 def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
@@ -302,8 +302,8 @@ def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
             took[step.machines[0]] += step.contended_seconds[0]
     if not all(took[machine] > 0 for machine in stage.machines):
         return stage
-    wanted = [share / took[machine] for share, machine in zip(stage.shares, stage.machines, strict=True)]
-    return replace(stage, shares=rounded([each / sum(wanted) for each in wanted]))
+    rates = [share / took[machine] for share, machine in zip(stage.shares, stage.machines, strict=True)]
+    return replace(stage, shares=rounded([rate / sum(rates) for rate in rates]))
 
 
 def lightened(stage: Stage, evaluation: Evaluation, limits: Mapping[str, float]) -> Stage:

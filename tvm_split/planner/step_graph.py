@@ -116,8 +116,8 @@ def _homes(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) 
             raise PlanError(f"a stage has {len(stage.machines)} machines and {len(stage.shares)} shares; give one each")
         for machine in stage.machines:
             if machine not in machines:
-                known = short_list([each.name for each in problem.machines])
-                raise PlanError(f"the plan names machine {machine!r}; there are {known}")
+                names = short_list([machine.name for machine in problem.machines])
+                raise PlanError(f"the plan names machine {machine!r}; there are {names}")
             if machine in used:
                 raise PlanError(
                     f"machine {machine!r} has two stages; it holds one, so join them or use another machine"
@@ -141,14 +141,14 @@ def _homes(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) 
 
 def _sent(problem: Problem, home: dict[str, int]) -> Iterator[tuple[str, int | None, int | None, float]]:
     """The transfers between stages, once to each stage: tensor, source, end (None is the client) and bytes."""
-    known: dict[tuple[str, str | int, int | None], None] = {}
+    sent: dict[tuple[str, str | int, int | None], None] = {}
     names: dict[str, tuple[str, str | int]] = {}
     for index, edge in enumerate(problem.edges):
         source, end = home.get(edge.source), home.get(edge.destination)
         key = edge.source, index if edge.tensor is None else edge.tensor
-        if source == end or (*key, end) in known:
+        if source == end or (*key, end) in sent:
             continue
-        known[*key, end] = None
+        sent[*key, end] = None
         name = edge.tensor or f"{edge.source} to {edge.destination}"
         while names.setdefault(name, key) != key:  # tensors of several pieces may have the same name
             name += f" of {edge.source}"

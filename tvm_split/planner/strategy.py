@@ -71,14 +71,14 @@ def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solu
         PlanError: there is no such strategy, no plan fits, or the strategy's plan breaks a demand.
     """
     require_sense(problem)
-    found = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
-    checked = solution_of(problem, found.stages, found.lower_bound_seconds)
-    broken = violations(problem, found.stages, checked.evaluation)
+    solution = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
+    checked = solution_of(problem, solution.stages, solution.lower_bound_seconds)
+    broken = violations(problem, solution.stages, checked.evaluation)
     if broken:
         raise PlanError(f"the plan of strategy {strategy!r} cannot be used: {'; '.join(broken)}")
-    method = found.method or f"found by strategy {strategy!r}"
+    method = solution.method or f"found by strategy {strategy!r}"
     return replace(
-        found,
+        solution,
         evaluation=checked.evaluation,
         lower_bound_seconds=checked.lower_bound_seconds,
         gap=checked.gap,
@@ -101,15 +101,15 @@ class FirstFit(Strategy):
         reason = "a piece fits no machine by its pins and times"
         for stages in _plans(problem):
             try:
-                found = solution_of(problem, stages, method="first fit, without a bound")
+                solution = solution_of(problem, stages, method="first fit, without a bound")
             except PlanError as error:
                 reason = str(error)
                 continue
-            broken = violations(problem, stages, found.evaluation)
+            broken = violations(problem, stages, solution.evaluation)
             if broken:
                 reason = "; ".join(broken)
-            elif best is None or _value(problem, found) < _value(problem, best):
-                best = found
+            elif best is None or _value(problem, solution) < _value(problem, best):
+                best = solution
         if best is None:
             raise PlanError(f"first fit finds no plan: {reason}; the strategy 'best' looks further")
         return best
@@ -123,9 +123,13 @@ def _plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     """The plans to evaluate: each machine alone, then all machines under the periods of a bisection."""
     pieces = _in_order(problem)
     allowed = {piece.name: _machines_of(problem.pins, piece) for piece in pieces}
-    able = [each.name for each in problem.machines if all(each.name in allowed[piece.name] for piece in pieces)]
+    able = [
+        machine.name for machine in problem.machines if all(machine.name in allowed[piece.name] for piece in pieces)
+    ]
     yield from ((Stage((name,), tuple(piece.name for piece in pieces)),) for name in able)
-    longest = {each.name: sum(piece.seconds.get(each.name, 0.0) for piece in pieces) for each in problem.machines}
+    longest = {
+        machine.name: sum(piece.seconds.get(machine.name, 0.0) for piece in pieces) for machine in problem.machines
+    }
     order = sorted(longest, key=lambda name: (name not in able, longest[name]))
     low, high = 0.0, sum(longest.values())
     for _ in range(HALVINGS):

@@ -66,7 +66,7 @@ class ShardPlan:
     def words(self) -> str:
         """A description of the shardings and their machines."""
         shared = [stage for stage in self.stages if stage.sharding]
-        how = dict.fromkeys(f"{each.sharding.axis} ({each.sharding.exchange})" for each in shared if each.sharding)
+        how = dict.fromkeys(f"{stage.sharding.axis} ({stage.sharding.exchange})" for stage in shared if stage.sharding)
         machines = dict.fromkeys(machine for stage in shared for machine in stage.machines)
         return f"{names_of(list(how))} shared by {names_of(list(machines))}"
 
@@ -96,7 +96,9 @@ class ShardCandidates:
     ) -> None:
         self._model, self._problem, self._request, self._make_plan = model, problem, request, make_plan
         self._links = problem.link_of
-        self._seconds = {each.machine: sum(time.seconds for time in each.pieces.values()) for each in profile.machines}
+        self._seconds = {
+            machine.machine: sum(time.seconds for time in machine.pieces.values()) for machine in profile.machines
+        }
         self._estimates = PartEstimates(model, profile)
         forbidden = _forbidden(problem)
         self._forbidden = {layer: forbidden[piece.name] for piece in profile.pieces for layer in piece.layers}
@@ -112,9 +114,9 @@ class ShardCandidates:
         self, plans: Sequence[ShardPlan], cluster: Workers, on_progress: StepProgress | None
     ) -> tuple[ShardPlan, ...]:
         """The same plans with their parts measured in their own shapes; errors as of `profile_parts`."""
-        found = profile_parts(
+        graphs = profile_parts(
             self._model,
-            [self._make_plan(each.stages) for each in plans],
+            [self._make_plan(plan.stages) for plan in plans],
             cluster,
             self._estimates,
             database=self._request.database,
@@ -122,8 +124,8 @@ class ShardCandidates:
             on_progress=on_progress,
         )
         return tuple(
-            ShardPlan(each.stages, graph, evaluate(self._problem, graph))
-            for each, graph in zip(plans, found, strict=True)
+            ShardPlan(plan.stages, graph, evaluate(self._problem, graph))
+            for plan, graph in zip(plans, graphs, strict=True)
         )
 
     def candidates(self) -> tuple[ShardPlan, ...]:
@@ -133,26 +135,26 @@ class ShardCandidates:
         return self._found_with(groups, all_shared=False) or self._found_with(groups, all_shared=True)
 
     def _found_with(self, groups: Sequence[Sequence[ShardOption]], *, all_shared: bool) -> tuple[ShardPlan, ...]:
-        found: dict[tuple[Stage, ...], ShardPlan] = {}
+        plans: dict[tuple[Stage, ...], ShardPlan] = {}
         inputs, outputs = (
-            float(sum(each.size_bytes for each in ends)) for ends in (self._model.inputs, self._model.outputs)
+            float(sum(tensor.size_bytes for tensor in tensors)) for tensors in (self._model.inputs, self._model.outputs)
         )
-        for options in [[option for each in groups for option in each], *groups]:
+        for options in [[option for group in groups for option in group], *groups]:
             segments = cheapest(self._blocks, options, self._links, inputs, outputs, all_shared=all_shared)
             stages = self._stages(segments)
-            if not stages or stages in found:
+            if not stages or stages in plans:
                 continue
             try:
-                found[stages] = self.estimated(stages)
+                plans[stages] = self.estimated(stages)
             except PlanError:
                 continue  # runs of blocks that can be sharded one by one may not be possible together
-        best = sorted(found.values(), key=self._rank)
+        best = sorted(plans.values(), key=self._rank)
         balanced = [*map(self._balanced, best[:MOST_BALANCED]), *best[MOST_BALANCED:]]
         return tuple(sorted(self.kept(balanced), key=self._value))
 
     def kept(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
         """The plans that satisfy the demands."""
-        return tuple(each for each in plans if self.keeps_demands(each))
+        return tuple(plan for plan in plans if self.keeps_demands(plan))
 
     def _value(self, plan: ShardPlan) -> float:
         return objective_seconds(self._problem.objective, plan.evaluation)
@@ -173,16 +175,16 @@ class ShardCandidates:
         The search goes on past the limit until it has a first group.
         """
         deadline = time.monotonic() + self._request.time_limit_seconds
-        found: list[list[ShardOption]] = []
+        groups: list[list[ShardOption]] = []
         for machines in self._teams():
             shares = rounded(in_proportion([self._seconds[machine] for machine in machines]))
             for sharding in _shardings(self._model):
-                if found and time.monotonic() > deadline:
-                    return found
+                if groups and time.monotonic() > deadline:
+                    return groups
                 options = list(self._options_of(sharding, machines, shares))
                 if options:
-                    found.append(options)
-        return found
+                    groups.append(options)
+        return groups
 
     def _teams(self) -> Iterator[tuple[str, ...]]:
         """Sets of the fastest machines, each in the order of the problem."""
@@ -221,19 +223,21 @@ class ShardCandidates:
         whole = self._costs(option, last)
         if whole is None:
             return {}
-        found: dict[int, Sequence[float]] = {last: whole}
+        seconds_by_end: dict[int, Sequence[float]] = {last: whole}
         fused = option.sharding.axis in ("rows", "columns") and option.sharding.exchange == "fused"
         for end in range(option.begin + 1, last):
             seconds = self._looked_ahead(option, end) if fused else whole[: end - option.begin]
             if seconds is not None:
-                found[end] = seconds
-        return found
+                seconds_by_end[end] = seconds
+        return seconds_by_end
 
     def _plan_around(self, option: ShardOption, end: int) -> tuple[Plan, int]:
         """A plan that shards an option's blocks up to ``end``, and the position of the sharded stage."""
         ends = ((0, option.begin), (end, len(self._blocks)))
         around = [Segment(*span, option.holder) for span in ends if span[0] < span[1]]
-        segments = sorted([*around, Segment(option.begin, end, option.holder, option)], key=lambda each: each.first)
+        segments = sorted(
+            [*around, Segment(option.begin, end, option.holder, option)], key=lambda segment: segment.first
+        )
         return self._plan(self._stages(segments)), int(option.begin > 0)
 
     def _looked_ahead(self, option: ShardOption, end: int) -> list[float] | None:
@@ -241,13 +245,13 @@ class ShardCandidates:
         if not all(block.seconds.keys() >= {*option.machines} for block in self._blocks[option.begin : end]):
             return None
         try:
-            found = self._estimates.looked_ahead(*self._plan_around(option, end))
+            layer_seconds = self._estimates.looked_ahead(*self._plan_around(option, end))
         except PlanError:
             return None
         seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
-        for (layer, machine), each in found.items():
+        for (layer, machine), duration in layer_seconds.items():
             if layer in self._block_of:
-                seconds[self._block_of[layer], machine] += each
+                seconds[self._block_of[layer], machine] += duration
         return [max(seconds[block, machine] for machine in option.machines) for block in range(option.begin, end)]
 
     def _costs(self, option: ShardOption, end: int) -> list[float] | None:
@@ -266,32 +270,36 @@ class ShardCandidates:
 
     def _computing(self, placed: Partition, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
         """Seconds of computing of a sharded stage, by block and machine."""
-        found: defaultdict[tuple[int, str], float] = defaultdict(float)
+        seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
         for cost in self._estimates.costs(placed, plan):
             if placed.origins[cost.stage] == shared and cost.layer in self._block_of:
                 machine = placed.plan.stages[cost.stage].machine
-                found[self._block_of[cost.layer], machine] += cost.contended_seconds
-        return found
+                seconds[self._block_of[cost.layer], machine] += cost.contended_seconds
+        return seconds
 
     def _exchanging(self, placed: Partition, shared: int) -> Mapping[int, float]:
         """Seconds of the exchanges between machines of a sharded stage, by block; links work in parallel."""
-        own = {
+        machine_of = {
             stage.name: stage.machine
             for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
             if origin == shared
         }
         sizes: defaultdict[tuple[int, str], defaultdict[tuple[str, str], float]]
         sizes = defaultdict(lambda: defaultdict(float))
-        for each in transfers_of(placed):
-            taker = each.targets[0] if each.targets else ""
-            if each.source in own and taker in own and own[each.source] != own[taker]:
-                level = each.source.rpartition("_")[2]
-                block = self._block_of.get(placed.model.layers[each.tensor], 0)
-                sizes[block, level][own[each.source], own[taker]] += each.bytes
-        found: defaultdict[int, float] = defaultdict(float)
+        for transfer in transfers_of(placed):
+            taker = transfer.targets[0] if transfer.targets else ""
+            if (
+                transfer.source in machine_of
+                and taker in machine_of
+                and machine_of[transfer.source] != machine_of[taker]
+            ):
+                level = transfer.source.rpartition("_")[2]
+                block = self._block_of.get(placed.model.layers[transfer.tensor], 0)
+                sizes[block, level][machine_of[transfer.source], machine_of[taker]] += transfer.bytes
+        seconds_of_block: defaultdict[int, float] = defaultdict(float)
         for (block, _), crossing in sizes.items():
-            found[block] += max(self._link_seconds(*ends, size) for ends, size in crossing.items())
-        return found
+            seconds_of_block[block] += max(self._link_seconds(*ends, size) for ends, size in crossing.items())
+        return seconds_of_block
 
     def _link_seconds(self, source: str, end: str, size: float) -> float:
         link = self._links.get((source, end))
@@ -348,7 +356,9 @@ def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
     """By the name of a piece, the machines that may not have it."""
     instance = instance_of(problem)
     return {
-        piece: frozenset(name for name, each in zip(instance.machines, seconds, strict=True) if math.isinf(each))
+        piece: frozenset(
+            name for name, duration in zip(instance.machines, seconds, strict=True) if math.isinf(duration)
+        )
         for piece, seconds in zip(instance.pieces, instance.seconds, strict=True)
     }
 
@@ -356,22 +366,22 @@ def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
 def _shardings(model: Model) -> tuple[Sharding, ...]:
     """The shardings that a model's operators suggest, the most promising first: there may be no time for all."""
     operations = operations_of(main_function(model.module))
-    operators = {operator_name(each.value) for each in operations}
+    operators = {operator_name(operation.value) for operation in operations}
     images = [
         shape
-        for each in operations
-        if operator_name(each.value) in ("relax.nn.conv2d", "relax.nn.max_pool2d", "relax.nn.avg_pool2d")
-        for tensor in tensors_in(each.value.args[0].ty)
+        for operation in operations
+        if operator_name(operation.value) in ("relax.nn.conv2d", "relax.nn.max_pool2d", "relax.nn.avg_pool2d")
+        for tensor in tensors_in(operation.value.args[0].ty)
         if len(shape := shape_of(tensor)) == 4
     ]
-    found: list[Sharding] = []
+    shardings: list[Sharding] = []
     if images:
         axis: Axis = "rows" if images[0][2] >= images[0][3] else "columns"
-        found += [Sharding(axis, "fused"), Sharding(axis, "each")]
+        shardings += [Sharding(axis, "fused"), Sharding(axis, "each")]
     if any(str(name).startswith(("relax.nn.softmax", "relax.nn.attention")) for name in operators):
-        found.append(Sharding("heads", "fused"))
+        shardings.append(Sharding("heads", "fused"))
     if any(str(name).startswith(("relax.nn.conv", "relax.matmul")) for name in operators):
-        found += [Sharding("channels", "fused"), Sharding("channels", "each")]
+        shardings += [Sharding("channels", "fused"), Sharding("channels", "each")]
     if model.inputs and model.inputs[0].shape[:1] > (1,):
-        found.append(Sharding("batch", "fused"))
-    return tuple(found)
+        shardings.append(Sharding("batch", "fused"))
+    return tuple(shardings)

@@ -76,11 +76,11 @@ class ShardChoice:
         self._on_progress("considering splits inside layers", 0, 1)
         candidates = self._candidates.candidates()
         near: Sequence[ShardPlan] = [
-            each for each in candidates if self._value(each.evaluation) <= WORTH_TIMING * value
+            candidate for candidate in candidates if self._value(candidate.evaluation) <= WORTH_TIMING * value
         ][:MOST_TIMED]
         if near and self._cluster is not None:
             near = self._candidates.kept(self._timed(near))
-        best = min(near, key=lambda each: self._value(each.evaluation), default=None)
+        best = min(near, key=lambda plan: self._value(plan.evaluation), default=None)
         self._on_progress("considering splits inside layers", 1, 1)
         if best is not None and self._value(best.evaluation) < value * (1 - MARGIN):
             return self._chosen(best, self._certificate(best, near, whole, bound))
@@ -101,19 +101,22 @@ class ShardChoice:
     def _certificate(
         self, best: ShardPlan, timed: Sequence[ShardPlan], whole: Choice | None, bound: float
     ) -> Certificate:
-        ours = f"this one {seconds_text(self._value(best.evaluation))}"
+        best_text = f"this one {seconds_text(self._value(best.evaluation))}"
         lost = [
-            each.compared(f"takes {seconds_text(self._value(each.evaluation))}, {ours}")
-            for each in timed
-            if each is not best
+            plan.compared(f"takes {seconds_text(self._value(plan.evaluation))}, {best_text}")
+            for plan in timed
+            if plan is not best
         ]
         if whole is not None:
             bound = min(bound, whole.prediction.lower_bound_seconds)
-            why = (
-                f"the best plan without splits inside layers has {seconds_text(self._value(whole.prediction))}, {ours}"
-            )
+            whole_text = seconds_text(self._value(whole.prediction))
+            why = f"the best plan without splits inside layers has {whole_text}, {best_text}"
             first = compared(f"whole layers on {names_of(whole.machines)}", whole.stages, whole.prediction, why)
-            lost = [first, *lost, *(each for each in whole.prediction.alternatives if each.stages != first.stages)]
+            lost = [
+                first,
+                *lost,
+                *(alternative for alternative in whole.prediction.alternatives if alternative.stages != first.stages),
+            ]
         how = "estimated" if self._cluster is None else "timed in their own shapes"
         method = f"splits inside layers considered, the best few {how}; the bound is of {DIVIDED}"
         return Certificate(bound, method, "", tuple(sorted(lost, key=self._value)))
@@ -122,17 +125,17 @@ class ShardChoice:
         """Choose the plan of whole layers, and say why no plan with sharded stages is better."""
         prediction, value = whole.prediction, self._value(whole.prediction)
         count = len(whole.machines)
-        ours = f"{'one machine' if count == 1 else f'{count} machines with whole layers'} {seconds_text(value)}"
+        whole_text = f"{'one machine' if count == 1 else f'{count} machines with whole layers'} {seconds_text(value)}"
         alternatives = prediction.alternatives
         if best is not None:
-            theirs = self._value(best.evaluation)
-            pays = "no split inside layers pays" if theirs >= value else "a split inside layers gains too little"
-            reason = f"{pays}: {ours}, best split inside layers {seconds_text(theirs)} ({best.words})"
-            alternatives = (*alternatives, best.compared(f"takes {seconds_text(theirs)}"))
+            best_seconds = self._value(best.evaluation)
+            pays = "no split inside layers pays" if best_seconds >= value else "a split inside layers gains too little"
+            reason = f"{pays}: {whole_text}, best split inside layers {seconds_text(best_seconds)} ({best.words})"
+            alternatives = (*alternatives, best.compared(f"takes {seconds_text(best_seconds)}"))
         elif bound >= value * (1 - MARGIN):
-            reason = f"no split inside layers can pay: {ours}, {DIVIDED} {seconds_text(bound)}"
+            reason = f"no split inside layers can pay: {whole_text}, {DIVIDED} {seconds_text(bound)}"
         else:
-            reason = f"no split inside layers was found: {ours}"
+            reason = f"no split inside layers was found: {whole_text}"
         lower = min(prediction.lower_bound_seconds, bound)
         among = "" if lower == prediction.lower_bound_seconds else f" among whole layers; the bound is of {DIVIDED}"
         stays = replace(

@@ -68,7 +68,7 @@ class PartEstimates:
     def __init__(self, model: Model, profile: ClusterProfile) -> None:
         self.corrections = dict(profile.corrections.compute_ratios)
         self._model = model
-        self._hosts = {each.machine: each.hostname for each in profile.machines}
+        self._hosts = {machine.machine: machine.hostname for machine in profile.machines}
         piece_of = {layer: piece for piece in profile.pieces for layer in piece.layers}
         dependent = dependent_names(main_function(model.module))
         self._constants = _constant_bytes(model)
@@ -83,22 +83,24 @@ class PartEstimates:
             if piece is not None:
                 work[piece.name] += CORE.seconds(operations, moved)
                 held[piece.name] += self._constants.get(name, 0)
-        self.oversubscription = {each.machine: profile.oversubscription(each.machine) for each in profile.machines}
+        self.oversubscription = {
+            machine.machine: profile.oversubscription(machine.machine) for machine in profile.machines
+        }
         """By machine, the factor by which oversubscribed cores slow down the machines of its host."""
         self._prepacked = {
             layer: piece.weight_bytes / held[piece.name] if held[piece.name] else 0.0
             for layer, piece in piece_of.items()
         }
-        times = [(each, layer, piece.name) for each in profile.machines for layer, piece in piece_of.items()]
+        times = [(machine, layer, piece.name) for machine in profile.machines for layer, piece in piece_of.items()]
         self._rates = {
-            (each.machine, layer): _rate(
-                each.pieces[piece],
+            (machine.machine, layer): _rate(
+                machine.pieces[piece],
                 work[piece],
                 held[piece],
-                piece_of[layer].weight_bytes / each.bytes_per_second,
-                self.oversubscription[each.machine],
+                piece_of[layer].weight_bytes / machine.bytes_per_second,
+                self.oversubscription[machine.machine],
             )
-            for each, layer, piece in times
+            for machine, layer, piece in times
         }
 
     def steps_of(self, plan: Plan) -> StepGraph:
@@ -121,13 +123,13 @@ class PartEstimates:
                 stage=plan.stages[origin].name,
                 machines=(stage.machine,),
                 shares=(1.0,),
-                seconds=(sum(each.seconds for each in own),),
-                contended_seconds=(sum(each.contended_seconds for each in own),),
+                seconds=(sum(cost.seconds for cost in stage_costs),),
+                contended_seconds=(sum(cost.contended_seconds for cost in stage_costs),),
                 estimated_shares=(1.0,),
-                weight_bytes=sum(each.weight_bytes for each in own),
-                activation_bytes=max((each.activation_bytes for each in own), default=0.0),
+                weight_bytes=sum(cost.weight_bytes for cost in stage_costs),
+                activation_bytes=max((cost.activation_bytes for cost in stage_costs), default=0.0),
             )
-            for stage, origin, own in zip(placed.plan.stages, placed.origins, costs, strict=True)
+            for stage, origin, stage_costs in zip(placed.plan.stages, placed.origins, costs, strict=True)
         )
 
     def costs(self, placed: Partition, plan: Plan) -> Iterator[OperationCost]:
@@ -160,29 +162,29 @@ class PartEstimates:
         Slices, exchanges and concatenations are not included. Errors are those of `steps_of`.
         """
         shared = plan.stages[stage]
-        company = {machine: self.is_contended(plan, stage, machine) for machine in shared.machines}
-        found: defaultdict[tuple[str, str], float] = defaultdict(float)
+        contended = {machine: self.is_contended(plan, stage, machine) for machine in shared.machines}
+        seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         for (name, machine), share in computed_shares(self._model, shared).items():
             layer = self._model.layers[name]
             rate = self._rates.get((machine, layer))
             if rate is not None and name in self._calls:
                 (operations, moved), weights = self._calls[name], self._constants[name]
                 roofline = CORE.seconds(operations * share, (moved - weights) * share + weights)
-                found[layer, machine] += rate.of(roofline, weights, is_contended=company[machine])
-        return found
+                seconds[layer, machine] += rate.of(roofline, weights, is_contended=contended[machine])
+        return seconds
 
     def is_contended(self, plan: Plan, stage: int, machine: str) -> bool:
         """Whether other machines of the same host compute a sharded stage together with this machine."""
         shared = plan.stages[stage]
-        others = [each for each in shared.machines if each != machine] if shared.sharding else []
-        return any(self._hosts[each] == self._hosts[machine] for each in others)
+        peers = [name for name in shared.machines if name != machine] if shared.sharding else []
+        return any(self._hosts[peer] == self._hosts[machine] for peer in peers)
 
 
 def transfers_of(placed: Partition) -> tuple[Transfer, ...]:
     """All transfers between the stages of a placed model, in the order in which their tensors are produced."""
     function = main_function(placed.model.module)
     stages, stage_of = placed.plan.stages, placed.stage_of
-    sizes = {each.name: size_bytes(each.ty) for each in function.params}
+    sizes = {parameter.name: size_bytes(parameter.ty) for parameter in function.params}
     dependent = dependent_names(function)
     takers: dict[str, dict[str, dict[str, None]]] = {}
     for binding in operations_of(function):
@@ -221,10 +223,10 @@ def _constant_bytes(model: Model) -> Mapping[str, int]:
     """Bytes of the constants that each operation reads, directly or as results of operations on constants alone."""
     function = main_function(model.module)
     dependent = dependent_names(function)
-    found: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
     for binding in operations_of(function):
         read = binding.value.args if isinstance(binding.value, relax.Call) else ()
-        own = sum(size_bytes(each.ty) for each in read if is_tensor_constant(each))
-        made = {used.name for used in used_variables(binding.value)} - dependent
-        found[binding.var.name] = own + sum(found[name] for name in made)
-    return found
+        direct_bytes = sum(size_bytes(argument.ty) for argument in read if is_tensor_constant(argument))
+        derived = {used.name for used in used_variables(binding.value)} - dependent
+        bytes_of[binding.var.name] = direct_bytes + sum(bytes_of[name] for name in derived)
+    return bytes_of

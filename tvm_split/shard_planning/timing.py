@@ -40,17 +40,17 @@ def profile_parts(
     scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
     timing = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine))
     times = timing.measure(cluster, refresh=refresh, on_progress=on_progress)
-    used = {machine for each in scheduled for machine in each.machines()}
-    seconds = {each.machine.name: CallSeconds(each) for each in times if each.machine.name in used}
+    used = {machine for plan in scheduled for machine in plan.machines()}
+    seconds = {time.machine.name: CallSeconds(time) for time in times if time.machine.name in used}
     return tuple(
         StepGraph(
             tuple(
-                _timed(each, step, seconds[step.machines[0]], estimates, origin)
-                for step, origin in zip(estimates.steps(each.placed, each.plan), each.placed.origins, strict=True)
+                _timed(plan, step, seconds[step.machines[0]], estimates, origin)
+                for step, origin in zip(estimates.steps(plan.placed, plan.plan), plan.placed.origins, strict=True)
             ),
-            transfers_of(each.placed),
+            transfers_of(plan.placed),
         )
-        for each in scheduled
+        for plan in scheduled
     )
 
 
@@ -83,32 +83,32 @@ class _ScheduledPlan:
         return self._scheduled[stage]
 
 
-def _code(plans: Sequence[_ScheduledPlan], wanted: MachineFacts) -> TargetCode:
+def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
     """The kernels of all parts on machines of one target; each machine of that target measures all of them."""
     calls: list[KernelCall] = []
     functions: dict[str, tirx.PrimFunc] = {}
     weight_bytes = 0
     for plan in plans:
         for machine in plan.machines():
-            if plan.plan.machine(machine).target == wanted.target:
+            if plan.plan.machine(machine).target == facts.target:
                 parts = plan.calls_on(machine)
                 calls += [call for part in parts for call in part.calls]
                 weight_bytes = max(weight_bytes, sum(shared_weight_bytes(part.calls) for part in parts))
                 for part in parts:
                     functions.update(part.functions)
-    return TargetCode(wanted.target, tuple(calls), functions, weight_bytes)
+    return TargetCode(facts.target, tuple(calls), functions, weight_bytes)
 
 
 def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:
     calls = scheduled.calls_of(step.name).calls
-    found, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
+    piece_time, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
     together = estimates.is_contended(scheduled.plan, origin, step.machines[0])
-    contended = found.contended_seconds * estimates.oversubscription.get(step.machines[0], 1.0)
+    contended = piece_time.contended_seconds * estimates.oversubscription.get(step.machines[0], 1.0)
     return replace(
         step,
-        seconds=(found.seconds * correction,),
-        contended_seconds=((contended if together else found.seconds) * correction,),
-        estimated_shares=(float(found.origin == "estimated"),),
+        seconds=(piece_time.seconds * correction,),
+        contended_seconds=((contended if together else piece_time.seconds) * correction,),
+        estimated_shares=(float(piece_time.origin == "estimated"),),
         weight_bytes=float(shared_weight_bytes(calls)),
         activation_bytes=float(max((call.activation_bytes for call in calls), default=0)),
     )

@@ -29,9 +29,9 @@ class Processors:
     def __init__(self, environment: simpy.Environment, shared: Sequence[SharedCores], cores: Mapping[str, int]) -> None:
         self._environment = environment
         self._cores = cores
-        wanted = [sum(cores.get(name, 0) for name in each.machines) for each in shared]
-        self._sets = [each for each, count in zip(shared, wanted, strict=True) if count > each.cores]
-        self._oversubscribed = {name for each in self._sets for name in each.machines if cores.get(name, 0)}
+        demands = [sum(cores.get(name, 0) for name in core_set.machines) for core_set in shared]
+        self._sets = [core_set for core_set, count in zip(shared, demands, strict=True) if count > core_set.cores]
+        self._oversubscribed = {name for core_set in self._sets for name in core_set.machines if cores.get(name, 0)}
         self._jobs: list[_Job] = []
         self._since = 0.0
         self._plans = 0
@@ -56,11 +56,11 @@ class Processors:
         """Set the rate of every job, and wait for the first job to finish."""
         for job in self._jobs:
             job.rate = 1.0
-        for each in self._sets:
-            own = [job for job in self._jobs if job.machine in each.machines]
-            wanted = sum(self._cores[job.machine] for job in own)
-            for job in own:
-                job.rate = min(job.rate, each.cores / wanted)
+        for core_set in self._sets:
+            jobs = [job for job in self._jobs if job.machine in core_set.machines]
+            demand = sum(self._cores[job.machine] for job in jobs)
+            for job in jobs:
+                job.rate = min(job.rate, core_set.cores / demand)
         self._plans += 1
         if not self._jobs:
             return

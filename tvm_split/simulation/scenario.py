@@ -104,15 +104,15 @@ class WhatIf:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for each in self.slowdowns:
-            if not 0 < each.factor <= MOST_FACTOR:
+        for slowdown in self.slowdowns:
+            if not 0 < slowdown.factor <= MOST_FACTOR:
                 raise PlanError(
-                    f"machine {each.machine!r} is to compute {each.factor} times as long; give more than 0, and at "
-                    f"most {MOST_FACTOR:g}, or lose it"
+                    f"machine {slowdown.machine!r} is to compute {slowdown.factor} times as long; give more than 0, "
+                    f"and at most {MOST_FACTOR:g}, or lose it"
                 )
         for what, names in (
-            ("slowed", [each.machine for each in self.slowdowns]),
-            ("lost", [each.machine for each in self.losses]),
+            ("slowed", [slowdown.machine for slowdown in self.slowdowns]),
+            ("lost", [loss.machine for loss in self.losses]),
         ):
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
@@ -126,7 +126,7 @@ class WhatIf:
 
     def require_known(self, scenario: Scenario) -> None:
         """Raise a `PlanError` if a named machine is not in the scenario: it does not exist, or it is idle."""
-        for name in [*(each.machine for each in self.slowdowns), *(each.machine for each in self.losses)]:
+        for name in [*(slowdown.machine for slowdown in self.slowdowns), *(loss.machine for loss in self.losses)]:
             if name not in scenario.machines:
                 used = short_list(list(scenario.machines))
                 raise PlanError(f"the plan does not use a machine named {name!r}; it uses {used}")
@@ -201,26 +201,29 @@ def scenario_of(prediction: Prediction) -> Scenario:
         for machine, seconds in zip(step.machines, values, strict=True):
             times.setdefault(machine, {})[step.name] = StageTimes(*seconds)
     takers: dict[str, list[str | None]] = {}
-    for each in prediction.transfers:
-        takers.setdefault(each.tensor, []).extend(each.targets or (None,))
-    made = {each.tensor: (each.bytes, None if each.source == CLIENT else each.source) for each in prediction.transfers}
+    for transfer in prediction.transfers:
+        takers.setdefault(transfer.tensor, []).extend(transfer.targets or (None,))
+    origins = {
+        transfer.tensor: (transfer.bytes, None if transfer.source == CLIENT else transfer.source)
+        for transfer in prediction.transfers
+    }
     program = program_of(
         {step.name: (step.machines, turns_by_share(step.shares)) for step in prediction.steps},
-        ((tensor, size, source, takers[tensor]) for tensor, (size, source) in made.items()),
+        ((tensor, size, source, takers[tensor]) for tensor, (size, source) in origins.items()),
     )
-    cores = {each.machine: each.cores for each in prediction.machines}
+    cores = {machine.machine: machine.cores for machine in prediction.machines}
     return Scenario(
         program,
         {machine: MachineTimes(stages, cores[machine]) for machine, stages in times.items()},
         _links(prediction, program.routes),
-        tuple(SharedCores(each.machines, each.cores) for each in prediction.shared_cores),
+        tuple(SharedCores(shared.machines, shared.cores) for shared in prediction.shared_cores),
         _client_seconds(prediction),
     )
 
 
 def _links(prediction: Prediction, routes: Iterable[Route]) -> dict[tuple[str, str], LinkTimes]:
-    sizes = {each.tensor: each.bytes for each in prediction.transfers}
-    predicted = {(each.source, each.destination): each for each in prediction.links}
+    sizes = {transfer.tensor: transfer.bytes for transfer in prediction.transfers}
+    predicted = {(link.source, link.destination): link for link in prediction.links}
     crossing: dict[tuple[str, str], dict[str, float]] = {}
     averages: dict[tuple[str, str], float] = {}
     for route in routes:
@@ -231,24 +234,24 @@ def _links(prediction: Prediction, routes: Iterable[Route]) -> dict[tuple[str, s
             raise PlanError(f"nothing is predicted of the link from {ends[0]} to {ends[1]}; make the plan anew")
         crossing.setdefault(ends, {})[route.tensor.name] = size
         averages[ends] = averages.get(ends, 0.0) + size * route.when.share
-    found = {}
+    links = {}
     for ends, tensors in crossing.items():
         link, average = predicted[ends], averages[ends]
         wires = {name: link.stream_seconds * size / average if average else 0.0 for name, size in tensors.items()}
         latency = max(0.0, link.seconds - math.fsum(wires.values()))
-        found[ends] = LinkTimes(latency, wires, shares_memory=memory_of(link.transport) == "host")
-    return found
+        links[ends] = LinkTimes(latency, wires, shares_memory=memory_of(link.transport) == "host")
+    return links
 
 
 def _client_seconds(prediction: Prediction) -> float:
     """Seconds of the client's cores per micro-batch: the load of its shared cores without that of the machines."""
-    computing = {each.machine: each.compute_seconds * each.cores for each in prediction.machines}
-    left = [
-        each.busy_seconds - math.fsum(computing.get(name, 0.0) for name in each.machines)
-        for each in prediction.shared_cores
-        if CLIENT in each.machines
+    computing = {machine.machine: machine.compute_seconds * machine.cores for machine in prediction.machines}
+    remaining = [
+        shared.busy_seconds - math.fsum(computing.get(name, 0.0) for name in shared.machines)
+        for shared in prediction.shared_cores
+        if CLIENT in shared.machines
     ]
-    return max([0.0, *left])
+    return max([0.0, *remaining])
 
 
 def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> Scenario:
@@ -266,17 +269,19 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
             raise PlanError(f"machine {name!r} was measured, and the plan does not use it; it uses {used}")
         turns = {stage.name: stage.own_turns.share for stage in scenario.program.stages_on(name)}
         before = machines[name].stages
-        expected = math.fsum((each.stream_seconds - each.transfer_seconds) * turns[of] for of, each in before.items())
+        expected = math.fsum(
+            (times.stream_seconds - times.transfer_seconds) * turns[of] for of, times in before.items()
+        )
         ratio = measured / expected if expected > 0 else 1.0
         machines[name] = replace(
             machines[name],
             stages={
                 stage: replace(
-                    each,
-                    single_seconds=each.single_seconds * ratio,
-                    stream_seconds=(each.stream_seconds - each.transfer_seconds) * ratio + each.transfer_seconds,
+                    times,
+                    single_seconds=times.single_seconds * ratio,
+                    stream_seconds=(times.stream_seconds - times.transfer_seconds) * ratio + times.transfer_seconds,
                 )
-                for stage, each in before.items()
+                for stage, times in before.items()
             },
         )
     return replace(scenario, machines=machines)

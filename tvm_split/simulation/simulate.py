@@ -135,7 +135,7 @@ def simulate(
 
 def _alone(scenario: Scenario, what_if: WhatIf, runs: int) -> list[float]:
     """Latencies of ``runs`` single micro-batches, without losses; only slowdowns since the beginning count."""
-    slowed = tuple(each for each in what_if.slowdowns if each.since_seconds <= 0)
+    slowed = tuple(slowdown for slowdown in what_if.slowdowns if slowdown.since_seconds <= 0)
     chance = replace(what_if, slowdowns=slowed, losses=(), seed=what_if.seed + 1)
     run = _Run(scenario, chance, 1, 0, streamed=False)
     run.run(runs, feeds=runs)
@@ -158,7 +158,7 @@ class _Run:
         self._environment = simpy.Environment()
         clock = Clock(self._environment, what_if.seed)
         self._what_if, self._trace = what_if, Trace(clock, shown)
-        cores = {name: each.cores for name, each in scenario.machines.items()} | {CLIENT: 1}
+        cores = {name: times.cores for name, times in scenario.machines.items()} | {CLIENT: 1}
         processors = Processors(self._environment, scenario.shared_cores if streamed else (), cores)
         touching: defaultdict[str, list[Route]] = defaultdict(list)
         between: defaultdict[tuple[str, str], list[Route]] = defaultdict(list)
@@ -217,7 +217,7 @@ class _Run:
             self._environment.process(worker.run())
         self._environment.process(self._client.feed(feeds))
         # A loss after the last event has no effect.
-        losses = sorted(self._what_if.losses, key=lambda each: -each.at_seconds)
+        losses = sorted(self._what_if.losses, key=lambda loss: -loss.at_seconds)
         while len(self._client.done) < results and (moment := self._environment.peek()) < math.inf:
             while losses and losses[-1].at_seconds <= moment:
                 self._lose(losses.pop())
@@ -274,13 +274,16 @@ class _Run:
         )
 
     def _seconds_of(self, machine: str, times: MachineTimes, *, streamed: bool) -> Callable[[str, float], float]:
-        own = [each for each in self._what_if.slowdowns if each.machine == machine]
+        slowdowns = [slowdown for slowdown in self._what_if.slowdowns if slowdown.machine == machine]
         seconds = {
-            stage: each.stream_seconds if streamed else each.single_seconds for stage, each in times.stages.items()
+            stage: stage_times.stream_seconds if streamed else stage_times.single_seconds
+            for stage, stage_times in times.stages.items()
         }
 
         def at(stage: str, moment: float) -> float:
-            return seconds[stage] * math.prod(each.factor for each in own if each.since_seconds <= moment)
+            return seconds[stage] * math.prod(
+                slowdown.factor for slowdown in slowdowns if slowdown.since_seconds <= moment
+            )
 
         return at
 
@@ -300,5 +303,7 @@ def _latencies(seconds: list[float]) -> Latencies | None:
     if not seconds:
         return None
     ordered = sorted(seconds)
-    nearest = {each: ordered[max(math.ceil(each / 100 * len(ordered)), 1) - 1] for each in PERCENTILES}
+    nearest = {
+        percentile: ordered[max(math.ceil(percentile / 100 * len(ordered)), 1) - 1] for percentile in PERCENTILES
+    }
     return Latencies(statistics.fmean(ordered), nearest, ordered[-1])

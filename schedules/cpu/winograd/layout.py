@@ -150,8 +150,8 @@ def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, t
     between = group_bytes(workload, choice, tiles)
     if choice.staged:
         # The values are written and read again if a core's part does not stay in its cache, or another core wrote them.
-        kept = groups * between <= CACHE_BYTES * threads
-        beyond = 2 * between * ((threads - 1) / threads if kept else 1.0)
+        stays_in_cache = groups * between <= CACHE_BYTES * threads
+        beyond = 2 * between * ((threads - 1) / threads if stays_in_cache else 1.0)
         work = groups * (products + transforms + beyond * BYTE_NS) + weights * BYTE_NS
         return work / threads + 3 * PARALLEL_LOOP_NS
     rounds = -(-groups // threads)

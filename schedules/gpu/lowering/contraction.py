@@ -119,7 +119,7 @@ def _tiled(contraction: Contraction, family: str) -> Product:
     channels, positions = contraction.channels, contraction.positions
     left_element, right_element = contraction.left.element, contraction.right.element
     if positions > 1 and channels % (SMALLEST_HALF_CHANNELS if on_tensor_cores else SMALLEST_CHANNELS):
-        left_element, right_element = (_along(each, channels) for each in (left_element, right_element))
+        left_element, right_element = (_along(element, channels) for element in (left_element, right_element))
         channels, positions = contraction.depth, 1
     outer = (contraction.batch, positions)
     if on_tensor_cores:

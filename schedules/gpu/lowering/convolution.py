@@ -126,7 +126,7 @@ def _window(call: relax.Call) -> _Window | None:
     before, after, ones = padding[: len(kernel)], padding[len(kernel) :], (1,) * len(kernel)
     if _is_transposed(call):
         reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-        more = [int(each) for each in call.attrs.output_padding]
+        more = [int(extent) for extent in call.attrs.output_padding]
         window = _Window(
             image=data,
             outputs=weight[1] * groups,

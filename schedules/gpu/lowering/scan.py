@@ -73,13 +73,13 @@ def _kernel(
         for row in T.thread_binding(rows, thread="blockIdx.x"):
             with T.sblock("scan"):
                 totals = T.sblock_alloc_buffer((2, threads), dtype, scope="shared")
-                own = T.sblock_alloc_buffer((1,), dtype, scope="local")
+                running = T.sblock_alloc_buffer((1,), dtype, scope="local")
                 for thread in T.thread_binding(threads, thread="threadIdx.x"):
-                    own[0] = nothing
+                    running[0] = nothing
                     for i in T.serial(stretch):
                         if thread * stretch + i < length:
-                            own[0] = joined(own[0], T.Cast(dtype, source[at(shape, row, thread * stretch + i)]))
-                    totals[0, thread] = own[0]
+                            running[0] = joined(running[0], T.Cast(dtype, source[at(shape, row, thread * stretch + i)]))
+                    totals[0, thread] = running[0]
                     for turn in T.unroll(rounds):
                         T.tvm_storage_sync("shared")
                         if thread >= T.shift_left(1, turn):
@@ -89,15 +89,15 @@ def _kernel(
                         else:
                             totals[(turn + 1) % 2, thread] = totals[turn % 2, thread]
                     T.tvm_storage_sync("shared")
-                    own[0] = nothing
+                    running[0] = nothing
                     if thread > 0:
-                        own[0] = totals[rounds % 2, thread - 1]
+                        running[0] = totals[rounds % 2, thread - 1]
                     for i in T.serial(stretch):
                         if thread * stretch + i < length:
                             if exclusive:
-                                result[at(result_shape, row, thread * stretch + i)] = T.Cast(out_dtype, own[0])
-                            own[0] = joined(own[0], T.Cast(dtype, source[at(shape, row, thread * stretch + i)]))
+                                result[at(result_shape, row, thread * stretch + i)] = T.Cast(out_dtype, running[0])
+                            running[0] = joined(running[0], T.Cast(dtype, source[at(shape, row, thread * stretch + i)]))
                             if not exclusive:
-                                result[at(result_shape, row, thread * stretch + i)] = T.Cast(out_dtype, own[0])
+                                result[at(result_shape, row, thread * stretch + i)] = T.Cast(out_dtype, running[0])
 
     return scan

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str, Any]:
-    """What bench reports of a plan if its machines take ``slow`` times as long as predicted, and its links as long."""
+    """A report of bench: machines take ``slow`` times as long as predicted, links as long as predicted."""
     prediction = content["prediction"]
 
     def compared(seconds: float, times: float = 1.0) -> dict[str, float]:
@@ -21,15 +21,15 @@ def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str
         "latency_seconds": compared(prediction["latency_seconds"], max(slow.values())),
         "machines": [
             {
-                "machine": each["machine"],
-                "stages": [stage["name"] for stage in content["stages"] if each["machine"] in stage["machines"]],
+                "machine": machine["machine"],
+                "stages": [stage["name"] for stage in content["stages"] if machine["machine"] in stage["machines"]],
                 "shares": [1.0],
                 "micro_batches": 100,
-                "compute_seconds": compared(each["compute_seconds"], slow.get(each["machine"], 1.0)),
+                "compute_seconds": compared(machine["compute_seconds"], slow.get(machine["machine"], 1.0)),
                 "receive_seconds": compared(0.0),
                 "send_seconds": compared(0.0),
             }
-            for each in prediction["machines"]
+            for machine in prediction["machines"]
         ],
         "links": [],
         "runs": 10,

@@ -1,4 +1,4 @@
-"""Predictions written by hand, for what shows them and compares with them."""
+"""Predictions written by hand, for tests of displays and comparisons."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def machine_prediction(machine: str, compute: float = 0.010, **changes: float | 
 
 
 def prediction(machines: tuple[MachinePrediction, ...], links: tuple[LinkPrediction, ...] = ()) -> Prediction:
-    """Of a plan on these machines, limited by the slowest; with two baselines and one alternative."""
-    period = max(each.compute_seconds for each in machines)
-    latency = sum(each.alone_seconds for each in machines)
+    """A prediction for these machines, limited by the slowest, with two baselines and one alternative."""
+    period = max(machine.compute_seconds for machine in machines)
+    latency = sum(machine.alone_seconds for machine in machines)
     return Prediction(
         period_seconds=period,
         latency_seconds=latency,
@@ -40,7 +40,9 @@ def prediction(machines: tuple[MachinePrediction, ...], links: tuple[LinkPredict
         links=links,
         baselines=(
             ComparedPlan("one machine", ((machines[0].machine, 9),), period * 2, latency * 0.9),
-            ComparedPlan("equal layers", tuple((each.machine, 3) for each in machines), period * 1.5, latency * 1.1),
+            ComparedPlan(
+                "equal layers", tuple((machine.machine, 3) for machine in machines), period * 1.5, latency * 1.1
+            ),
         ),
         alternatives=(
             ComparedPlan("cut after [b]relu_2[/b]", ((machines[0].machine, 9),), period * 1.1, latency, "sends more"),

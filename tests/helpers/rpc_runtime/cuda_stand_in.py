@@ -44,10 +44,10 @@ def on_device(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
     cuda.cudaFree.argtypes = (ctypes.c_void_p,)
 
     def make(spec: TensorSpec) -> Any:
-        found = ctypes.c_void_p()
-        if cuda.cudaMalloc(ctypes.byref(found), max(spec.size_bytes, 1)):
+        pointer = ctypes.c_void_p()
+        if cuda.cudaMalloc(ctypes.byref(pointer), max(spec.size_bytes, 1)):
             raise MemoryError("cudaMalloc: out of memory")
-        memory = memory_at(found.value or 0, max(spec.size_bytes, 1), cuda.cudaFree, found.value)
+        memory = memory_at(pointer.value or 0, max(spec.size_bytes, 1), cuda.cudaFree, pointer.value)
         return tvm.runtime.from_dlpack(memory)._create_view(spec.shape, spec.dtype)
 
     return make
@@ -69,8 +69,8 @@ class Launched:
         outputs = [tvm.runtime.empty(spec.shape, spec.dtype) for spec in self.stage.outputs]
 
         def compute(argument: None) -> None:
-            found = PlainStage(self.stage).run([np.from_dlpack(each).copy() for each in inputs])
-            for output, value in zip(outputs, found, strict=True):
+            values = PlainStage(self.stage).run([np.from_dlpack(tensor).copy() for tensor in inputs])
+            for output, value in zip(outputs, values, strict=True):
                 np.from_dlpack(output)[...] = value
 
         kernel = Kernel(compute)

@@ -102,8 +102,8 @@ def gpu_workers(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
-    said = {name: log.read_text() for name, log in logs.items() if "the stand-in of CUDA" in log.read_text()}
-    assert not said, said
+    errors = {name: log.read_text() for name, log in logs.items() if "the stand-in of CUDA" in log.read_text()}
+    assert not errors, errors
 
 
 if __name__ == "__main__":

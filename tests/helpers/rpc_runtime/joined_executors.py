@@ -72,21 +72,21 @@ class Joined:
             self.executors[name] = StageExecutor(
                 threading.Lock(), plan, stages, recorder, lambda stage, error: self.failures.append(error)
             )
-        self.outgoing = {(CLIENT, other): link for other, link in self.client.outgoing.items()}
-        self.incoming = {(other, CLIENT): link for other, link in self.client.incoming.items()}
+        self.outgoing = {(CLIENT, machine): link for machine, link in self.client.outgoing.items()}
+        self.incoming = {(machine, CLIENT): link for machine, link in self.client.incoming.items()}
         for name, plan in plans.items():
             ends = ends_of(self.executors[name])
-            for other, routes in plan.by_destination.items():
-                self.outgoing[name, other] = OutgoingLink(ends.station, routes, ends.as_bytes, ends.make_slot)
-            for other, routes in plan.by_source.items():
-                self.incoming[other, name] = IncomingLink(ends.station, routes, ends.make_slot, reuse=True)
+            for peer, routes in plan.by_destination.items():
+                self.outgoing[name, peer] = OutgoingLink(ends.station, routes, ends.as_bytes, ends.make_slot)
+            for peer, routes in plan.by_source.items():
+                self.incoming[peer, name] = IncomingLink(ends.station, routes, ends.make_slot, reuse=True)
         for pair, link in self.outgoing.items():
             self._thread(link.frames(), self.incoming[pair].receive)
             self._thread(self.incoming[pair].frames(), link.receive)
         for name, executor in self.executors.items():
             executor.start(
-                {other: link for (me, other), link in self.outgoing.items() if me == name},
-                {other: link for (other, me), link in self.incoming.items() if me == name},
+                {destination: link for (source, destination), link in self.outgoing.items() if source == name},
+                {source: link for (source, destination), link in self.incoming.items() if destination == name},
             )
 
     def _thread(self, frames: Any, receive: Callable[[Any], None]) -> None:

@@ -36,10 +36,10 @@ LOOK_SECONDS = 1e-3
 
 def is_rank() -> bool:
     """Whether this process is one of a world."""
-    return own().world is not None
+    return mpi_transport().world is not None
 
 
-def own() -> mpi.Mpi:
+def mpi_transport() -> mpi.Mpi:
     """The transport of this process."""
     transport = transport_named("mpi")
     assert isinstance(transport, mpi.Mpi)
@@ -68,7 +68,7 @@ def run_session(folder: Path, ranks: int, *arguments: str, seconds: float) -> tu
 @contextmanager
 def through_relay() -> Iterator[None]:
     """Both ends of a link take the relay for the other one."""
-    world = own().world
+    world = mpi_transport().world
     assert world is not None
     world.rank = RELAY
     try:
@@ -88,7 +88,7 @@ def start_peer(*words: str) -> int:
 
 def _parent(folder: Path) -> None:
     """Starts a rank in a process of its own, ends it with the session, and is ended with ``mpiexec``."""
-    over, rank = folder / "over", int(os.environ["PMI_RANK"])
+    end_file, rank = folder / "over", int(os.environ["PMI_RANK"])
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.rpc_runtime.mpi_ranks", *sys.argv[1:]],
         close_fds=False,  # one of them leads to mpiexec
@@ -96,9 +96,9 @@ def _parent(folder: Path) -> None:
         preexec_fn=_end_with_parent,
         start_new_session=True,
     )
-    while not over.exists():
+    while not end_file.exists():
         if child.poll() is not None and rank == SESSION:
-            over.touch()
+            end_file.touch()
         time.sleep(0.05)
     child.kill()
     child.wait()
@@ -110,8 +110,8 @@ def _end_with_parent() -> None:
 
 def _rank(arguments: list[str]) -> None:
     global _orders, _peers
-    own().start()
-    world = own().world
+    mpi_transport().start()
+    world = mpi_transport().world
     assert world is not None
     from mpi4py import MPI
 

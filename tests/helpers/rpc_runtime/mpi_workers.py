@@ -24,8 +24,8 @@ def _objects(line: str) -> Iterator[dict[str, Any]]:
     """Those in a line, which is of several ranks where mpiexec has read what they wrote at the same time."""
     assert line, "mpiexec has ended"
     while line := line.strip():
-        found, end = json.JSONDecoder().raw_decode(line)
-        yield found
+        value, end = json.JSONDecoder().raw_decode(line)
+        yield value
         line = line[end:]
 
 

@@ -48,7 +48,7 @@ class ProgramMaker:
         weight_tensors = [TensorSpec(f"{name}.{key}", value.shape, value.dtype.name) for key, value in arrays.items()]
         library, types = self._compile([*inputs, *weight_tensors], body)
         names = outputs or [f"{name}.{index}" for index in range(len(types))]
-        made = tuple(TensorSpec(n, shape, dtype) for n, (shape, dtype) in zip(names, types, strict=True))
+        output_specs = tuple(TensorSpec(n, shape, dtype) for n, (shape, dtype) in zip(names, types, strict=True))
         weight_specs = tuple(
             WeightSpec(tensor, self.weight_blob(array))
             for tensor, array in zip(weight_tensors, arrays.values(), strict=True)
@@ -63,10 +63,10 @@ class ProgramMaker:
                 library,
                 weight_specs,
                 tuple(inputs),
-                made,
+                output_specs,
             )
         )
-        return made if len(made) != 1 else made[0]
+        return output_specs if len(output_specs) != 1 else output_specs[0]
 
     def replicate(self, machines: Sequence[str], turns: Sequence[int]) -> None:
         """Puts the last stage on all of these machines, which take turns."""

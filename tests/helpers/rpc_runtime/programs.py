@@ -39,29 +39,29 @@ def chain(maker: ProgramMaker) -> Program:
 def skips(maker: ProgramMaker) -> Program:
     """A skip over two machines, two consumers on different machines, an output from the middle."""
     x = maker.input("x")
-    one = maker.stage("one", A, [x], double)
-    two = maker.stage("two", B, [one], double)
-    three = maker.stage("three", C, [two, one], subtract)
-    four = maker.stage("four", A, [three, two, one], lambda a, b, c: [op.add(op.add(a, b), c)])
-    return maker.program([four, two, x, two])
+    first = maker.stage("one", A, [x], double)
+    second = maker.stage("two", B, [first], double)
+    third = maker.stage("three", C, [second, first], subtract)
+    fourth = maker.stage("four", A, [third, second, first], lambda a, b, c: [op.add(op.add(a, b), c)])
+    return maker.program([fourth, second, x, second])
 
 
 def diamond_on_two_machines(maker: ProgramMaker) -> Program:
     """Both machines hold two stages; tensors go back and forth, and one is used twice on one machine."""
     x = maker.input("x")
-    one = maker.stage("one", A, [x], double)
-    left = maker.stage("left", B, [one], double)
-    right = maker.stage("right", A, [one], lambda v: [op.negative(v)])
-    both = maker.stage("both", B, [one, left, right], lambda a, b, c: [op.add(a, op.subtract(b, c))])
+    doubled = maker.stage("one", A, [x], double)
+    left = maker.stage("left", B, [doubled], double)
+    right = maker.stage("right", A, [doubled], lambda v: [op.negative(v)])
+    both = maker.stage("both", B, [doubled, left, right], lambda a, b, c: [op.add(a, op.subtract(b, c))])
     return maker.program([both])
 
 
 def inputs_at_different_stages(maker: ProgramMaker) -> Program:
     x, y, z = maker.input("x"), maker.input("y"), maker.input("z")
-    one = maker.stage("one", A, [x], double)
-    two = maker.stage("two", B, [one, y], subtract)
-    three = maker.stage("three", C, [two, z, x], lambda a, b, c: [op.add(op.subtract(a, b), c), op.negative(a)])
-    return maker.program([three[1], one, three[0], y])
+    first = maker.stage("one", A, [x], double)
+    second = maker.stage("two", B, [first, y], subtract)
+    third = maker.stage("three", C, [second, z, x], lambda a, b, c: [op.add(op.subtract(a, b), c), op.negative(a)])
+    return maker.program([third[1], first, third[0], y])
 
 
 def one_machine(maker: ProgramMaker) -> Program:
@@ -73,17 +73,17 @@ def one_machine(maker: ProgramMaker) -> Program:
 
 def an_output_that_is_a_view_of_an_input(maker: ProgramMaker) -> Program:
     x = maker.input("x")
-    one = maker.stage("one", A, [x], lambda v: [op.reshape(v, (16,)), op.add(v, v)])
-    two = maker.stage("two", B, [one[0]], lambda v: [op.reshape(v, (4, 4))])
-    return maker.program([two, one[0], one[1]])
+    first = maker.stage("one", A, [x], lambda v: [op.reshape(v, (16,)), op.add(v, v)])
+    second = maker.stage("two", B, [first[0]], lambda v: [op.reshape(v, (4, 4))])
+    return maker.program([second, first[0], first[1]])
 
 
 def a_stage_without_inputs_and_one_without_takers(maker: ProgramMaker) -> Program:
     x = maker.input("x")
     constant = maker.stage("constant", B, [], lambda w: [op.add(w, w)], weights={"w": np.ones((2, 8), np.float32)})
-    one = maker.stage("one", A, [x, constant], add)
-    maker.stage("unused", B, [one], double)
-    return maker.program([one])
+    result = maker.stage("one", A, [x, constant], add)
+    maker.stage("unused", B, [result], double)
+    return maker.program([result])
 
 
 SHAPES = [

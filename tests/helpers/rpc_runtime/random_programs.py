@@ -20,18 +20,18 @@ def tensor(name: str) -> TensorSpec:
 @st.composite
 def programs(draw: st.DrawFn, most_replicas: int = 1, machines: str = "ABC", blob: BlobSpec = BLOB) -> Program:
     inputs = [tensor(f"x{i}") for i in range(draw(st.integers(1, 3)))]
-    known, stages = list(inputs), []
+    tensors, stages = list(inputs), []
     for index in range(draw(st.integers(1, 6))):
-        taken = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4, unique=True))
-        made = [tensor(f"t{index}.{place}") for place in range(draw(st.integers(1, 2)))]
+        stage_inputs = draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=4, unique=True))
+        stage_outputs = [tensor(f"t{index}.{place}") for place in range(draw(st.integers(1, 2)))]
         homes = draw(st.lists(st.sampled_from(machines), min_size=1, max_size=most_replicas, unique=True))
         turns = [*range(len(homes)), *draw(st.lists(st.integers(0, len(homes) - 1), max_size=5))]
         turns = draw(st.permutations(turns)) if len(homes) > 1 else [0]
         for replica, machine in enumerate(homes):
-            ends = (tuple(taken), tuple(made))
+            ends = (tuple(stage_inputs), tuple(stage_outputs))
             stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", blob, (), *ends, replica, tuple(turns)))
-        known += made
-    outputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
+        tensors += stage_outputs
+    outputs = draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=4))
     program = Program(tuple(inputs), tuple(outputs), tuple(stages))
     codecs = [
         RouteCodec(route.tensor.name, route.source, route.destination, draw(st.sampled_from(LOSSLESS)))

@@ -81,17 +81,17 @@ class RawCaller(Closing):
             deque(call, maxlen=0)
         return call.code(), call.details()
 
-    def codes(self, method: str, each: Sequence[bytes]) -> Counter[str]:
+    def codes(self, method: str, requests: Sequence[bytes]) -> Counter[str]:
         """How calls with one request each end; many at a time."""
         call = self._channel.unary_unary(method)
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         under_way: deque[Any] = deque()
-        for request in each:
+        for request in requests:
             if len(under_way) == UNDER_WAY:
-                found[under_way.popleft().code().name] += 1
+                counts[under_way.popleft().code().name] += 1
             under_way.append(call.future(request, timeout=PATIENCE_SECONDS, metadata=self._metadata))
-        found.update(future.code().name for future in under_way)
-        return found
+        counts.update(future.code().name for future in under_way)
+        return counts
 
     def close(self) -> None:
         self._channel.close()

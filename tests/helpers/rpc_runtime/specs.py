@@ -14,8 +14,8 @@ def tensor(name: str) -> TensorSpec:
 
 
 def stage(index: int, name: str, machine: str, inputs: str, outputs: str) -> StageSpec:
-    wanted, made = tuple(map(tensor, inputs.split())), tuple(map(tensor, outputs.split()))
-    return StageSpec(index, name, machine, (), "cpu", BLOB, (), wanted, made)
+    input_specs, output_specs = tuple(map(tensor, inputs.split())), tuple(map(tensor, outputs.split()))
+    return StageSpec(index, name, machine, (), "cpu", BLOB, (), input_specs, output_specs)
 
 
 def replicas(stage: StageSpec, machines: str, turns: str) -> tuple[StageSpec, ...]:

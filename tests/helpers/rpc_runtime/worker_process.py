@@ -35,9 +35,9 @@ def announced(process: subprocess.Popen[str]) -> dict[str, object]:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]
-    found = json.loads(line)
-    assert isinstance(found, dict)
-    return found
+    announcement = json.loads(line)
+    assert isinstance(announcement, dict)
+    return announcement
 
 
 def ready(process: subprocess.Popen[str]) -> str:

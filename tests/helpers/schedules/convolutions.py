@@ -20,7 +20,7 @@ def product(dtype):
     """The ReLU of a product of matrices that are converted to ``dtype``, added up in float32."""
 
     def graph(builder, left, right):
-        operands = [builder.emit(relax.op.astype(each, dtype)) for each in (left, right)]
+        operands = [builder.emit(relax.op.astype(operand, dtype)) for operand in (left, right)]
         return builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(*operands, out_dtype="float32"))))
 
     return graph

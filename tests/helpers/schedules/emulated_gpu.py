@@ -65,7 +65,7 @@ class _Launches:
 
 @dataclass
 class _Order:
-    """Of the threads of a block. What kernels see changed: the machine keeps the functions that it looked up first."""
+    """Order of a block's threads; kernels read it, because the virtual machine caches their functions."""
 
     backwards: bool = False
 
@@ -154,16 +154,16 @@ def _library(source: str, names: Iterable[str], folder: Path) -> Path:
 
 def _compile(source: Path, output: Path, *options: str) -> None:
     command = [str(nvcc()), *_OPTIONS, *options, "-o", str(output), str(source)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
-    if made.returncode != 0:
-        raise RuntimeError(f"the kernels are no C++ with {_HEADER.name}: {made.stderr}")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"the kernels are no C++ with {_HEADER.name}: {result.stderr}")
 
 
 def _launcher(launch: Any, name: str, axes: Sequence[str]) -> Callable[..., None]:
     launch.restype = ctypes.c_char_p
 
     def run(backwards: bool, *arguments: Any) -> None:
-        values = [getattr(each, "value", each) for each in arguments[: len(arguments) - len(axes)]]
+        values = [getattr(argument, "value", argument) for argument in arguments[: len(arguments) - len(axes)]]
         extents = dict.fromkeys(_AXES, 1) | dict(zip(axes, arguments[len(values) :], strict=True))
         failure = launch(
             (ctypes.c_void_p * len(values))(*values),

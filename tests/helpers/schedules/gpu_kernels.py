@@ -1,4 +1,4 @@
-"""What can be said about CUDA kernels without a GPU: from the scheduled functions, and from the source made of them."""
+"""Checks of CUDA kernels that need no GPU, on the scheduled functions and on their source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_STATIC_SHARED_BYTES = 48 * 1024
 
 def unbound_blocks(function: tirx.PrimFunc) -> list[str]:
     """Names of the blocks that compute outside of a blockIdx, or outside of a threadIdx."""
-    found: list[str] = []
+    unbound: list[str] = []
     tags: list[str] = []
     depth = 0
     leaves = 0
@@ -49,12 +49,12 @@ def unbound_blocks(function: tirx.PrimFunc) -> list[str]:
         if leaves == before and depth > 0:
             leaves += 1
             if not all(any(tag.startswith(kind) for tag in tags) for kind in ("blockIdx", "threadIdx")):
-                found.append(str(block.name_hint))
+                unbound.append(str(block.name_hint))
 
     tvm_ffi.structural_visit(function.body, [(tirx.For, visit_loop), (s_tir.SBlock, visit_block)])
     if not leaves:
-        found.append(f"{function} has no blocks")
-    return found
+        unbound.append(f"{function} has no blocks")
+    return unbound
 
 
 def cuda_source(executable: Any) -> str:
@@ -106,13 +106,13 @@ def _shared_bytes(body: str) -> int:
 
 
 def nvcc() -> str | None:
-    found = find_nvcc()
-    return None if found is None else str(found)
+    path = find_nvcc()
+    return None if path is None else str(path)
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """What the assembler says about one kernel: registers a thread, static shared memory a block, spills a thread."""
+    """The assembler's report on one kernel: registers per thread, shared memory per block, spills per thread."""
 
     name: str
     registers: int
@@ -134,16 +134,16 @@ def compile_with_nvcc(source: str, arch: str, folder: Path) -> list[Assembled]:
         str(path) + ".cubin",
         str(path),
     ]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return [_assembled(*found) for found in _ENTRY.findall(said)]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return [_assembled(*fields) for fields in _ENTRY.findall(report)]
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'\n(.*?Used \d+ registers[^\n]*)", re.DOTALL)
 
 
-def _assembled(name: str, said: str) -> Assembled:
+def _assembled(name: str, report: str) -> Assembled:
     def number(pattern: str) -> int:
-        return sum(int(count) for count in re.findall(pattern, said))
+        return sum(int(count) for count in re.findall(pattern, report))
 
     # Loads may be more than stores: what is spilled once is read in a loop.
     return Assembled(

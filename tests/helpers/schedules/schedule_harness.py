@@ -45,8 +45,10 @@ def lower(module: tvm.IRModule, target: Target, database: schedules.TunedKernels
 
 def unscheduled(module: tvm.IRModule, target: Target) -> list[tirx.PrimFunc]:
     """The kernels before they are scheduled, as tuning sees them."""
-    functions = [each for _, each in fuse(module, target).functions_items() if isinstance(each, tirx.PrimFunc)]
-    return [each.without_attr("global_symbol") for each in functions]
+    functions = [
+        function for _, function in fuse(module, target).functions_items() if isinstance(function, tirx.PrimFunc)
+    ]
+    return [function.without_attr("global_symbol") for function in functions]
 
 
 def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
@@ -66,8 +68,8 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         transform.DeadCodeElimination(["main"]),
     ]
     with target:
-        for each in passes:
-            module = each(module)
+        for step in passes:
+            module = step(module)
     return module
 
 
@@ -79,11 +81,11 @@ def run(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target = QU
 
 def nodes(lowered: tvm.IRModule, kind: type = tvm.runtime.Object) -> list[tvm.runtime.Object]:
     """The nodes of a kind in the kernels, each as often as it is written."""
-    found: list[tvm.runtime.Object] = []
+    matches: list[tvm.runtime.Object] = []
     for _, function in lowered.functions_items():
         if isinstance(function, tirx.PrimFunc):
-            structural_walk(function.body, (kind, found.append))
-    return found
+            structural_walk(function.body, (kind, matches.append))
+    return matches
 
 
 def rules(lowered: tvm.IRModule) -> set[str]:

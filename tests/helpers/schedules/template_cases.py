@@ -33,6 +33,6 @@ CASES = {
 
 def template_and_function(name):
     graph, data = CASES[name]
-    template = next(each for each in cpu.TEMPLATES if each.name == name)
+    template = next(candidate for candidate in cpu.TEMPLATES if candidate.name == name)
     functions = unscheduled(graph_of(graph, [data]), HOST)
-    return template, next(each for each in functions if template.space(each, TRAITS) is not None)
+    return template, next(function for function in functions if template.space(function, TRAITS) is not None)

@@ -145,7 +145,9 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
-    endpoints = [f"{each.machine} {each.address} {each.token}" for each in own_workers.endpoints.values()]
+    endpoints = [
+        f"{endpoint.machine} {endpoint.address} {endpoint.token}" for endpoint in own_workers.endpoints.values()
+    ]
     client_process = subprocess.Popen(
         [sys.executable, "-c", _CLIENT, str(tmp_path / "blobs"), *endpoints],
         stdin=subprocess.PIPE,
@@ -155,10 +157,12 @@ def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_p
     try:
         assert client_process.stdout is not None
         assert client_process.stdout.readline() == "running\n"
-        assert all(removed_libraries(each) for each in own_workers.process_ids.values())
+        assert all(removed_libraries(process_id) for process_id in own_workers.process_ids.values())
         client_process.send_signal(signal.SIGSTOP)
         for process_id in own_workers.process_ids.values():
-            eventually(lambda each=process_id: not removed_libraries(each), "the silent client's libraries are gone")
+            eventually(
+                lambda number=process_id: not removed_libraries(number), "the silent client's libraries are gone"
+            )
     finally:
         client_process.kill()
         client_process.communicate()
@@ -172,7 +176,9 @@ _BUSY = "pipeline.run(batches_for(program, 1)[0]); " + (
 
 @pytest.mark.slow
 def test_a_client_whose_python_stands_still_is_not_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
-    endpoints = [f"{each.machine} {each.address} {each.token}" for each in own_workers.endpoints.values()]
+    endpoints = [
+        f"{endpoint.machine} {endpoint.address} {endpoint.token}" for endpoint in own_workers.endpoints.values()
+    ]
     code = _CLIENT.replace("sys.stdin.read()", _BUSY)
     arguments = [sys.executable, "-c", code, str(tmp_path / "blobs"), *endpoints]
     client = subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
@@ -224,9 +230,9 @@ def test_a_library_for_another_architecture(workers: LocalWorkers, maker: Progra
     program = chain(maker)
     content = bytearray(maker.blob_path(program.stages[0].library.sha256).read_bytes())
     content[18:20] = (183 if content[18] != 183 else 62).to_bytes(2, "little")
-    other = replace(program.stages[0], library=maker.blob(bytes(content)))
+    foreign_stage = replace(program.stages[0], library=maker.blob(bytes(content)))
     with pytest.raises(WorkerError, match=r"stage 'one'.*compiled for"):
-        open_on(workers, replace(program, stages=(other, *program.stages[1:])), maker)
+        open_on(workers, replace(program, stages=(foreign_stage, *program.stages[1:])), maker)
 
 
 def test_a_changed_blob_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -40,8 +40,8 @@ def test_one_that_ended_is_started_again() -> None:
         eventually(lambda: workers.ended == ("left",), "the worker has ended")
         assert workers.restart("left") == workers.endpoints["left"] != before["left"]
         assert workers.ended == ()
-        found = describe(workers.endpoints["left"], PATIENCE_SECONDS)
-        assert (found.machine, found.process_id) == ("left", workers.process_ids["left"])
+        description = describe(workers.endpoints["left"], PATIENCE_SECONDS)
+        assert (description.machine, description.process_id) == ("left", workers.process_ids["left"])
         assert workers.endpoints["right"] == before["right"]
 
 

@@ -37,11 +37,11 @@ def test_what_carries_each_link_is_told(workers: LocalWorkers, maker: ProgramMak
     program = chain(maker)
     with (
         open_on(workers, program, maker) as shared,
-        open_on(workers, program, maker, links=over_grpc(program)) as other,
+        open_on(workers, program, maker, links=over_grpc(program)) as remote,
     ):
-        for pipeline, transport in ((shared, "shm"), (other, "grpc")):
-            found = {(link.source, link.destination): link.transport for link in pipeline.links()}
-            assert found == {(route.source, route.destination): transport for route in program.routes}
+        for pipeline, transport in ((shared, "shm"), (remote, "grpc")):
+            transports = {(link.source, link.destination): link.transport for link in pipeline.links()}
+            assert transports == {(route.source, route.destination): transport for route in program.routes}
 
 
 def test_memory_that_cannot_be_shared_is_the_reason_that_is_given(
@@ -102,13 +102,13 @@ def test_a_worker_without_what_a_codec_needs_says_so(start: Start, maker: Progra
 
 @pytest.mark.slow
 def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    taken = 0
+    read_count = 0
 
     def source() -> Iterator[list[np.ndarray]]:
-        nonlocal taken
+        nonlocal read_count
         array = np.empty((2, 8), np.float32)
         for number in range(10_000):
-            taken += 1
+            read_count += 1
             array[:] = number  # the same array every time
             yield [array]
 
@@ -116,7 +116,7 @@ def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, mak
         furthest = 0
         for number, (result,) in enumerate(pipeline.stream(source())):
             assert result[1, 7] == 8 * number
-            furthest = max(furthest, taken - number)
+            furthest = max(furthest, read_count - number)
         assert number == 9_999
         assert furthest < 128
 
@@ -136,9 +136,9 @@ def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: Progra
             yield batch
 
     with open_on(workers, program, maker, in_flight=in_flight) as pipeline:
-        for taken, result in enumerate(pipeline.stream(source())):
-            assert same(result, expected[taken])
-            assert fed <= taken + 1 + in_flight + 1  # the one that was just taken, and one that waits to be fed
+        for index, result in enumerate(pipeline.stream(source())):
+            assert same(result, expected[index])
+            assert fed <= index + 1 + in_flight + 1  # the one that was just taken, and one that waits to be fed
     assert fed == 40
 
 
@@ -151,8 +151,8 @@ def test_large_tensors_of_every_kind(workers: LocalWorkers, maker: ProgramMaker)
     kinds = ["float32", "float16", "bfloat16", "int8", "int64", "bool", "uint8"]
     names = [maker.input(kind, (3, 700_001), kind) for kind in kinds]
     scalar, empty = maker.input("scalar", (), "float32"), maker.input("empty", (0, 4), "int32")
-    made = maker.stage("one", A, [*names, scalar, empty], lambda *v: [op.reshape(x, x.ty.shape) for x in v])
-    again = maker.stage("two", B, made, lambda *v: [op.reshape(x, x.ty.shape) for x in v])
+    reshaped = maker.stage("one", A, [*names, scalar, empty], lambda *v: [op.reshape(x, x.ty.shape) for x in v])
+    again = maker.stage("two", B, reshaped, lambda *v: [op.reshape(x, x.ty.shape) for x in v])
     program = maker.program(again)
     inputs = [(np.arange(3 * 700_001).reshape(3, -1) % 2).astype(np.dtype(kind)) for kind in kinds]
     inputs += [np.float32(4).reshape(()), np.empty((0, 4), np.int32)]

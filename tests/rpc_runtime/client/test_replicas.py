@@ -56,11 +56,11 @@ def middle_of_a_chain(maker: ProgramMaker) -> Program:
 def skip_over_replicas(maker: ProgramMaker) -> Program:
     """One in eight for the second replica, a skip over both, and an output and an input that jump too."""
     x, y = maker.input("x"), maker.input("y")
-    one = maker.stage("one", A, [x], double)
-    two = maker.stage("two", B, [one], lambda v: [op.negative(v)])
+    first = maker.stage("one", A, [x], double)
+    second = maker.stage("two", B, [first], lambda v: [op.negative(v)])
     maker.replicate([B, C], [0, 0, 0, 1, 0, 0, 0, 0])
-    three = maker.stage("three", D, [two, one, y], lambda a, b, c: [op.add(op.subtract(a, b), c)])
-    return maker.program([three, one, two, x])
+    third = maker.stage("three", D, [second, first, y], lambda a, b, c: [op.add(op.subtract(a, b), c)])
+    return maker.program([third, first, second, x])
 
 
 def replicas_after_replicas(maker: ProgramMaker) -> Program:
@@ -74,25 +74,25 @@ def replicas_after_replicas(maker: ProgramMaker) -> Program:
 
 def lengths_without_a_common_divisor(maker: ProgramMaker) -> Program:
     """Everything repeats after 143 micro-batches only, and what skips a stage goes by both lists."""
-    one = maker.stage("one", A, [maker.input("x")], double)
+    first = maker.stage("one", A, [maker.input("x")], double)
     maker.replicate([A, B], [0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1])
-    two = maker.stage("two", C, [one], lambda v: [op.negative(v)])
+    second = maker.stage("two", C, [first], lambda v: [op.negative(v)])
     maker.replicate([C, D], [0, 1] * 6 + [0])
-    three = maker.stage("three", B, [one, two], subtract)
-    return maker.program([three, two])
+    third = maker.stage("three", B, [first, second], subtract)
+    return maker.program([third, second])
 
 
 def several_stages_on_a_machine(maker: ProgramMaker) -> Program:
     """Machines that hold replicas of different stages, and a tensor that some of them need in some turns."""
     x = maker.input("x")
-    one = maker.stage("one", A, [x], double)
+    first = maker.stage("one", A, [x], double)
     maker.replicate([A, B, C], [0, 1, 2, 1])
-    two = maker.stage("two", B, [one, x], subtract)
+    second = maker.stage("two", B, [first, x], subtract)
     maker.replicate([B, C], [0, 1])
-    three = maker.stage("three", A, [one, two], add)
+    third = maker.stage("three", A, [first, second], add)
     maker.replicate([C, A, B], [2, 1, 0, 0, 1])
-    four = maker.stage("four", A, [three, one], subtract)
-    return maker.program([four, two])
+    fourth = maker.stage("four", A, [third, first], subtract)
+    return maker.program([fourth, second])
 
 
 SHAPES = [
@@ -131,9 +131,9 @@ def test_replicas_give_what_one_stage_gives(four_workers: LocalWorkers, maker: P
         assert list(pipeline.stream([])) == []
         assert same(pipeline.run(batches[0]), expected[0])
         results = pipeline.stream(endless())
-        for taken, result in enumerate(itertools.islice(results, len(batches))):
-            assert same(result, expected[taken])
-            assert fed < taken + 150
+        for index, result in enumerate(itertools.islice(results, len(batches))):
+            assert same(result, expected[index])
+            assert fed < index + 150
         results.close()  # type: ignore[attr-defined]
         assert same(pipeline.run(batches[7]), expected[7])
 
@@ -145,11 +145,11 @@ def test_each_replica_is_measured_by_itself(four_workers: LocalWorkers, maker: P
         for _ in zip(pipeline.stream(batches), in_turn.stream(batches), strict=True):
             pass
         for measured in (pipeline, in_turn):
-            found = [(each.name, each.machine, each.micro_batches) for each in measured.statistics()]
-            assert found == [("one", A, 31), ("two", B, 21), ("two", C, 10), ("three", D, 31)]
+            executions = [(stage.name, stage.machine, stage.micro_batches) for stage in measured.statistics()]
+            assert executions == [("one", A, 31), ("two", B, 21), ("two", C, 10), ("three", D, 31)]
             computed = [e.sequence for e in measured.trace() if (e.machine, e.kind) == (C, COMPUTE)]
             assert computed == list(range(1, 31, 3))
-        sent = [(each.bytes_received, each.bytes_sent) for each in statistics_of_all_sent(pipeline)]
+        sent = [(stage.bytes_received, stage.bytes_sent) for stage in statistics_of_all_sent(pipeline)]
         assert sent == [(count * 64, count * 64) for count in (31, 21, 10, 31)]
 
 

@@ -64,10 +64,10 @@ def test_two_streams_in_one_thread(opened: Open, maker: ProgramMaker) -> None:
         expected = [pipeline.run(batch) for batch in numbered(4, 0)]
         endless = pipeline.stream(itertools.cycle(numbered(4, 0)))
         assert same(next(endless), expected[0])
-        others = pipeline.stream(numbered(4, 0))
-        assert same(next(others), expected[0])
+        finite = pipeline.stream(numbered(4, 0))
+        assert same(next(finite), expected[0])
         assert same(next(endless), expected[1])
-        assert [same(*each) for each in zip(others, expected[1:], strict=True)] == [True] * 3
+        assert [same(*pair) for pair in zip(finite, expected[1:], strict=True)] == [True] * 3
         assert same(pipeline.run(numbered(1, 0)[0]), expected[0])
         assert same(next(endless), expected[2])
         endless.close()  # type: ignore[attr-defined]
@@ -113,14 +113,14 @@ def test_streams_take_turns(opened: Open, maker: ProgramMaker) -> None:
 
 
 def waiting_on(
-    pipeline: Runner, threads: ThreadPoolExecutor, begun: threading.Event, over: threading.Event
+    pipeline: Runner, threads: ThreadPoolExecutor, begun: threading.Event, finished: threading.Event
 ) -> list[Future[Any]]:
     """Callers that get no further: their source is silent until the test is over, or never ends."""
 
     def silent() -> Iterator[list[np.ndarray]]:
         yield from numbered(1, 0)
         begun.set()
-        over.wait(PATIENCE_SECONDS)
+        finished.wait(PATIENCE_SECONDS)
 
     def busy() -> Any:
         while True:
@@ -128,37 +128,37 @@ def waiting_on(
 
     endless = pipeline.stream(itertools.cycle(numbered(4, 0)))
     calls: list[Callable[[], Any]] = [busy, busy, lambda: sum(1 for _ in endless)]
-    found = [threads.submit(call) for call in calls]
+    futures = [threads.submit(call) for call in calls]
     if not isinstance(pipeline, InProcessRunner):  # whose streams are fed by who takes their results
-        found.append(threads.submit(list, pipeline.stream(silent())))
+        futures.append(threads.submit(list, pipeline.stream(silent())))
     else:
         begun.set()
-    return found
+    return futures
 
 
 def test_closing_ends_everybody_who_waits(opened: Open, maker: ProgramMaker) -> None:
     program = chain(maker)
     with ThreadPoolExecutor(4) as threads:
-        begun, over = threading.Event(), threading.Event()
+        begun, finished = threading.Event(), threading.Event()
         with opened(program) as pipeline:
-            calls = waiting_on(pipeline, threads, begun, over)
+            calls = waiting_on(pipeline, threads, begun, finished)
             assert begun.wait(PATIENCE_SECONDS)
         for call in calls:
             with pytest.raises(WorkerError, match="closed"):
                 call.result(PATIENCE_SECONDS)
-        over.set()
+        finished.set()
 
 
 def test_a_worker_that_goes_ends_everybody_who_waits(maker: ProgramMaker) -> None:
     program = chain(maker)
     with LocalWorkers((A, B, C)) as workers, ThreadPoolExecutor(4) as threads:
-        begun, over = threading.Event(), threading.Event()
+        begun, finished = threading.Event(), threading.Event()
         with open_on(workers, program, maker) as pipeline:
-            calls = waiting_on(pipeline, threads, begun, over)
+            calls = waiting_on(pipeline, threads, begun, finished)
             assert begun.wait(PATIENCE_SECONDS)
             os.kill(workers.process_ids[B], signal.SIGKILL)
             eventually(lambda: all(call.done() for call in calls), "all callers have ended")
             for call in calls:
                 with pytest.raises(WorkerUnavailableError, match=B):
                     call.result(0)
-        over.set()
+        finished.set()

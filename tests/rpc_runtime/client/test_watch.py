@@ -73,14 +73,14 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "message"),
     [
         ((0, 7), r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"),
         ((), r"It held the stages 'one'\. "),
     ],
 )
 def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
-    maker: ProgramMaker, counts: tuple[int, ...], told: str
+    maker: ProgramMaker, counts: tuple[int, ...], message: str
 ) -> None:
     """It may have done more since: nobody is to take it for what it did before it died."""
     running = threading.Event()
@@ -97,7 +97,7 @@ def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
         Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
     ):
         running.set()
-        with pytest.raises(WorkerUnavailableError, match=told):
+        with pytest.raises(WorkerUnavailableError, match=message):
             pipeline.run(batches_for(program, 1)[0])
 
 

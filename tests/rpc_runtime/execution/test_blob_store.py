@@ -74,7 +74,7 @@ def test_a_wrong_size_removes_no_blob(tmp_path: Path) -> None:
 
 def test_a_removed_folder_is_made_again_with_the_pins_but_not_to_release_them(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    store, other = BlobStore(folder, 10), BlobStore(folder, 10)
+    store, second_store = BlobStore(folder, 10), BlobStore(folder, 10)
     blob = put(store, b"aaaa")
     shutil.rmtree(folder)
     store.unpin("d")
@@ -82,12 +82,16 @@ def test_a_removed_folder_is_made_again_with_the_pins_but_not_to_release_them(tm
     assert store.pin("d", [blob]) == (blob,)
     put(store, b"aaaa")
     with pytest.raises(BlobError, match="raise its limit"):
-        put(other, b"bbbbbbb")
+        put(second_store, b"bbbbbbb")
     shutil.rmtree(folder)
     store.close()
     assert not folder.exists()
     folder.write_text("in the way")
-    for call in (lambda: put(other, b"hello"), lambda: other.pin("d", [blob]), lambda: other.unpin("d")):
+    for call in (
+        lambda: put(second_store, b"hello"),
+        lambda: second_store.pin("d", [blob]),
+        lambda: second_store.unpin("d"),
+    ):
         with pytest.raises(BlobError, match=rf"cannot keep blobs in {folder} \(.*another --cache"):
             call()
 
@@ -111,13 +115,13 @@ def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
 def test_files_are_counted_before_a_blob_is_removed(tmp_path: Path) -> None:
     """The recorded size is an upper bound: another process, or a person, may have removed files."""
     store = BlobStore(tmp_path, limit_bytes=10)
-    removed, kept = put(store, b"aaaa"), put(store, b"bbbb")
+    removed, remaining = put(store, b"aaaa"), put(store, b"bbbb")
     store.path(removed).unlink()
     third = put(store, b"cccc")
-    assert store.pin("d", [removed, kept, third]) == (removed,)
+    assert store.pin("d", [removed, remaining, third]) == (removed,)
     (tmp_path / "held").write_text("nonsense")
     put(store, b"d")
-    assert store.pin("d", [kept, third]) == ()
+    assert store.pin("d", [remaining, third]) == ()
 
 
 def test_a_blob_that_another_store_uses_stays(tmp_path: Path) -> None:
@@ -125,10 +129,10 @@ def test_a_blob_that_another_store_uses_stays(tmp_path: Path) -> None:
     used = put(first, b"aaaa")
     first.pin("d", [used])
     os.utime(first.path(used), (1, 1))
-    other = put(second, b"bbbb")
+    second_blob = put(second, b"bbbb")
     put(second, b"cccc")
     assert first.read(used).tobytes() == b"aaaa"
-    assert second.pin("e", [other]) == (other,)
+    assert second.pin("e", [second_blob]) == (second_blob,)
     with pytest.raises(BlobError, match="raise its limit"):
         put(second, b"ddddddd")
     first.close()

@@ -50,8 +50,8 @@ def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
         return Launched(spec, cuda, of(spec.machine))
 
     def ends(executor: StageExecutor) -> Ends:
-        mine = of(executor._plan.machine)
-        return Ends(UploadingStation(executor, mine), mine.bytes_of, mine.slot)
+        device_transfers = of(executor._plan.machine)
+        return Ends(UploadingStation(executor, device_transfers), device_transfers.bytes_of, device_transfers.slot)
 
     try:
         check(program, count, stage, ends)
@@ -94,7 +94,7 @@ def test_what_is_closed_waits_for_its_uploads_and_begins_no_other(cuda: ctypes.C
     spec = TensorSpec("x", (4,), "int32")
     uploaded = [transfers.upload(spec, tvm.runtime.tensor(np.full(4, n, "int32"))) for n in range(4)]
     transfers.close()
-    assert [np.from_dlpack(each.tensor).tolist() for each in uploaded if each] == [[n] * 4 for n in range(4)]
+    assert [np.from_dlpack(upload.tensor).tolist() for upload in uploaded if upload] == [[n] * 4 for n in range(4)]
     assert transfers.upload(spec, tvm.runtime.tensor(np.zeros(4, "int32"))) is None
 
 
@@ -111,9 +111,9 @@ def test_what_is_closed_lets_go_of_all_uploads_when_the_device_fails(cuda: ctype
     cuda.standInFail(700)
     with pytest.raises(WorkerError, match="cudaEventSynchronize: an illegal memory access was encountered"):
         transfers.close()
-    assert [np.from_dlpack(each.tensor).tolist() for each in uploaded if each] == [[n] * 64 for n in range(4)]
+    assert [np.from_dlpack(upload.tensor).tolist() for upload in uploaded if upload] == [[n] * 64 for n in range(4)]
     gc.collect()
-    assert [each() for each in held] == [None] * 4
+    assert [reference() for reference in held] == [None] * 4
     transfers.close()
 
 
@@ -125,8 +125,8 @@ def test_memory_of_the_host_is_kept_as_long_as_a_part_of_it_is_used(cuda: ctypes
     address = first.ctypes.data
     del first
     gc.collect()
-    other = transfers.bytes_of(tvm.runtime.tensor(np.zeros(4, "int32")))
-    assert other.ctypes.data != address
+    copied = transfers.bytes_of(tvm.runtime.tensor(np.zeros(4, "int32")))
+    assert copied.ctypes.data != address
     assert bytes(part) == np.int32(1).tobytes()
     del part
     gc.collect()

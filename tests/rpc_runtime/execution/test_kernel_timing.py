@@ -64,34 +64,34 @@ def session_of(kind: str, workers: LocalWorkers) -> Iterator[Session]:
 
 
 def require_times(times: tuple[KernelTime, ...], rounds: int) -> None:
-    for found in times:
-        assert not found.error
-        assert math.isfinite(found.seconds)
-        assert found.seconds > 0
-        assert found.rounds >= rounds
+    for time in times:
+        assert not time.error
+        assert math.isfinite(time.seconds)
+        assert time.seconds > 0
+        assert time.rounds >= rounds
 
 
 @pytest.mark.parametrize("kind", ["worker", "in process"])
 def test_every_kernel_gets_a_time(kind: str, workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     with session_of(kind, workers) as session:
         # The ring of weights is as large as was said, and at least as the largest weight.
-        assert session.load(wanted, blob_path) >= 4096
+        assert session.load(kernel_set, blob_path) >= 4096
         times = session.measure(QUICK)
-        assert [found.function for found in times] == ["product", "lookup"]
+        assert [time.function for time in times] == ["product", "lookup"]
         require_times(times, 3)
         require_times(session.measure(dataclasses.replace(QUICK, minimum_rounds=5)), 5)
-        other = dataclasses.replace(wanted, kernels=KERNELS[:1])
-        session.load(other, blob_path)
+        single_kernel = dataclasses.replace(kernel_set, kernels=KERNELS[:1])
+        session.load(single_kernel, blob_path)
         assert len(session.measure(QUICK)) == 1
 
 
 def test_libraries_are_unloaded(workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     process_id = workers.process_ids[A]
     with RemoteKernels(workers.endpoints[A], 30) as session:
         for _ in range(3):
-            session.load(wanted, blob_path)
+            session.load(kernel_set, blob_path)
             session.measure(QUICK)
             assert removed_libraries(process_id)
     eventually(lambda: not removed_libraries(process_id), "no library is left mapped")
@@ -99,30 +99,30 @@ def test_libraries_are_unloaded(workers: LocalWorkers, kernels) -> None:
 
 @pytest.mark.parametrize("kind", ["worker", "in process"])
 def test_the_limit_ends_the_work(kind: str, workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     long = TimedKernel("long", (f32(700, 700), f32(700, 700), f32(700, 700)), frozenset({1}), 1)
     with session_of(kind, workers) as session:
-        session.load(dataclasses.replace(wanted, kernels=(long, *KERNELS)), blob_path)
+        session.load(dataclasses.replace(kernel_set, kernels=(long, *KERNELS)), blob_path)
         times = session.measure(TimingEffort(1000, 0.0, limit_seconds=0.05))
         # The first one runs to its end; whoever comes after the limit says so.
-        assert [found.rounds for found in times] == [0, 0, 0]
-        assert all("limit" in found.error for found in times)
+        assert [time.rounds for time in times] == [0, 0, 0]
+        assert all("limit" in time.error for time in times)
 
 
 @pytest.mark.parametrize("kind", ["worker", "in process"])
 def test_a_kernel_that_fails_leaves_the_others(kind: str, workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     wrong = TimedKernel("lookup", (f32(5, 8), f32(3), f32(3, 8)), frozenset(), 1)
     missing = TimedKernel("nothing", (f32(1),), frozenset(), 1)
     with session_of(kind, workers) as session:
-        session.load(dataclasses.replace(wanted, kernels=(KERNELS[0], wrong, missing)), blob_path)
-        first, *others = session.measure(QUICK)
+        session.load(dataclasses.replace(kernel_set, kernels=(KERNELS[0], wrong, missing)), blob_path)
+        first, *failed = session.measure(QUICK)
         require_times((first,), 3)
-        assert all(found.error and not found.rounds for found in others)
+        assert all(time.error and not time.rounds for time in failed)
 
 
 def test_nonsense_is_refused_or_gets_no_time(workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     with RemoteKernels(workers.endpoints[A], 30) as session:
         for arguments, words in (
             ((TensorSpec("", (2,), "float31"),), "unknown dtype"),
@@ -130,44 +130,44 @@ def test_nonsense_is_refused_or_gets_no_time(workers: LocalWorkers, kernels) -> 
         ):
             with pytest.raises(ProtocolError, match=words):
                 session.load(
-                    dataclasses.replace(wanted, kernels=(TimedKernel("x", arguments, frozenset(), 1),)), blob_path
+                    dataclasses.replace(kernel_set, kernels=(TimedKernel("x", arguments, frozenset(), 1),)), blob_path
                 )
         wrong = tuple(
             dataclasses.replace(KERNELS[0], **change)
             for change in ({"results": 4}, {"weights": frozenset({2, 7})}, {"function": ""}, {"arguments": ()})
         )
         for kernels_of in ((), wrong):
-            session.load(dataclasses.replace(wanted, kernels=kernels_of), blob_path)
+            session.load(dataclasses.replace(kernel_set, kernels=kernels_of), blob_path)
             session.measure(TimingEffort(2**32 - 1, 0.0, 0.1))
 
 
 def test_more_than_the_memory_is_refused(workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     huge = TimedKernel("x", tuple(f32(1 << 32) for _ in range(400)), frozenset(), 400)
     with RemoteKernels(workers.endpoints[A], 30) as session, pytest.raises(WorkerError, match="GB free"):
-        session.load(dataclasses.replace(wanted, kernels=(huge,)), blob_path)
+        session.load(dataclasses.replace(kernel_set, kernels=(huge,)), blob_path)
 
 
 def test_a_worker_refuses_kernels_of_another_machine_and_device(workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     with RemoteKernels(workers.endpoints[A], 30) as session:
         with pytest.raises(WorkerError, match="this worker is 'machine-a'"):
-            session.load(dataclasses.replace(wanted, machine=B), blob_path)
+            session.load(dataclasses.replace(kernel_set, machine=B), blob_path)
         with pytest.raises(WorkerError, match="'abacus'"):
-            session.load(dataclasses.replace(wanted, device="abacus"), blob_path)
+            session.load(dataclasses.replace(kernel_set, device="abacus"), blob_path)
         with pytest.raises(ProtocolError, match="no kernels loaded"):
             session.measure(QUICK)
 
 
 def test_one_timing_at_a_time(workers: LocalWorkers, kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     with (
         RemoteKernels(workers.endpoints[A], 30) as first,
         RemoteKernels(workers.endpoints[A], 30) as second,
         ThreadPoolExecutor(1) as thread,
     ):
-        first.load(wanted, blob_path)
-        second.load(wanted, blob_path)
+        first.load(kernel_set, blob_path)
+        second.load(kernel_set, blob_path)
 
         def measure_long() -> tuple[KernelTime, ...]:
             while True:
@@ -185,13 +185,17 @@ def test_one_timing_at_a_time(workers: LocalWorkers, kernels) -> None:
 
 
 def test_a_worker_that_is_not_there_or_dies_is_named(kernels) -> None:
-    wanted, blob_path = kernels
+    kernel_set, blob_path = kernels
     with pytest.raises(WorkerUnavailableError, match="'machine-x'"):
         RemoteKernels(WorkerEndpoint("machine-x", "127.0.0.1:1"), 5)
-    with LocalWorkers([A]) as own, RemoteKernels(own.endpoints[A], 10) as session, ThreadPoolExecutor(1) as thread:
-        session.load(wanted, blob_path)
+    with (
+        LocalWorkers([A]) as local_workers,
+        RemoteKernels(local_workers.endpoints[A], 10) as session,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        session.load(kernel_set, blob_path)
         measuring = thread.submit(session.measure, TimingEffort(1, 20.0, 30.0))
-        os.kill(own.process_ids[A], signal.SIGKILL)
+        os.kill(local_workers.process_ids[A], signal.SIGKILL)
         with pytest.raises(WorkerUnavailableError, match="'machine-a'"):
             measuring.result()
 

@@ -72,17 +72,17 @@ def test_nothing_computes_after_everything_was_cleared() -> None:
     assert stations.at(0).queues[0].held == {}
 
 
-def exchanging(places: int, kept: TensorSpec = Y) -> tuple[Scheduler, Shelf]:
-    """A machine that keeps ``kept`` for its second part, and sends its neighbour a halo, and lacks the neighbour's."""
+def exchanging(places: int, retained: TensorSpec = Y) -> tuple[Scheduler, Shelf]:
+    """A machine that keeps ``retained`` for its second part, sends a halo, and waits for its neighbour's halo."""
     halos = [TensorSpec(f"halo_{name}", (1,), "uint8") for name in ("box", "other")]
     blank = ("cpu", BLOB, ())
     program = Program(
         (X,),
         (Z,),
         (
-            StageSpec(0, "first", "box", ("l0",), *blank, (X,), (kept, halos[0])),
+            StageSpec(0, "first", "box", ("l0",), *blank, (X,), (retained, halos[0])),
             StageSpec(1, "neighbour", "other", ("l0",), *blank, (X,), (halos[1],)),
-            StageSpec(2, "second", "box", ("l1",), *blank, (kept, halos[1]), (Z,)),
+            StageSpec(2, "second", "box", ("l1",), *blank, (retained, halos[1]), (Z,)),
             StageSpec(3, "end", "other", ("l1",), *blank, (halos[0],), ()),
         ),
     )
@@ -112,7 +112,7 @@ def test_what_a_machine_keeps_for_itself_holds_it_up_no_earlier_than_its_neighbo
 
 @pytest.mark.parametrize(("size_bytes", "more"), [(1, MOST_MORE), (MOST_MORE_BYTES // 2, 2), (MOST_MORE_BYTES + 1, 0)])
 def test_a_machine_keeps_no_more_for_itself_than_a_link_has_under_way(size_bytes: int, more: int) -> None:
-    stations, _ = exchanging(places=1000, kept=TensorSpec("y", (size_bytes,), "uint8"))
+    stations, _ = exchanging(places=1000, retained=TensorSpec("y", (size_bytes,), "uint8"))
     assert computed_ahead(stations, 400) == 3 + more
     # What was kept is taken in order when the neighbour has caught up.
     for sequence in range(3 + more):

@@ -22,10 +22,10 @@ def test_the_environment_is_set_for_one_function_at_a_time(before: str | None, m
     def fail() -> None:
         raise ValueError("no such thing")
 
-    with closing(ComputingThread(1)) as one, closing(ComputingThread(2)) as two:
+    with closing(ComputingThread(1)) as first, closing(ComputingThread(2)) as second:
         for _ in range(20):
-            seen = [thread.submit(compute) for thread in (one, two)]
+            seen = [thread.submit(compute) for thread in (first, second)]
             assert [future.result() for future in seen] == [{"1"}, {"2"}]
         with pytest.raises(ValueError, match="no such thing"):
-            two.submit(fail).result()
+            second.submit(fail).result()
     assert os.environ.get(VARIABLE) == before

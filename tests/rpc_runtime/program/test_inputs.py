@@ -36,7 +36,7 @@ def test_what_does_not_fit_is_refused(inputs: Sequence[np.ndarray], words: str) 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given"),
+    ("dtype", "numbers"),
     [
         ("float32", [0.1, 2]),
         ("float64", (0.1, 2)),
@@ -49,15 +49,15 @@ def test_what_does_not_fit_is_refused(inputs: Sequence[np.ndarray], words: str) 
         ("bool", [True, False]),
     ],
 )
-def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, given: Sequence[float]) -> None:
+def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, numbers: Sequence[float]) -> None:
     program = Program((TensorSpec("x", (2,), dtype),), (), ())
-    (found,) = checked_inputs(program, [given])
-    assert found.dtype == np.dtype(dtype)
-    np.testing.assert_array_equal(found, np.array(given, dtype))
+    (array,) = checked_inputs(program, [numbers])
+    assert array.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(array, np.array(numbers, dtype))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given", "words"),
+    ("dtype", "numbers", "words"),
     [
         ("uint8", [0, 256], r"input 0 \(x: uint8\[2\]\) cannot be read as an array: uint8 does not hold all of its"),
         ("uint8", [0, -1], "uint8 does not hold"),
@@ -75,17 +75,17 @@ def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, given: Sequenc
         ("float32", ENDLESS, r"input 0 .* more than 64 deep"),
     ],
 )
-def test_numbers_that_the_input_cannot_hold_are_refused(dtype: str, given: Sequence[float], words: str) -> None:
+def test_numbers_that_the_input_cannot_hold_are_refused(dtype: str, numbers: Sequence[float], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        checked_inputs(Program((TensorSpec("x", (2,), dtype),), (), ()), [given])
+        checked_inputs(Program((TensorSpec("x", (2,), dtype),), (), ()), [numbers])
 
 
 def test_inputs_become_row_major() -> None:
     image = np.arange(6, dtype=np.uint8).reshape(3, 2).T
-    x, found = checked_inputs(PROGRAM, [X, image])
+    x, array = checked_inputs(PROGRAM, [X, image])
     assert x is X
-    assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, image)
+    assert array.flags.c_contiguous
+    np.testing.assert_array_equal(array, image)
 
 
 def test_the_client_has_inputs_and_cuts_of_them() -> None:
@@ -94,7 +94,7 @@ def test_the_client_has_inputs_and_cuts_of_them() -> None:
         InputCut(TensorSpec("right", (2, 2), "uint8"), "image", 1, 1),
     )
     program = Program(PROGRAM.inputs, (), (), cuts=cuts)
-    assert [each.name for each in program.given] == ["x", "image", "upper", "right"]
+    assert [spec.name for spec in program.given] == ["x", "image", "upper", "right"]
     image = np.arange(6, dtype=np.uint8).reshape(2, 3)
     x, whole, upper, right = given_arrays(program, [X, image])
     assert (x is X, whole is image) == (True, True)

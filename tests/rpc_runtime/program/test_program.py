@@ -25,8 +25,8 @@ def test_replicas_that_do_not_fit_together() -> None:
     refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
     refused(replicas(both[0], "AB", "00"), "give each a turn")
     refused(replicas(both[0], "AB", "01" * 8_193), "a period of 1 to 16384, not 16386")
-    others = stage(1, "b", "C", "y", "z")
-    late = (*replicas(both[0], "AB", "0" * 126 + "1"), *replicas(others, "CD", "0" * 130 + "1"))
+    second_stage = stage(1, "b", "C", "y", "z")
+    late = (*replicas(both[0], "AB", "0" * 126 + "1"), *replicas(second_stage, "CD", "0" * 130 + "1"))
     refused(late, "repeat together after more than 16384 micro-batches")
 
 
@@ -64,6 +64,6 @@ def test_a_tensor_is_made_once_and_before_it_is_used(stages: tuple[StageSpec, ..
 
 
 def test_a_tensor_is_the_same_for_all() -> None:
-    taken = replace(stage(0, "a", "A", "x", "y"), inputs=(TensorSpec("x", (3,), "float32"),))
+    consumer = replace(stage(0, "a", "A", "x", "y"), inputs=(TensorSpec("x", (3,), "float32"),))
     with pytest.raises(ValueError, match=r"'A' takes x: float32\[3\], and what is made is x: float32\[2\]"):
-        Program((tensor("x"),), (tensor("y"),), (taken,))
+        Program((tensor("x"),), (tensor("y"),), (consumer,))

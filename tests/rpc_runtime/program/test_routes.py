@@ -22,8 +22,8 @@ def test_queue_depth_is_three_and_the_turns_of_the_route_in_the_window() -> None
 
 
 def test_routes_of_a_skip_connection() -> None:
-    found = {(r.tensor.name, r.source, r.destination): r.depth for r in skipping().handovers}
-    assert found == {
+    depths = {(r.tensor.name, r.source, r.destination): r.depth for r in skipping().handovers}
+    assert depths == {
         ("x", CLIENT, "A"): 7,  # wanted at depths 1 and 3: the larger one counts
         ("t", "A", "B"): 3,
         ("t", "A", "A"): 5,
@@ -36,8 +36,8 @@ def test_routes_of_a_skip_connection() -> None:
 def test_a_machine_sees_its_part() -> None:
     plan = skipping().on("A")
     coming, leaving = (
-        {machine: [route.tensor.name for route in routes] for machine, routes in each.items()}
-        for each in (plan.by_source, plan.by_destination)
+        {machine: [route.tensor.name for route in routes] for machine, routes in routes_by_machine.items()}
+        for routes_by_machine in (plan.by_source, plan.by_destination)
     )
     assert (coming, leaving) == ({CLIENT: ["x"], "B": ["u"]}, {"B": ["t"], CLIENT: ["y", "t"]})
     assert list(skipping().on(CLIENT).by_source) == ["A"]
@@ -54,9 +54,9 @@ def replicated() -> Program:
 
 
 def test_routes_of_a_replicated_stage() -> None:
-    found = {(r.tensor.name, r.source, r.destination): (r.when, r.depth) for r in replicated().handovers}
+    routes = {(r.tensor.name, r.source, r.destination): (r.when, r.depth) for r in replicated().handovers}
     twice, once = Recurrence(3, (0, 2)), Recurrence(3, (1,))
-    assert found == {
+    assert routes == {
         ("x", CLIENT, "A"): (EVERY, 3),
         ("t", "A", "B"): (twice, 3),
         ("t", "A", "C"): (once, 3),
@@ -70,8 +70,8 @@ def test_routes_of_a_replicated_stage() -> None:
 def test_routes_between_replicas_that_never_meet() -> None:
     first, second = stage(0, "a", "A", "x", "t"), stage(1, "b", "C", "t", "y")
     program = Program((tensor("x"),), (tensor("y"),), (*replicas(first, "AB", "01"), *replicas(second, "BC", "10")))
-    found = {(r.tensor.name, r.source, r.destination): r.when for r in program.handovers}
-    assert found == {
+    turns = {(r.tensor.name, r.source, r.destination): r.when for r in program.handovers}
+    assert turns == {
         ("x", CLIENT, "A"): Recurrence(2, (0,)),
         ("x", CLIENT, "B"): Recurrence(2, (1,)),
         ("t", "A", "C"): Recurrence(2, (0,)),

@@ -172,35 +172,35 @@ def test_windows_stay_in_their_limits_and_no_credit_is_lost(
 ) -> None:
     """Whatever happens when: windows only widen, nobody has more under way than fits, and nobody waits for ever."""
     sender, receiver = SendWindow(depth, depth + more), ReceiveWindow(depth, depth + more)
-    there: deque[bool] = deque()
-    back: deque[tuple[int, int]] = deque()
+    in_flight: deque[bool] = deque()
+    announced: deque[tuple[int, int]] = deque()
 
     def move(what: str, flag: bool) -> None:
         before = receiver.depth
         if what == "start" and sender.may_start:
-            there.append(sender.start(0))
+            in_flight.append(sender.start(0))
         elif what == "start":
             sender.wait()
-        elif what == "arrive" and there:
+        elif what == "arrive" and in_flight:
             assert receiver.may_arrive
             lacked = flag or receiver.arrived == receiver.consumed
-            waited = there.popleft()
+            waited = in_flight.popleft()
             assert receiver.arrive(waited, flag) is (receiver.depth > before)
             assert receiver.depth == before or (waited and lacked)
         elif what == "consume" and receiver.consumed < receiver.arrived:
             receiver.consumed += 1
         elif what == "tell" and receiver.is_due:
-            back.append(receiver.announce())
-        elif what == "hear" and back:
-            assert sender.is_possible(*back[0])
-            sender.credit(*back.popleft(), 0)
+            announced.append(receiver.announce())
+        elif what == "hear" and announced:
+            assert sender.is_possible(*announced[0])
+            sender.credit(*announced.popleft(), 0)
         assert before <= receiver.depth <= depth + more
         assert sender.started - receiver.consumed <= receiver.depth
         assert sender.depth <= receiver.depth
 
     for what, flag in moves:
         move(what, flag)
-    while there or back or receiver.is_due or receiver.consumed < receiver.arrived:
+    while in_flight or announced or receiver.is_due or receiver.consumed < receiver.arrived:
         for what in ("arrive", "consume", "tell", "hear"):
             move(what, False)
     assert sender.may_start

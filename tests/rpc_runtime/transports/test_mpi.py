@@ -22,10 +22,10 @@ def test_it_keeps_to_what_every_transport_does(tmp_path: Path) -> None:
     suite, ranks = "tests/rpc_runtime/transports/test_transports.py", mpi_ranks.PEERS_FROM + PEERS
     report, output = mpi_ranks.run_session(tmp_path, ranks, suite, seconds=250)
     assert report.exists(), output
-    found = ElementTree.parse(report).getroot().find("testsuite")
-    assert found is not None
-    assert int(found.get("tests", 0)) > 20, output
-    assert [found.get(kind) for kind in ("failures", "errors", "skipped")] == ["0", "0", "0"], output
+    results = ElementTree.parse(report).getroot().find("testsuite")
+    assert results is not None
+    assert int(results.get("tests", 0)) > 20, output
+    assert [results.get(kind) for kind in ("failures", "errors", "skipped")] == ["0", "0", "0"], output
 
 
 def joining(before: str) -> str:
@@ -34,18 +34,18 @@ def joining(before: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("before", "message"),
     [
         ("sys.modules['mpi4py'] = None", "pip install 'tvm-split[mpi]'"),
         ("pass", "alone in its MPI world: start all workers by one mpiexec"),
     ],
     ids=["not installed", "no mpiexec"],
 )
-def test_a_worker_that_cannot_be_a_rank_says_why(before: str, said: str) -> None:
+def test_a_worker_that_cannot_be_a_rank_says_why(before: str, message: str) -> None:
     command = [sys.executable, "-c", joining(before)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert ended.returncode == 2
-    assert said in ended.stderr
+    assert message in ended.stderr
 
 
 def test_nobody_waits_for_a_rank_that_does_not_come() -> None:
@@ -54,7 +54,7 @@ def test_nobody_waits_for_a_rank_that_does_not_come() -> None:
     command = [mpi_ranks.MPIEXEC, "-n", "1", sys.executable, "-c", code, ":", "-n", "1", "sleep", "20"]
     before = set(SHARED.iterdir())
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
-    for left in set(SHARED.glob("mpich_shm_*")) - before:  # MPICH's, of a world that never was
-        left.unlink()
+    for segment in set(SHARED.glob("mpich_shm_*")) - before:  # MPICH's, of a world that never was
+        segment.unlink()
     assert ended.returncode
     assert "_initialized_when_all_ranks_are_there" in ended.stderr

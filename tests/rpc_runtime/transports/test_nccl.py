@@ -60,11 +60,11 @@ def on_bus(device: ctypes.CDLL, library: Path, tmp_path: Path, monkeypatch: pyte
     def make(bus: str) -> Callable[[], CudaNccl]:
         monkeypatch.setenv("STAND_IN_BUS", bus)
         copy = ctypes.CDLL(shutil.copy(library, tmp_path / f"{bus}.so"))
-        made = CudaNccl(NcclLibrary(copy), CudaCalls(device), on_device(device))
+        nccl = CudaNccl(NcclLibrary(copy), CudaCalls(device), on_device(device))
 
         def give() -> CudaNccl:
             monkeypatch.setenv("STAND_IN_BUS", bus)
-            return made
+            return nccl
 
         return give
 
@@ -78,8 +78,8 @@ def both_ends(first: str, second: str, on_bus: OnBus) -> Iterator[tuple[Receiver
     receiver.link.nccl, sender.link.nccl = on_bus(first), on_bus(second)
     with joined("nccl", receiver.link, sender.link) as opened:
         yield receiver, sender, *opened
-    left = lambda: [each.name for each in threading.enumerate() if each.name.startswith("nccl")]  # noqa: E731
-    eventually(lambda: not left(), "no thread of NCCL is left")
+    nccl_threads = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("nccl")]  # noqa: E731
+    eventually(lambda: not nccl_threads(), "no thread of NCCL is left")
 
 
 @pytest.mark.parametrize(
@@ -129,18 +129,18 @@ def test_a_process_without_a_gpu_says_so() -> None:
 
 def test_the_functions_are_those_of_nccls_header(stand_in: Path, tmp_path: Path) -> None:
     """The stand-in has them as `nccl_calls` does, and the compiler compares it with the header."""
-    found = [folder / "include" for folder in (*installed_folders("nccl"), *installed_folders())]
-    if not all(any((folder / name).is_file() for folder in found) for name in ("nccl.h", "cuda_runtime.h")):
+    include_folders = [folder / "include" for folder in (*installed_folders("nccl"), *installed_folders())]
+    if not all(any((folder / name).is_file() for folder in include_folders) for name in ("nccl.h", "cuda_runtime.h")):
         pytest.skip("NCCL's header and CUDA's are not here")
-    compiled_nccl(stand_in, tmp_path, "-DWITH_HEADER", *(f"-I{folder}" for folder in found))
+    compiled_nccl(stand_in, tmp_path, "-DWITH_HEADER", *(f"-I{folder}" for folder in include_folders))
 
 
 def test_nccls_own_library_is_asked_in_its_words(device: ctypes.CDLL) -> None:
     """pip's, where it is; it says that there is no driver."""
-    found = [folder / "lib" / LIBRARY for folder in installed_folders("nccl")]
-    if not found or load_cuda() == "":
+    libraries = [folder / "lib" / LIBRARY for folder in installed_folders("nccl")]
+    if not libraries or load_cuda() == "":
         pytest.skip("NCCL is not here, or a GPU is")
-    real = NcclLibrary(ctypes.CDLL(str(found[0])))
+    real = NcclLibrary(ctypes.CDLL(str(libraries[0])))
     assert real.version >= OLDEST
     unique_id = real.unique_id()
     assert len(unique_id) == UNIQUE_ID_BYTES

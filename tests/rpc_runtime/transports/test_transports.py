@@ -308,7 +308,7 @@ def test_nonsense_ends_the_link_and_both_are_told_why(transport: str, frames: li
         assert str(answering.ends[0]) in str(calling.ends[0])
 
 
-@pytest.mark.parametrize("transport", [each for each in NAMES if each != "shm"])
+@pytest.mark.parametrize("transport", [name for name in NAMES if name != "shm"])
 def test_a_frame_that_is_too_long_ends_the_link(transport: str) -> None:
     """Shared memory has none: its headers come over a socket that takes no more."""
     routes = routes_of(((8,), "uint8"))

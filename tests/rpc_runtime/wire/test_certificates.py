@@ -38,10 +38,10 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
     start: Start, lab: Authority, foreign: Authority
 ) -> None:
     address = ready(start(*worker_arguments(lab.files("box"), mutual=True)))
-    own = lab.files("me")
-    assert describe(WorkerEndpoint("box", address, None, own), PATIENCE_SECONDS).secure
-    assert tls_refusal(address, own) is None
-    refuses("127.0.0.1:9", own, "Is its worker running?")
+    client_files = lab.files("me")
+    assert describe(WorkerEndpoint("box", address, None, client_files), PATIENCE_SECONDS).secure
+    assert tls_refusal(address, client_files) is None
+    refuses("127.0.0.1:9", client_files, "Is its worker running?")
     for files, words in (
         (TlsFiles(lab.certificate), "it asks its callers for a certificate"),
         (
@@ -49,9 +49,12 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
             "does not accept the certificate .*stranger.pem",
         ),
         (lab.files("old", days=-1), "the certificate .*old.pem has expired"),
-        (replace(own, key=lab.files("other").key), "the key .*other.key does not belong to the certificate .*me.pem"),
+        (
+            replace(client_files, key=lab.files("other").key),
+            "the key .*other.key does not belong to the certificate .*me.pem",
+        ),
         (lab.files("serving", usage="serverAuth"), "serving.pem cannot be used by a caller: unsuitable .* purpose"),
-        (replace(own, authority=None), "not signed by an authority that this system knows"),
+        (replace(client_files, authority=None), "not signed by an authority that this system knows"),
         (None, "it speaks TLS, and this call does not"),
     ):
         refuses(address, files, words)
@@ -59,10 +62,10 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
 
 def test_files_without_what_they_should_hold_are_named(lab: Authority, tmp_path: Path) -> None:
     """gRPC would end the process over them."""
-    own, empty = lab.files("me"), tmp_path / "empty.pem"
+    client_files, empty = lab.files("me"), tmp_path / "empty.pem"
     empty.touch()
     for files, words in (
-        ({"certificate": own.key}, "me.key holds no certificate in PEM"),
+        ({"certificate": client_files.key}, "me.key holds no certificate in PEM"),
         ({"certificate": empty}, "empty.pem holds no certificate in PEM"),
         ({"key": empty}, "empty.pem holds no private key in PEM"),
         ({"authority": empty}, "empty.pem holds no certificate in PEM"),
@@ -70,7 +73,7 @@ def test_files_without_what_they_should_hold_are_named(lab: Authority, tmp_path:
         ({"certificate": None}, "both a certificate and its key, or neither, got only .*me.key"),
     ):
         with pytest.raises(InputError, match=words):
-            describe(WorkerEndpoint("box", "127.0.0.1:9", None, replace(own, **files)), PATIENCE_SECONDS)
+            describe(WorkerEndpoint("box", "127.0.0.1:9", None, replace(client_files, **files)), PATIENCE_SECONDS)
 
 
 def test_a_client_is_told_what_is_wrong_with_the_worker_s_certificate(
@@ -106,7 +109,7 @@ def test_a_certificate_that_expires_while_the_worker_runs(start: Start, lab: Aut
 def test_a_worker_does_not_start_with_files_that_nobody_would_accept(
     start: Start, lab: Authority, tmp_path: Path
 ) -> None:
-    good, other = lab.files("good"), lab.files("another")
+    good, another = lab.files("good"), lab.files("another")
     encrypted, text = tmp_path / "encrypted.key", tmp_path / "text.pem"
     subprocess.run(
         ["openssl", "ec", "-in", str(good.key), "-aes256", "-passout", "pass:secret", "-out", str(encrypted)],
@@ -119,7 +122,7 @@ def test_a_worker_does_not_start_with_files_that_nobody_would_accept(
     damaged.write_text(good.certificate.read_text().replace("M", "N"))
     for files, words in (
         (lab.files("old", days=-1), "old.pem has expired"),
-        (replace(good, key=other.key), "another.key does not belong to the certificate"),
+        (replace(good, key=another.key), "another.key does not belong to the certificate"),
         (replace(good, key=text), "text.pem holds no private key in PEM"),
         (replace(good, key=encrypted), "encrypted.key is encrypted"),
         (replace(good, certificate=damaged), "cannot be read as PEM"),

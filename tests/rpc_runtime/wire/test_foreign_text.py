@@ -65,11 +65,15 @@ def hostile() -> Iterator[Callable[..., WorkerEndpoint]]:
 
 
 def test_a_description_is_cleaned(hostile: Any) -> None:
-    found = describe(hostile(Describe=says(DESCRIPTION)), PATIENCE_SECONDS)
-    assert (found.machine, found.cpu_features, found.cuda_devices[0].arch) == (SHOWN, (SHOWN, "avx2"), SHOWN)
-    assert found.hostname.isprintable()
-    assert found.hostname.endswith("…")
-    assert len(found.hostname) < 7 * MAXIMUM_LETTERS
+    description = describe(hostile(Describe=says(DESCRIPTION)), PATIENCE_SECONDS)
+    assert (description.machine, description.cpu_features, description.cuda_devices[0].arch) == (
+        SHOWN,
+        (SHOWN, "avx2"),
+        SHOWN,
+    )
+    assert description.hostname.isprintable()
+    assert description.hostname.endswith("…")
+    assert len(description.hostname) < 7 * MAXIMUM_LETTERS
 
 
 def test_errors_and_measurements_are_cleaned(hostile: Any) -> None:

@@ -65,12 +65,12 @@ def scalars(field: Any) -> st.SearchStrategy[Any]:
 @cache
 def fields(kind: Any) -> list[tuple[Any, st.SearchStrategy[Any]]]:
     """The fields of a message with what may be in them; making that takes longer than drawing from it."""
-    found = []
+    strategies = []
     for field in kind.DESCRIPTOR.fields:
         nested = field.message_type
         value = scalars(field) if nested is None else messages(GetMessageClass(nested))
-        found.append((field, st.lists(value, max_size=3) if field.is_repeated else value))
-    return found
+        strategies.append((field, st.lists(value, max_size=3) if field.is_repeated else value))
+    return strategies
 
 
 PRESENT = st.integers(0, 9)

@@ -59,7 +59,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "known"),
+    ("metadata", "accepted"),
     [
         ([("authorization", "Bearer open-sesame")], True),
         ([("other", "x"), ("authorization", b"Bearer open-sesame")], True),
@@ -71,8 +71,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ([], False),
     ],
 )
-def test_who_knows_a_token(metadata: list[tuple[str, str | bytes]], known: bool) -> None:
-    assert TOKEN.shown_in(metadata) is known
+def test_who_knows_a_token(metadata: list[tuple[str, str | bytes]], accepted: bool) -> None:
+    assert TOKEN.shown_in(metadata) is accepted
 
 
 def test_addresses() -> None:
@@ -97,8 +97,8 @@ def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with published(token, "127.0.0.1:7001") as file:
         expected = replace(token, file=file)
         assert find_token("127.0.0.1:7001") == find_token("localhost:7001") == expected
-        for other in ("127.0.0.1:7002", "[::1]:7001", "127.0.0.2:7001", "box.lab.example:7001", "192.0.2.1:7001"):
-            assert find_token(other) is None
+        for address in ("127.0.0.1:7002", "[::1]:7001", "127.0.0.2:7001", "box.lab.example:7001", "192.0.2.1:7001"):
+            assert find_token(address) is None
         assert [path.name for path in file.parent.iterdir()] == [file.name]
         assert token.text not in repr(expected)
     assert find_token("127.0.0.1:7001") is None

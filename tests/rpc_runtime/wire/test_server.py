@@ -112,7 +112,7 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
         return False
 
     eventually(answered, "the worker answers")
-    for each in silent:
-        each.close()
+    for connection in silent:
+        connection.close()
     worker.kill()
     worker.wait()

@@ -28,11 +28,11 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) -> None:
     """Client and workers, and the workers among themselves, prove who they are; each worker has its own token."""
     lab = make_authority(tmp_path)
-    mine, endpoints = lab.files("me"), {}
+    client_files, endpoints = lab.files("me"), {}
     for name in (A, B, C):
         arguments = worker_arguments(lab.files(name), mutual=True)
         process = start(*arguments, "--name", name, TVM_SPLIT_TOKEN=f"token-{name}")
-        endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", mine)
+        endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", client_files)
     program = skips(maker)
     with Session(program, endpoints, maker.blob_path) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
@@ -66,9 +66,9 @@ def test_a_certificate_of_its_own_does_not_open_a_worker_to_the_network(start: S
     ready(process)
     process.terminate()
     assert "warning: listening on 0.0.0.0:0 without --tls-ca or a token: anybody who" in ended_with(process)[1]
-    for known in (["--tls-ca", str(files.authority)], ["--token-file", str(tmp_path / "token")]):
+    for authentication in (["--tls-ca", str(files.authority)], ["--token-file", str(tmp_path / "token")]):
         (tmp_path / "token").write_text("open-sesame")
-        process = start(*alone, *known)
+        process = start(*alone, *authentication)
         ready(process)
         process.terminate()
         assert ended_with(process) == (0, "")
@@ -92,8 +92,8 @@ def test_a_worker_on_loopback_serves_its_own_user_only(start: Start, tmp_path: P
     assert not file.exists()
 
 
-@pytest.mark.parametrize("given", [None, "open-sesame"])
-def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start: Start, given: str | None) -> None:
+@pytest.mark.parametrize("token", [None, "open-sesame"])
+def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start: Start, token: str | None) -> None:
     """``localhost`` is both, and another user may listen on the one that the worker does not have."""
     seen: list[str] = []
 
@@ -101,14 +101,14 @@ def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start
         def service(self, details: Any) -> None:
             seen.extend(key for key, _ in details.invocation_metadata)
 
-    variables = {} if given is None else {"TVM_SPLIT_TOKEN": given}
+    variables = {} if token is None else {"TVM_SPLIT_TOKEN": token}
     stranger = grpc.server(ThreadPoolExecutor(1), handlers=(Listener(),))
     port = stranger.add_insecure_port("[::1]:0")
     stranger.start()
     try:
         process = start("--listen", f"localhost:{port}", "--json", **variables)
         assert ready(process) == f"127.0.0.1:{port}"
-        assert describe(WorkerEndpoint("x", f"localhost:{port}", given), PATIENCE_SECONDS).process_id == process.pid
+        assert describe(WorkerEndpoint("x", f"localhost:{port}", token), PATIENCE_SECONDS).process_id == process.pid
         with pytest.raises(ProtocolError, match="no worker"):
             describe(WorkerEndpoint("x", f"[::1]:{port}"), PATIENCE_SECONDS)
         assert seen
@@ -147,12 +147,12 @@ def test_a_worker_that_cannot_keep_its_token_does_not_start(start: Start, tmp_pa
 
 
 def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start) -> None:
-    process, other = start("--json"), start("--json")
+    process, second_process = start("--json"), start("--json")
     address = ready(process)
-    first, second = find_token(address), find_token(ready(other))
+    first, second = find_token(address), find_token(ready(second_process))
     assert first is not None
     assert second is not None
-    for killed in (process, other):
+    for killed in (process, second_process):
         killed.kill()
         killed.wait()
     assert first.file is not None

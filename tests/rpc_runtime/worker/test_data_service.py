@@ -25,28 +25,29 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
     program = chain(maker)
     batch = batches_for(program, 1)[0]
     without_token = replace(workers.endpoints[B], token=None)
-    with open_on(workers, program, maker) as pipe, open_on(workers, program, maker) as other:
+    with open_on(workers, program, maker) as pipe, open_on(workers, program, maker) as second_pipe:
         expected = pipe.run(batch)
         deployment, secrets = pipe.deployment, pipe.link_secrets
         assert set(secrets) == {(A, B), (B, C)}
-        assert len({*secrets.values(), *other.link_secrets.values()}) == 4
-        own = secrets[A, B]
+        assert len({*secrets.values(), *second_pipe.link_secrets.values()}) == 4
+        secret = secrets[A, B]
         for greeting in (
             hello(deployment, A, B),
-            hello(deployment, A, B, secret=b"0" * len(own)),
-            hello(deployment, A, B, secret=own[:-1]),
+            hello(deployment, A, B, secret=b"0" * len(secret)),
+            hello(deployment, A, B, secret=secret[:-1]),
             hello(deployment, A, B, secret=secrets[B, C]),
-            hello(deployment, A, B, secret=other.link_secrets[A, B]),
-            hello(other.deployment, A, B, secret=own),
-            hello("0" * 32, A, B, secret=own),
-            hello(deployment, CLIENT, B, secret=own),
-            hello(deployment, B, CLIENT, secret=own),
-            hello(deployment, C, B, secret=own),
+            hello(deployment, A, B, secret=second_pipe.link_secrets[A, B]),
+            hello(second_pipe.deployment, A, B, secret=secret),
+            hello("0" * 32, A, B, secret=secret),
+            hello(deployment, CLIENT, B, secret=secret),
+            hello(deployment, B, CLIENT, secret=secret),
+            hello(deployment, C, B, secret=secret),
             b"",
         ):
             assert speak(without_token, greeting, silence()) is REFUSED  # before the caller has said a word
-        assert speak(without_token, hello(deployment, A, B, secret=own)) is LET_IN  # and told that it is open already
-        assert speak(without_token, hello(deployment, A, B, secret=own, version=3)) is LET_IN
+        # The answer then says that the link is already open.
+        assert speak(without_token, hello(deployment, A, B, secret=secret)) is LET_IN
+        assert speak(without_token, hello(deployment, A, B, secret=secret, version=3)) is LET_IN
         assert (pipe.run(batch)[0] == expected[0]).all()
 
 

@@ -98,21 +98,21 @@ def test_a_trial_ends_with_its_caller(worker: LocalWorkers, maker: ProgramMaker,
         process = psutil.Process(worker.process_ids[A])
         eventually(lambda: any(child.children() for child in process.children()), "a trial runs")
         call.cancel()
-        other = one_stage(ProgramMaker(tmp_path))
-        with open_on(worker, other, ProgramMaker(tmp_path), timeout_seconds=PATIENCE_SECONDS) as pipeline:
-            pipeline.run(batches_for(other, 1)[0])
+        next_program = one_stage(ProgramMaker(tmp_path))
+        with open_on(worker, next_program, ProgramMaker(tmp_path), timeout_seconds=PATIENCE_SECONDS) as pipeline:
+            pipeline.run(batches_for(next_program, 1)[0])
 
 
 @needs_a_compiler
 def test_a_process_that_dies_leaves_nothing(maker: ProgramMaker) -> None:
     """The worker is killed in the middle of a trial."""
     program = with_library(one_stage(maker), compiled(maker, HANG))
-    with LocalWorkers([A]) as own, ThreadPoolExecutor(1) as thread:
-        (cache,) = own._folder.path.glob("blobs")
-        opening = thread.submit(open_on, own, program, maker)
-        (trials,) = eventually(psutil.Process(own.process_ids[A]).children, "the trial process runs")
+    with LocalWorkers([A]) as workers, ThreadPoolExecutor(1) as thread:
+        (cache,) = workers._folder.path.glob("blobs")
+        opening = thread.submit(open_on, workers, program, maker)
+        (trials,) = eventually(psutil.Process(workers.process_ids[A]).children, "the trial process runs")
         (child,) = eventually(trials.children, "a trial runs")
-        os.kill(own.process_ids[A], signal.SIGKILL)
+        os.kill(workers.process_ids[A], signal.SIGKILL)
         with pytest.raises(WorkerError):
             opening.result()
         eventually(lambda: not trials.is_running() and not child.is_running(), "trials end with their worker")
@@ -129,9 +129,9 @@ def test_what_passed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMake
             open_on(worker, program, maker)
         assert len(loads.read_text()) == expected
     wider = ProgramMaker(maker.folder)
-    other = wider.program([wider.stage("one", A, [wider.input("x", (2, 9))], double)])
+    wider_program = wider.program([wider.stage("one", A, [wider.input("x", (2, 9))], double)])
     with pytest.raises(WorkerError, match="cannot load the library"):
-        open_on(worker, with_library(other, program.stages[0].library), wider)
+        open_on(worker, with_library(wider_program, program.stages[0].library), wider)
     assert len(loads.read_text()) == 5
 
 
@@ -147,20 +147,20 @@ def test_what_crashed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMak
 
 
 def test_trials_go_on_after_their_process_has_ended(maker: ProgramMaker) -> None:
-    with LocalWorkers([A]) as own:
+    with LocalWorkers([A]) as workers:
         for count in range(2):
             program = one_stage(maker, f"stage-{count}")
             program = replace(program, stages=program.stages[-1:], inputs=program.inputs[-1:])
-            with open_on(own, program, maker) as pipe:
+            with open_on(workers, program, maker) as pipe:
                 pipe.run(batches_for(program, 1)[0])
-            (trials,) = psutil.Process(own.process_ids[A]).children()
+            (trials,) = psutil.Process(workers.process_ids[A]).children()
             trials.kill()
 
 
 def test_zeros_are_no_divisors(worker: LocalWorkers, maker: ProgramMaker) -> None:
     """Which is no fault of the library: a processor traps where an integer is divided by zero."""
-    left, right = maker.input("left", (64,), "int32"), maker.input("right", (64,), "int32")
-    program = maker.program([maker.stage("one", A, [left, right], lambda a, b: [op.floor_divide(a, b)])])
+    dividend, divisor = maker.input("left", (64,), "int32"), maker.input("right", (64,), "int32")
+    program = maker.program([maker.stage("one", A, [dividend, divisor], lambda a, b: [op.floor_divide(a, b)])])
     values = np.arange(64, dtype=np.int32)
     with open_on(worker, program, maker) as pipe:
         (result,) = pipe.run([values, values + 1])
@@ -176,12 +176,12 @@ def test_a_kernel_that_crashes(worker: LocalWorkers, maker: ProgramMaker) -> Non
     tvm.tirx.build(module, tvm.target.Target("llvm")).export_library(str(path))
     arguments = [TensorSpec("", (5, 8), "float32"), TensorSpec("", (3,), "int64"), TensorSpec("", (3, 8), "float32")]
     timed = TimedKernel("far", tuple(arguments), frozenset({0}), 1)
-    wanted = KernelSet(A, "cpu", maker.blob(path.read_bytes()), (timed,), 4096)
+    kernel_set = KernelSet(A, "cpu", maker.blob(path.read_bytes()), (timed,), 4096)
     with (
         RemoteKernels(worker.endpoints[A], 30) as session,
         pytest.raises(WorkerError, match=f"timing 1 kernels on machine '{A}': .*crashed with SIGSEGV"),
     ):
-        session.load(wanted, maker.blob_path)
+        session.load(kernel_set, maker.blob_path)
     assert describe(worker.endpoints[A], PATIENCE_SECONDS)
 
 
@@ -190,7 +190,7 @@ def test_a_crash_at_a_later_micro_batch(maker: ProgramMaker, tmp_path: Path) -> 
     table, index = maker.input("table", (5, 8)), maker.input("index", (3,), "int64")
     program = maker.program([maker.stage("one", A, [table, index], lambda a, b: [op.take(a, b, axis=0, mode="fast")])])
     rows, far = np.ones((5, 8), np.float32), np.full(3, 1 << 40)
-    with LocalWorkers([A], cache=tmp_path / "cache") as own, open_on(own, program, maker) as pipe:
+    with LocalWorkers([A], cache=tmp_path / "cache") as workers, open_on(workers, program, maker) as pipe:
         pipe.run([rows, np.zeros(3, np.int64)])
         with pytest.raises(WorkerUnavailableError) as caught:
             pipe.run([rows, far])

@@ -95,13 +95,13 @@ def test_a_killed_worker_leaves_nothing_with_its_neighbour(
             with pytest.raises(WorkerUnavailableError, match=f"'{dies}'"):
                 list(results)
         assert is_empty(workers, lives)
-        other = chain(f"{lives}C{lives}")  # its GPU is free for others
-        with opened(workers, other, library, BY_NCCL) as pipeline:
-            assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(other, [np.array([1, 2])]))
+        program = chain(f"{lives}C{lives}")  # its GPU is free for others
+        with opened(workers, program, library, BY_NCCL) as pipeline:
+            assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(program, [np.array([1, 2])]))
 
 
 @pytest.mark.parametrize(
-    ("end", "own", "message"),
+    ("end", "variables", "message"),
     [
         ("A", {"LD_LIBRARY_PATH": ""}, "cannot be opened by nccl: NCCL's library, libnccl.so.2, is not found"),
         ("B", {"STAND_IN_NCCL": "2708"}, "is NCCL 0.27.8, and 2.18.0 or newer is needed"),
@@ -110,9 +110,11 @@ def test_a_killed_worker_leaves_nothing_with_its_neighbour(
     ],
 )
 def test_ends_that_nccl_cannot_join_leave_nothing(
-    end: str, own: dict[str, str], message: str, library: Path, nccl: Nccl, tmp_path: Path
+    end: str, variables: dict[str, str], message: str, library: Path, nccl: Nccl, tmp_path: Path
 ) -> None:
-    with gpu_workers("AB", library, tmp_path, environment=lambda name: nccl | (own if name == end else {})) as workers:
+    with gpu_workers(
+        "AB", library, tmp_path, environment=lambda name: nccl | (variables if name == end else {})
+    ) as workers:
         with pytest.raises(WorkerError, match=message), opened(workers, chain("AB"), library, BY_NCCL):
             pass
         assert all(is_empty(workers, name) for name in "AB")

@@ -66,15 +66,15 @@ def test_a_worker_logs_what_it_is_told_to(start: Start, level: str) -> None:
 
 
 def test_a_worker_describes_its_machine(workers: LocalWorkers) -> None:
-    found = describe(workers.endpoints[A], PATIENCE_SECONDS)
-    assert (found.machine, found.process_id, found.threads) == (A, workers.process_ids[A], 1)
-    assert found.architecture == os.uname().machine
-    assert found.hostname == socket.gethostname()
-    assert 0 < found.memory_free_bytes <= found.memory_total_bytes
-    assert found.tvm_version.startswith("0.27")
-    assert found.cores >= 1
-    assert not found.secure
-    assert abs(found.clock_offset_nanoseconds) <= found.round_trip_seconds * 1e9
+    description = describe(workers.endpoints[A], PATIENCE_SECONDS)
+    assert (description.machine, description.process_id, description.threads) == (A, workers.process_ids[A], 1)
+    assert description.architecture == os.uname().machine
+    assert description.hostname == socket.gethostname()
+    assert 0 < description.memory_free_bytes <= description.memory_total_bytes
+    assert description.tvm_version.startswith("0.27")
+    assert description.cores >= 1
+    assert not description.secure
+    assert abs(description.clock_offset_nanoseconds) <= description.round_trip_seconds * 1e9
 
 
 @pytest.mark.parametrize("cause", [signal.SIGTERM, signal.SIGINT, "parent"])

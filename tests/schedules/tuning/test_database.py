@@ -24,13 +24,13 @@ def written(folder, seconds=0.5, name="conv2d", target=HOST, which=3):
     """A folder in which other choices than the default's were decided; returns the kernel and these choices."""
     template, function = template_and_function(name)
     space = template.space(function, TRAITS)
-    choices = [each for each in space.all_choices() if each != space.default][which]
+    choices = [candidate for candidate in space.all_choices() if candidate != space.default][which]
     with DatabaseWriter(folder) as writer:
-        for each, measured in ((space.default, 1.0), (choices, seconds)):
-            trace = template.schedule(function, TRAITS, each).trace
+        for tried, measured in ((space.default, 1.0), (choices, seconds)):
+            trace = template.schedule(function, TRAITS, tried).trace
             writer.add_trial(function, target, trace, [measured, measured * 1.1, measured * 0.9])
             writer.add_decision(function, target, trace, measured)
-        failing = next(each for each in space.all_choices() if each not in (space.default, choices))
+        failing = next(candidate for candidate in space.all_choices() if candidate not in (space.default, choices))
         writer.add_trial(function, target, template.schedule(function, TRAITS, failing).trace, None)
     return function, text_of(choices), text_of(failing)
 
@@ -82,16 +82,16 @@ def test_metaschedule_reads_it_too(tmp_path):
 
 
 def test_merging(tmp_path):
-    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
-    function, _, _ = written(mine)
-    product, product_choices, _ = written(theirs, name="matmul", which=1)
-    _, faster, _ = written(theirs, seconds=0.25, which=5)
-    with DatabaseWriter(mine) as writer:
-        taken = writer.merge(theirs)
-        assert taken == 10 - 3, "the default is decided and measured, and the failure, in both"
-        assert writer.merge(theirs) == 0
+    target_folder, source_folder = tmp_path / "mine", tmp_path / "theirs"
+    function, _, _ = written(target_folder)
+    product, product_choices, _ = written(source_folder, name="matmul", which=1)
+    _, faster, _ = written(source_folder, seconds=0.25, which=5)
+    with DatabaseWriter(target_folder) as writer:
+        copied = writer.merge(source_folder)
+        assert copied == 10 - 3, "the default is decided and measured, and the failure, in both"
+        assert writer.merge(source_folder) == 0
         assert len(writer.history(product, HOST)) == 3
-    database = TuningDatabase(mine)
+    database = TuningDatabase(target_folder)
     assert database.decision(product, HOST).choices == product_choices
     assert database.decision(function, HOST).choices == faster
 

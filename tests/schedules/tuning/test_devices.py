@@ -1,4 +1,4 @@
-"""What a device says of its GPU, in a session of TVM's RPC within this process, and who is refused for it."""
+"""The GPU description of a device, over TVM's RPC within this process, and the devices that are refused for it."""
 
 import json
 
@@ -18,8 +18,8 @@ class Here:
 
 @pytest.fixture
 def says():
-    def register(**other):
-        tvm_ffi.register_global_func(GPU_FUNCTION, lambda: json.dumps({**GOOD, **other}), override=True)
+    def register(**changes):
+        tvm_ffi.register_global_func(GPU_FUNCTION, lambda: json.dumps({**GOOD, **changes}), override=True)
 
     yield register
     tvm_ffi.registry.remove_global_func(GPU_FUNCTION)
@@ -32,7 +32,7 @@ def test_the_right_gpu(says, arch):
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("answer", "reason"),
     [
         ({"arch": "sm_80"}, "(the worker on box) has a GPU of sm_80, and the target says sm_90"),
         ({"driver": 12080}, "has a driver for CUDA 12.8, and the kernels need one for 13.0"),
@@ -40,8 +40,8 @@ def test_the_right_gpu(says, arch):
         ({}, "has no nvcc, and neither has this machine"),
     ],
 )
-def test_others_are_refused_with_both_sides(says, said, reason):
-    says(**said)
+def test_others_are_refused_with_both_sides(says, answer, reason):
+    says(**answer)
     with pytest.raises(RuntimeError) as caught:
         session_of(gpu_problem("sm_90", 13000, True))(Here())
     assert reason in misfit_in(str(caught.value))

@@ -71,8 +71,8 @@ def test_hidden_instruction_sets_are_not_used(name: str, data: st.DataObject) ->
     features = features_in(text, architecture)
     hidden = data.draw(st.sets(st.sampled_from(sorted(features)), max_size=12))
     # Every processor of the architecture has these.
-    left = features - hidden | features & {"cmov", "mmx", "sse", "sse2", "fp", "asimd", "vfpv3", "neon"}
-    assert cannot_execute(cpu_target(architecture, left, 1), architecture, left) == ""
+    remaining = features - hidden | features & {"cmov", "mmx", "sse", "sse2", "fp", "asimd", "vfpv3", "neon"}
+    assert cannot_execute(cpu_target(architecture, remaining, 1), architecture, remaining) == ""
 
 
 def test_amx_is_never_used_by_default() -> None:

@@ -147,9 +147,9 @@ def test_a_driver_that_is_too_old_is_told_before_anything_is_sent(model: tvm_spl
     )
     try:
         address = ready(worker)
-        said = describe(WorkerEndpoint("gpu", address), timeout_seconds=20)
-        assert said.cuda.driver == 12080
-        assert "needs one for 13.0" in said.cuda.problem
+        description = describe(WorkerEndpoint("gpu", address), timeout_seconds=20)
+        assert description.cuda.driver == 12080
+        assert "needs one for 13.0" in description.cuda.problem
         (tmp_path / "there.json").write_text(json.dumps({"machines": [{"name": "gpu", "address": address}]}))
         cluster = tvm_split.Cluster.from_yaml(tmp_path / "there.json")
         with pytest.raises(tvm_split.ClusterError, match=r"stage_0 on 'gpu' is compiled for CUDA.*12\.8.*13\.0"):

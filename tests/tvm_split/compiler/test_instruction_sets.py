@@ -1,4 +1,4 @@
-"""What a target's code executes, beside what a processor has: a bundle for another CPU is refused before it is sent."""
+"""Instructions of a target against those of a processor: a bundle for another CPU is refused before it is sent."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
     ],
 )
 def test_what_is_lacking(target: dict[str, Any], architecture: str, features: frozenset[str], expected: str) -> None:
-    found = cannot_execute(target, architecture, features)
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
+    reason = cannot_execute(target, architecture, features)
+    assert reason.startswith(expected)
+    assert bool(reason) == bool(expected)
 
 
 def test_this_host_runs_code_for_itself() -> None:
@@ -90,10 +90,11 @@ def test_a_stage_for_another_cpu_is_refused_before_it_is_sent(model: tvm_split.M
     for words in ("stage_1 on 'machine-b'", f"has no {MISSING}", "leave its target out, and compile again"):
         assert words in str(caught.value)
     assert sent == []
-    own = dataclasses.replace(
-        bundle.plan, machines=tuple(dataclasses.replace(each, target=host_target(1)) for each in bundle.plan.machines)
+    local_plan = dataclasses.replace(
+        bundle.plan,
+        machines=tuple(dataclasses.replace(machine, target=host_target(1)) for machine in bundle.plan.machines),
     )
-    with tvm_split.deploy(tvm_split.compile(model, own), cluster) as deployment:
+    with tvm_split.deploy(tvm_split.compile(model, local_plan), cluster) as deployment:
         deployment.run(X)
 
 

@@ -49,10 +49,10 @@ def test_a_plan_says_the_precision_and_a_bundle_its_error(
     assert (loaded.output_error, loaded.plan.precision) == (bundle.output_error, precision)
     x = np.random.default_rng(1).standard_normal(INPUT_SHAPE).astype(np.float32)
     with tvm_split.deploy(loaded, cluster) as deployment:
-        (found,) = deployment.run(x)
+        (actual,) = deployment.run(x)
     assert model.reference is not None
     (expected,) = model.reference.outputs([x])
-    assert np.abs(found - expected).max() < LARGEST_ERROR[precision] * np.abs(expected).max()
+    assert np.abs(actual - expected).max() < LARGEST_ERROR[precision] * np.abs(expected).max()
 
 
 def test_weights_of_halves_are_half_as_large(model: tvm_split.Model) -> None:

@@ -26,10 +26,10 @@ REFUSED = ("too few", "is nothing", "to shard", "no value before it has that axi
 
 def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:
     """A chain with residuals, which may reach over several stages; its values."""
-    reached = [network.convolution(network.input, 6, 3)]
+    values = [network.convolution(network.input, 6, 3)]
     for _ in range(size):
-        x = reached[-1]
-        alike = [each for each in reached if shape_of(each) == shape_of(x)]
+        x = values[-1]
+        alike = [value for value in values if shape_of(value) == shape_of(x)]
         match draw(st.sampled_from(STEPS)):
             case "convolution":
                 x = network.convolution(x, draw(st.sampled_from([6, 8])), 3)
@@ -39,8 +39,8 @@ def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:
                 x = network.add(op.add(x, draw(st.sampled_from(alike))))
             case _:
                 x = network.add(op.nn.relu(x))
-        reached.append(x)
-    return reached
+        values.append(x)
+    return values
 
 
 @st.composite
@@ -58,11 +58,11 @@ def stages(draw: st.DrawFn, layers: list[str]) -> Stage:
 @given(st.data(), st.integers(2, 8))
 def test_stages_that_are_shared_in_turn(data: st.DataObject, size: int) -> None:
     network = Network(IMAGE)
-    reached = data.draw(st.composite(grown)(network, size))
-    module = network.module(reached[-1], data.draw(st.sampled_from(reached)))
-    names = [each.var.name for each in operations_of(main_function(module))]
+    values = data.draw(st.composite(grown)(network, size))
+    module = network.module(values[-1], data.draw(st.sampled_from(values)))
+    names = [binding.var.name for binding in operations_of(main_function(module))]
     # Between a convolution and its bias a stage need not end.
-    places = sorted({names.index(each.name) + 1 for each in reached[:-1]})
+    places = sorted({names.index(value.name) + 1 for value in values[:-1]})
     cuts = data.draw(st.lists(st.sampled_from(places), max_size=3, unique=True)) if places else []
     spans = pairwise([0, *sorted(cuts), len(names)])
     plan = planned(*(data.draw(stages(names[begin:end])) for begin, end in spans))
@@ -75,5 +75,5 @@ def test_stages_that_are_shared_in_turn(data: st.DataObject, size: int) -> None:
     require_consistent(placed)
     image = np.random.default_rng(0).standard_normal(IMAGE).astype(np.float32)
     parted = with_cuts_made(placed.model.module, placed.cuts, module)
-    for expected, found in zip(values_of(module, image), values_of(parted, image), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.ptp(expected))
+    for expected, actual in zip(values_of(module, image), values_of(parted, image), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.ptp(expected))

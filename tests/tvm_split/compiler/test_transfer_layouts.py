@@ -35,7 +35,7 @@ class Residual(nn.Module):
 
 
 class Flattened(nn.Module):
-    """What is behind the cut needs plain channels."""
+    """The stage behind the cut needs plain channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Flattened(nn.Module):
 
 
 class Shown(nn.Module):
-    """What crosses is a result as well, and the client gets it as torch has it."""
+    """The transferred tensor is also a result, which the client gets in torch's layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Shown(nn.Module):
 
 
 class Added(nn.Module):
-    """Behind the cut is nothing in blocks: the sum would have to be changed, and what is added."""
+    """Nothing behind the cut is blocked: both operands of the sum would need a layout change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Halved(nn.Module):
 
 
 class Collision(nn.Module):
-    """Layers of which one is named as another's plain form would be."""
+    """Layers of which one has the name of another one's plain form."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,10 +123,15 @@ def test_images_cross_as_both_sides_compute_on_them(network, split, ranks) -> No
     assert bundle.verified == "yes"
     assert {len(shape) for shape in crossing(bundle)} == ranks
     expected = module(INPUT)
-    for mine, right in zip(results, expected if isinstance(expected, tuple) else (expected,), strict=True):
-        np.testing.assert_allclose(mine, right.detach().numpy(), rtol=1e-4, atol=1e-5)
+    for actual, reference in zip(results, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(actual, reference.detach().numpy(), rtol=1e-4, atol=1e-5)
     if ranks == {5}:
-        changes = [kernel for each in bundle.kernels.values() for kernel in each if "layout" in kernel.function]
+        changes = [
+            kernel
+            for stage_kernels in bundle.kernels.values()
+            for kernel in stage_kernels
+            if "layout" in kernel.function
+        ]
         assert [kernel.layers for kernel in changes] == [("last",)]  # the client's result
 
 
@@ -137,16 +142,16 @@ def test_parts_of_rows_cross_as_both_sides_compute_on_them() -> None:
     shard = tvm_split.Shard("0", "3", "rows", {A: 0.6, B: 0.4}, "each")
     bundle = tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), shards=[shard]))
     assert bundle.verified == "yes"
-    made = {tensor.name: len(tensor.shape) for stage in bundle.program.stages for tensor in stage.outputs}
-    ends = {name for name in made if name.startswith("layer_3")}
-    assert len(ends) < len(made)
-    assert {made[name] for name in made.keys() - ends} == {5}, made
+    ranks = {tensor.name: len(tensor.shape) for stage in bundle.program.stages for tensor in stage.outputs}
+    ends = {name for name in ranks if name.startswith("layer_3")}
+    assert len(ends) < len(ranks)
+    assert {ranks[name] for name in ranks.keys() - ends} == {5}, ranks
 
 
 def with_target(plan: tvm_split.Plan, machine: str, **changes: object) -> tvm_split.Plan:
     machines = [
-        dataclasses.replace(each, target={**each.target, **changes}) if each.name == machine else each
-        for each in plan.machines
+        dataclasses.replace(original, target={**original.target, **changes}) if original.name == machine else original
+        for original in plan.machines
     ]
     return dataclasses.replace(plan, machines=tuple(machines))
 
@@ -157,7 +162,7 @@ def test_machines_with_unlike_vectors_exchange_plain_images() -> None:
     plan = tvm_split.plan(model, cluster, split={A: ["enter", "bend"], B: ["middle", "after", "pool", "last"]})
     wide = with_target(with_target(plan, A, mcpu="skylake-avx512", mattr=[]), B, mcpu="skylake-avx512", mattr=[])
     unlike = with_target(wide, B, mcpu="haswell")
-    for each, rank in ((wide, 5), (unlike, 4)):
-        first, second = partition(model, each).computations
-        (made,), (taken,) = first.function.ret_ty.fields, [parameter.ty for parameter in second.function.params]
-        assert made.ndim == taken.ndim == rank
+    for retargeted, rank in ((wide, 5), (unlike, 4)):
+        first, second = partition(model, retargeted).computations
+        (sent,), (received,) = first.function.ret_ty.fields, [parameter.ty for parameter in second.function.params]
+        assert sent.ndim == received.ndim == rank

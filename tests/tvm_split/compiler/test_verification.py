@@ -37,7 +37,7 @@ def test_equal_values_differ_by_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "right"),
+    ("actual", "expected"),
     [
         (np.zeros(3, np.float32), np.zeros(4, np.float32)),
         (np.zeros(3, np.float32), np.zeros(3, np.float16)),
@@ -48,8 +48,8 @@ def test_equal_values_differ_by_nothing() -> None:
         (np.array([True]), np.array([False])),
     ],
 )
-def test_what_differs_is_found(mine: np.ndarray, right: np.ndarray) -> None:
-    assert not difference(mine, right).is_within
+def test_what_differs_is_found(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert not difference(actual, expected).is_within
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1), st.floats(-0.9, 0.9))
@@ -74,7 +74,11 @@ def test_what_was_half_before_is_compared_as_such() -> None:
     torch.manual_seed(0)
     model = tvm_split.load_model(Mixed().eval(), (torch.randn(4, 64),))
     last = model.module["main"].body.body.fields[0].name
-    found = tolerances_of(model.module["main"])
-    assert {model.layers[name]: found[name] for name in found}["inner"] == found[last] == TOLERANCES["float16"]
+    tolerances = tolerances_of(model.module["main"])
+    assert (
+        {model.layers[name]: tolerances[name] for name in tolerances}["inner"]
+        == tolerances[last]
+        == TOLERANCES["float16"]
+    )
     exact = tvm_split.load_model(network(), (torch.randn(2, 4),))
     assert set(tolerances_of(exact.module["main"]).values()) == {TOLERANCES["float32"]}

@@ -1,4 +1,4 @@
-"""Benchmarks and reports of real deployments; the numbers themselves are the machine's own affair."""
+"""Benchmarks and reports of real deployments; the tests do not depend on the measured values."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}
 
 @pytest.fixture(scope="module")
 def bundle():
-    """The small network on two machines, whose plan has a prediction that is far too good."""
+    """The small network on two machines; the prediction of its plan is far too optimistic."""
     model = tvm_split.load_model(small_model())
     plan = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), split=SPLIT)
     expected = prediction((machine_prediction(A, 1e-9), machine_prediction(B, 1e-9)))
@@ -31,14 +31,14 @@ def test_on_workers(bundle, inputs, three_workers):
     steps = []
     with tvm_split.deploy(bundle, three_workers) as deployment:
         deployment.run(inputs[0])
-        assert [each.micro_batches for each in deployment.report().machines] == [1, 1]
+        assert [machine.micro_batches for machine in deployment.report().machines] == [1, 1]
         report = tvm_split.bench(
             deployment, inputs, rounds=2, micro_batches=20, on_progress=lambda *step: steps.append(step)
         )
         whole = deployment.report()
     assert (report.runs, report.streamed) == (10, 40)
     assert whole.streamed > report.streamed
-    assert [each.machine for each in report.machines] == [A, B]
+    assert [machine.machine for machine in report.machines] == [A, B]
     for machine in report.machines:
         assert machine.micro_batches > 0
         assert machine.compute.measured > 0
@@ -60,7 +60,7 @@ def test_in_this_process(bundle, inputs):
         deployment.run(inputs[0])
         report = deployment.report()
         assert (report.runs, report.streamed, report.period.measured) == (1, 0, None)
-        assert [each.micro_batches for each in report.machines] == [1, 1]
+        assert [machine.micro_batches for machine in report.machines] == [1, 1]
         assert all(link.seconds.measured is None for link in report.links)
 
 

@@ -1,4 +1,4 @@
-"""How many micro-batches a deployment has under way, for how many callers, and what it says at its end."""
+"""Deployments: micro-batches in flight, concurrent callers, and the state after close."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_no_more_than_asked_for(bundle: tvm_split.Bundle, three_workers: tvm_spl
 
     with tvm_split.deploy(bundle, three_workers, in_flight=in_flight) as deployment:
         stream = deployment.stream(endless())
-        for taken in range(1, 100):
+        for received in range(1, 100):
             next(stream)
-            assert fed <= taken + in_flight + 1  # one waits until there is room
+            assert fed <= received + in_flight + 1  # one more waits for buffer space
         stream.close()
 
 
 def by_address(workers: tvm_split.Cluster, addresses: dict[str, str]) -> Cluster:
-    """The workers as a cluster file names them: machines, and whose address each is given."""
-    found = workers.endpoints()
-    return Cluster(tuple(Machine(name, endpoint=found[addressed]) for name, addressed in addresses.items()))
+    """A cluster of the workers; ``addresses`` says whose address each machine has."""
+    endpoints = workers.endpoints()
+    return Cluster(tuple(Machine(name, endpoint=endpoints[addressed]) for name, addressed in addresses.items()))
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def deployment(
 
 
 def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> None:
-    given = [np.full((1, 8), number, np.float32) for number in range(64)]
-    expected = [deployment.run(x)[0] for x in given]
+    arrays = [np.full((1, 8), number, np.float32) for number in range(64)]
+    expected = [deployment.run(x)[0] for x in arrays]
     futures = []
     array = np.empty((1, 8), np.float32)
-    for x in given:
+    for x in arrays:
         array[:] = x  # the same array every time
         futures.append(deployment.submit(array))
     results = [future.result(PATIENCE_SECONDS) for future in futures]
     assert all(np.array_equal(result[0], y) for result, y in zip(results, expected, strict=True))
 
     async def all_at_once() -> list[tuple[np.ndarray, ...]]:
-        return await asyncio.gather(*(deployment.run_async(x) for x in given))
+        return await asyncio.gather(*(deployment.run_async(x) for x in arrays))
 
     results = asyncio.run(all_at_once())
     assert all(np.array_equal(result[0], y) for result, y in zip(results, expected, strict=True))
@@ -114,7 +114,7 @@ def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> N
 def test_a_coroutine_that_waits_holds_no_other_up(deployment: tvm_split.Deployment) -> None:
     async def beside() -> tuple[bool, tuple[np.ndarray, ...]]:
         running = asyncio.create_task(deployment.run_async(X))
-        await asyncio.sleep(0)  # once round the loop, in which the task begins
+        await asyncio.sleep(0)  # one iteration of the event loop, in which the task begins
         return running.done(), await running
 
     was_done, (result,) = asyncio.run(beside())
@@ -157,10 +157,10 @@ def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split
 
 def test_deployments_on_a_plain_cluster_have_workers_of_their_own(bundle: tvm_split.Bundle) -> None:
     cluster = tvm_split.Cluster.local(2)
-    with tvm_split.deploy(bundle, cluster) as one:
-        with tvm_split.deploy(bundle, cluster) as other:
-            other.run(X)
-        one.run(X)
+    with tvm_split.deploy(bundle, cluster) as first:
+        with tvm_split.deploy(bundle, cluster) as second:
+            second.run(X)
+        first.run(X)
 
 
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
@@ -191,6 +191,6 @@ def test_closing_ends_what_is_submitted_and_keeps_the_figures(deployment: tvm_sp
     figures = deployment.stats()
     assert figures.stages[0].micro_batches >= 1
     assert deployment.stats() == figures
-    for asked in (deployment.report, deployment.trace):
+    for method in (deployment.report, deployment.trace):
         with pytest.raises(tvm_split.WorkerError, match=r"is closed, .* or report\(\) before close\(\)"):
-            asked()
+            method()

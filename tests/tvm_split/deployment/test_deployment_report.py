@@ -1,4 +1,4 @@
-"""Prediction beside measurement, from traces written by hand; and reports in files, read for planning anew."""
+"""Comparisons of predictions with traces written by hand, and report files that are read for replanning."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from tvm_split.planner.problem import CoresLoad
 from tvm_split.planner.profile import Corrections
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
-"""A result every 12 ms, where 10 are predicted."""
+"""A result every 12 ms; 10 ms are predicted."""
 
 
 def test_a_link_that_takes_longer_and_holds_nothing_up_is_no_reason_to_probe():
@@ -40,7 +40,7 @@ def test_every_number_has_its_place():
     assert second.compute.measured == pytest.approx(0.006)
     assert report.period.ratio == pytest.approx(1.0)
     assert report.latency.measured == pytest.approx(0.016)
-    assert [(each.source, each.destination) for each in report.links] == [("client", A), (A, B), (B, "client")]
+    assert [(link.source, link.destination) for link in report.links] == [("client", A), (A, B), (B, "client")]
     between = report.links[1]
     assert between.bytes.ratio == pytest.approx(1.0)
     assert between.seconds.ratio == pytest.approx(1.0)
@@ -72,7 +72,7 @@ def test_without_a_prediction():
 def test_only_what_began_in_a_window_counts():
     windows = tuple(Window(start * MILLISECOND, (start + 5) * MILLISECOND, 1) for start in (50, 20, 170))
     report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), MeasuredRuns((), windows, 3))
-    assert [each.micro_batches for each in report.machines] == [3, 3]
+    assert [machine.micro_batches for machine in report.machines] == [3, 3]
     before = MeasuredRuns((), (Window(-5, -1, 1),), 1)
     assert report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), before).machines[0].compute.measured is None
 
@@ -81,7 +81,7 @@ def test_nothing_was_run():
     expected = prediction((machine_prediction(A), machine_prediction(B)), LINKS)
     report = report_of(plan_for(CHAIN, expected), CHAIN, [], MeasuredRuns((), (), 0))
     assert report.advice == ()
-    assert [each.micro_batches for each in report.machines] == [0, 0]
+    assert [machine.micro_batches for machine in report.machines] == [0, 0]
     assert report.links[1].bytes.measured is None
 
 
@@ -128,7 +128,7 @@ def test_a_machine_with_two_stages_is_their_sum():
     report = report_of(plan_for(program), program, events_of(program, (3, 6, 4)), streamed())
     assert report.machines[0].stages == ("stage_0", "stage_2")
     assert report.machines[0].compute.measured == pytest.approx(0.007)
-    links = {(each.source, each.destination): each for each in report.links}
+    links = {(link.source, link.destination): link for link in report.links}
     assert links[A, B].seconds.measured == pytest.approx(0.002)
     assert links[B, A].seconds.measured == pytest.approx(0.002)
 
@@ -141,14 +141,14 @@ def test_time_that_may_be_of_two_links_is_of_none():
     )
     program = Program((tensor("x"),), (tensor("w"),), stages)
     report = report_of(plan_for(program), program, events_of(program, (3, 6, 4)), streamed())
-    seconds = {(each.source, each.destination): each.seconds.measured for each in report.links}
+    seconds = {(link.source, link.destination): link.seconds.measured for link in report.links}
     assert seconds[A, C] is None  # A sends to B and C, C receives from A and B
     assert seconds[A, B] == pytest.approx(0.002)  # what B received
     assert seconds[B, C] == pytest.approx(0.002)  # what B sent
 
 
 def taking_turns(first: StageSpec, *turns: int) -> Program:
-    """A chain whose second stage is on B and C, which take turns."""
+    """A chain whose second stage has replicas on B and C."""
     second = stage(1, B, ("y",), ("z",))
     replicas = tuple(
         dataclasses.replace(second, machine=machine, replica=replica, turns=turns)
@@ -158,10 +158,10 @@ def taking_turns(first: StageSpec, *turns: int) -> Program:
 
 
 def turned(program: Program, compute, wire: float = 2) -> list[TraceEvent]:
-    """The events of `events_of` that happen: each replica has its own turns only."""
-    own = {(each.machine, each.name): each.own_turns for each in program.stages}
+    """The events of `events_of` that occur: a replica has events only in its own turns."""
+    turns = {(spec.machine, spec.name): spec.own_turns for spec in program.stages}
     events = events_of(program, compute, wire, count=21)
-    return [each for each in events if each.sequence in own[each.machine, each.stage]]
+    return [event for event in events if event.sequence in turns[event.machine, event.stage]]
 
 
 def test_replicas_are_measured_by_their_share_of_the_stream():
@@ -175,10 +175,10 @@ def test_replicas_are_measured_by_their_share_of_the_stream():
     assert (first.shares, second.stages) == ((1.0,), ("stage_1",))
     assert (second.shares, third.shares) == ((pytest.approx(2 / 3),), (pytest.approx(1 / 3),))
     assert (second.micro_batches, third.micro_batches) == (14, 7)
-    for each in report.machines:
-        assert each.compute.ratio == pytest.approx(1.0)
+    for machine in report.machines:
+        assert machine.compute.ratio == pytest.approx(1.0)
     assert third.receive.measured == pytest.approx(0.002 / 3)
-    between = {(each.source, each.destination): each for each in report.links}
+    between = {(link.source, link.destination): link for link in report.links}
     assert list(between) == [("client", A), (A, B), (A, C), (B, "client"), (C, "client")]
     for end in (B, C):
         assert between[A, end].bytes.ratio == pytest.approx(1.0)
@@ -196,7 +196,7 @@ def test_a_machine_with_a_stage_of_its_own_and_a_replica():
 
 @pytest.mark.parametrize(("milliseconds", "ratio"), [(4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2)])
 def test_what_serialising_takes_may_fall_into_computing_or_not(milliseconds, ratio):
-    """The prediction is a range, written down before: what was measured does not move it."""
+    """The prediction is a range that the measurement does not change."""
     first = machine_prediction(A, 0.010, transfer_seconds=0.005)
     expected = prediction((first, machine_prediction(B, 0.006)))
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
@@ -215,14 +215,14 @@ def test_in_a_range_of_eleven_to_one_is_no_ratio(milliseconds, ratio):
     compute = report.machines[0].compute
     assert compute.ratio == (ratio if ratio is None else pytest.approx(ratio))
     assert compute.inconclusive == (ratio is None)
-    told = "machine-a computes 22 ms and not 1 to 11 ms (2.00 times the nearer end)"
-    assert any(told in text for text in report.advice) == (milliseconds == 22)
+    advice = "machine-a computes 22 ms and not 1 to 11 ms (2.00 times the nearer end)"
+    assert any(advice in text for text in report.advice) == (milliseconds == 22)
 
 
 @pytest.mark.parametrize("measured", [streamed(), SLOW], ids=["as predicted", "slower"])
 @pytest.mark.parametrize(("predicted", "wire"), [(0.57e-9, 0.05), (1e-5, 0.9), (1e-5, 2)])
 def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, measured):
-    """They are those of threads that wake up: less than a millisecond, or little of the period."""
+    """Such times are those of threads that wake up: less than a millisecond, or a small share of the period."""
     machines = tuple(
         machine_prediction(name, seconds, receive_seconds=predicted, send_seconds=predicted)
         for name, seconds in ((A, 0.010), (B, 0.006))
@@ -232,7 +232,7 @@ def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, m
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), measured)
     assert report.links[1].seconds.ratio > 10
     assert not any("Probe" in text for text in report.advice)
-    assert bool(report.advice) == (measured is SLOW)  # which is said of the whole
+    assert bool(report.advice) == (measured is SLOW)  # about the whole deployment
 
 
 CORRECTIONS = Corrections(((A, 1.5), ("machine-z", 3.0)), (("machine-z", A, 1e6),))
@@ -253,11 +253,11 @@ def path(content, tmp_path):
 
 
 def test_a_report(path):
-    found = read_measured(path, "net")
-    assert found.compute_ratios == {A: pytest.approx(2.0), B: pytest.approx(1.0)}
-    assert found.link_speeds == {(A, B): pytest.approx(2e5)}
-    assert found.earlier == CORRECTIONS
-    assert found.profiled_at == 1_000_000.0
+    measured = read_measured(path, "net")
+    assert measured.compute_ratios == {A: pytest.approx(2.0), B: pytest.approx(1.0)}
+    assert measured.link_speeds == {(A, B): pytest.approx(2e5)}
+    assert measured.earlier == CORRECTIONS
+    assert measured.profiled_at == 1_000_000.0
 
 
 def test_what_lies_in_a_wide_range_corrects_nothing(path, content):
@@ -270,17 +270,17 @@ def test_what_was_not_measured_is_left_out(path, content):
     content["machines"][0]["compute_seconds"]["measured"] = None
     content["links"][1]["seconds"]["measured"] = None
     path.write_text(json.dumps(content))
-    found = read_measured(path, "net")
-    assert list(found.compute_ratios) == [B]
-    assert found.link_speeds == {}
+    measured = read_measured(path, "net")
+    assert list(measured.compute_ratios) == [B]
+    assert measured.link_speeds == {}
 
 
 @pytest.mark.parametrize(
     ("link", "wire", "measured"),
     [
-        (LinkPrediction(A, B, 40.0, 0.002, 1e-7), 2, SLOW),  # 40 bytes take as long as ever
+        (LinkPrediction(A, B, 40.0, 0.002, 1e-7), 2, SLOW),  # 40 bytes take as long as usual
         (LinkPrediction(A, B, 40.0, 1e-4, 1e-7), 0.9, SLOW),  # as long as threads take to wake up
-        (LinkPrediction(A, B, 1000.0, 0.003, 0.002), 5, streamed()),  # nothing is later for it
+        (LinkPrediction(A, B, 1000.0, 0.003, 0.002), 5, streamed()),  # no result is delayed by it
     ],
 )
 def test_a_link_that_does_what_it_was_taken_for_keeps_its_speed(tmp_path, link, wire, measured):

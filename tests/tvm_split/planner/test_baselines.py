@@ -1,4 +1,4 @@
-"""What people do without a planner."""
+"""Plans by simple rules."""
 
 import itertools
 
@@ -32,8 +32,8 @@ def test_every_part_gets_something(case):
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
-def test_equal_elements_in_equal_parts(parts, each):
-    assert proportional_cuts([1.0] * (parts * each), [1.0] * parts) == [each * part for part in range(parts + 1)]
+def test_equal_elements_in_equal_parts(parts, size):
+    assert proportional_cuts([1.0] * (parts * size), [1.0] * parts) == [size * part for part in range(parts + 1)]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
@@ -52,18 +52,18 @@ def test_the_usual_ways():
     profile = chain_profile({A: [0.001] * 4, B: [0.001] * 4})
     problem = chain_problem(profile)
     layers = {"layer_0": 1, "layer_1": 1, "layer_2": 1, "layer_3": 3}
-    found = baseline_stages(problem, layers)
-    assert placed(found[f"{ONE_MACHINE}, {A}"]) == [((A,), 4)]
-    assert placed(found[f"{ONE_MACHINE}, {B}"]) == [((B,), 4)]
-    assert placed(found[EQUAL_LAYERS]) == [((A,), 3), ((B,), 1)]
-    assert placed(found[EQUAL_PARAMETERS]) == [((A,), 2), ((B,), 2)]
+    baselines = baseline_stages(problem, layers)
+    assert placed(baselines[f"{ONE_MACHINE}, {A}"]) == [((A,), 4)]
+    assert placed(baselines[f"{ONE_MACHINE}, {B}"]) == [((B,), 4)]
+    assert placed(baselines[EQUAL_LAYERS]) == [((A,), 3), ((B,), 1)]
+    assert placed(baselines[EQUAL_PARAMETERS]) == [((A,), 2), ((B,), 2)]
 
 
 @pytest.mark.parametrize("seconds", [{A: [0.001] * 3}, {A: [0.001], B: [0.001]}])
 def test_where_nothing_can_be_split(seconds):
     problem = chain_problem(chain_profile(seconds))
-    found = baseline_stages(problem, {piece.name: 1 for piece in problem.pieces})
-    assert list(found) == [f"{ONE_MACHINE}, {machine}" for machine in seconds]
+    baselines = baseline_stages(problem, {piece.name: 1 for piece in problem.pieces})
+    assert list(baselines) == [f"{ONE_MACHINE}, {machine}" for machine in seconds]
 
 
 def chain(count: int, independent: tuple[str, ...] = ()):

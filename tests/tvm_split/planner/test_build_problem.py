@@ -1,4 +1,4 @@
-"""From profiles to problems and back to layers."""
+"""Problems from profiles, and stages of layers from stages of pieces."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,8 @@ def test_numbers_are_taken_over():
 
 def with_bus(profile, machine, bus):
     machines = tuple(
-        dataclasses.replace(each, bus=bus if each.machine == machine else None) for each in profile.machines
+        dataclasses.replace(machine_profile, bus=bus if machine_profile.machine == machine else None)
+        for machine_profile in profile.machines
     )
     return dataclasses.replace(profile, machines=machines)
 
@@ -47,18 +48,18 @@ def test_the_bus_to_a_gpu_is_a_part_of_its_links():
         speed, latency = (2e9, 1.2e-4) if B in ends else (3e9, 1e-4)
         assert link.bytes_per_second == pytest.approx(speed), ends
         assert link.latency_seconds == pytest.approx(latency), ends
-    # A byte takes as long as over the one and then over the other; links that cost nothing leave the bus's time.
+    # A byte takes the sum of the times on bus and link; over free links, only the time on the bus.
     handed = chain_problem(with_bus(chain_profile(TWO, bytes_per_second=math.inf), B, Bus(6e9, 2e-5)))
     assert {link.bytes_per_second for link in handed.links if B in (link.source, link.destination)} == {6e9}
 
 
 def test_from_gpu_to_gpu_no_bus_is_passed():
-    """The two buses are on other links still, and the other way between the two, which shares memory."""
+    """Other links, and the opposite direction, which is over shared memory, still use the buses."""
     profile = chain_profile(TWO, bytes_per_second=3e9, latency_seconds=1e-4)
-    machines = tuple(dataclasses.replace(each, bus=Bus(6e9, 2e-5)) for each in profile.machines)
+    machines = tuple(dataclasses.replace(machine, bus=Bus(6e9, 2e-5)) for machine in profile.machines)
     carried = {(A, B): "nccl", (B, A): "shm"}
     links = (
-        dataclasses.replace(each, transport=carried.get((each.source, each.destination), "")) for each in profile.links
+        dataclasses.replace(link, transport=carried.get((link.source, link.destination), "")) for link in profile.links
     )
     profile = dataclasses.replace(profile, machines=machines, links=tuple(links))
     speeds = {
@@ -71,7 +72,9 @@ def test_from_gpu_to_gpu_no_bus_is_passed():
 
 
 def with_streaming(profile, streaming):
-    machines = tuple(dataclasses.replace(each, memory_free_bytes=1e9, streaming=streaming) for each in profile.machines)
+    machines = tuple(
+        dataclasses.replace(machine, memory_free_bytes=1e9, streaming=streaming) for machine in profile.machines
+    )
     return dataclasses.replace(profile, machines=machines)
 
 
@@ -97,7 +100,7 @@ def test_machines_that_share_cores_wait_for_one_and_the_client_too():
     shared = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
     apart, crowded = chain_problem(profile), chain_problem(shared)
     assert [machine.contention for machine in apart.machines] == pytest.approx([2.4, 2.4])
-    # The time that kernels wait for a core is not in their times: all of it is contention.
+    # The kernels' times do not include waiting for a core: all of it is contention.
     assert [machine.contention for machine in crowded.machines] == pytest.approx([2.4, 2.4])
     for problem in (apart, crowded):
         assert [machine.transfer_seconds for machine in problem.machines] == pytest.approx([0.003, 0.003])
@@ -115,13 +118,13 @@ def test_pins_take_all_pieces_below_a_name():
         ModelPiece("block.0.conv", ("block.0.conv", "block.0.relu"), 1, 1),
         ModelPiece("block.1", ("block.1",), 1, 1),
     ]
-    times = [each.pieces["layer_0"] for each in profile.machines]
+    times = [machine.pieces["layer_0"] for machine in profile.machines]
     profile = dataclasses.replace(
         profile,
         pieces=tuple(named),
         machines=tuple(
-            dataclasses.replace(each, pieces={piece.name: time for piece in named})
-            for each, time in zip(profile.machines, times, strict=True)
+            dataclasses.replace(machine, pieces={piece.name: time for piece in named})
+            for machine, time in zip(profile.machines, times, strict=True)
         ),
     )
     problem = chain_problem(profile, pin={"block.0.relu": A}, keep_off={"block": B})
@@ -161,8 +164,8 @@ def test_layers_and_back(case):
     assert [layer for stage in planned for layer in stage.layers] == [f"layer_{index}" for index in range(count)]
     back = stages_of_pieces(profile, planned)
     assert [(stage.machines, stage.layers) for stage in back] == [(stage.machines, stage.layers) for stage in stages]
-    for mine, given_ in zip(back, stages, strict=True):
-        assert mine.shares == pytest.approx(given_.shares)
+    for converted, original in zip(back, stages, strict=True):
+        assert converted.shares == pytest.approx(original.shares)
 
 
 def test_layers_without_inputs_go_with_their_neighbours():

@@ -1,4 +1,4 @@
-"""What plans do: small cases whose numbers are worked out by hand, and what plans break."""
+"""Evaluations of small plans, computed by hand, and violations of demands."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ DIAMOND = Problem(
 
 
 def test_a_diamond_over_three_machines() -> None:
-    found = evaluate_stages(DIAMOND, [stage("a", "p"), stage("b", "q"), stage("c", "r")])
+    evaluation = evaluate_stages(DIAMOND, [stage("a", "p"), stage("b", "q"), stage("c", "r")])
     # a: receives 1000 at 1000/s, sends 100 at 100/s and 100 at 200/s; c: receives 100 at 200/s and 50 at 50/s.
-    loads = {load.machine: load for load in found.loads}
+    loads = {load.machine: load for load in evaluation.loads}
     assert (loads["a"].compute_seconds, loads["a"].receive_seconds, loads["a"].send_seconds) == (1.0, 1.0, 1.5)
     assert (loads["b"].compute_seconds, loads["b"].receive_seconds, loads["b"].send_seconds) == (3.0, 1.0, 1.0)
     assert (loads["c"].compute_seconds, loads["c"].receive_seconds, loads["c"].send_seconds) == (3.0, 1.5, 2.0)
     assert loads["a"].memory_bytes == 10.0 + 0.0 + 2 * (1000.0 + 200.0)
     assert loads["c"].memory_bytes == 10.0 + 2.0 + 2 * (150.0 + 20.0)
-    assert found.period_seconds == 3.0
-    assert found.limiting == "compute of b"
+    assert evaluation.period_seconds == 3.0
+    assert evaluation.limiting == "compute of b"
     # 1.125 to arrive, 1 on a, 1.5 to b, 2 on b without contention, 2 to c, 3 on c, 4 to the client.
-    assert found.latency_seconds == 1.125 + 1.0 + 1.5 + 2.0 + 2.0 + 3.0 + 4.0
+    assert evaluation.latency_seconds == 1.125 + 1.0 + 1.5 + 2.0 + 2.0 + 3.0 + 4.0
 
 
 def test_a_shared_tensor_crosses_once_to_a_machine_and_others_each_time() -> None:
@@ -81,22 +81,22 @@ def test_one_machine_has_no_contention_and_pays_for_the_client() -> None:
         (Piece("p", {"b": 2.0}), Piece("q", {"b": 1.0})),
         (Edge("client", "p", 100.0), Edge("p", "q", 7.0), Edge("q", "client", 50.0)),
     )
-    found = evaluate_stages(problem, [stage("b", "p", "q")])
-    assert found.loads[0].compute_seconds == 3.0 + 2 * 0.25 + 150 * 0.01
-    assert found.period_seconds == 12.5
-    assert found.limiting == "sending on b over the link to the client"
-    assert found.latency_seconds == 10.0 + 3.0 + 13.5
+    evaluation = evaluate_stages(problem, [stage("b", "p", "q")])
+    assert evaluation.loads[0].compute_seconds == 3.0 + 2 * 0.25 + 150 * 0.01
+    assert evaluation.period_seconds == 12.5
+    assert evaluation.limiting == "sending on b over the link to the client"
+    assert evaluation.latency_seconds == 10.0 + 3.0 + 13.5
 
 
 def test_replicas_compute_together_and_pay_for_the_slowest_link() -> None:
     problem = Problem("throughput", MACHINES, LINKS, pieces("p", "q"), (Edge("p", "q", 100.0),), replicas=True)
-    found = evaluate_stages(problem, [stage("a", "p"), Stage(("b", "c"), ("q",), ())])
-    loads = {load.machine: load for load in found.loads}
+    evaluation = evaluate_stages(problem, [stage("a", "p"), Stage(("b", "c"), ("q",), ())])
+    loads = {load.machine: load for load in evaluation.loads}
     # b takes 2 × 1.5 of contention, c 3: one every 1.5 seconds together; 100 bytes at 100/s and at 200/s.
     assert loads["b"].compute_seconds == loads["c"].compute_seconds == pytest.approx(1.5)
     assert loads["c"].receive_seconds == 1.0
-    assert found.limiting == "compute of b and c together (replicas)"
-    assert found.latency_seconds == 1.0 + 1.5 + 3.0
+    assert evaluation.limiting == "compute of b and c together (replicas)"
+    assert evaluation.latency_seconds == 1.0 + 1.5 + 3.0
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_a_circle_of_stages_is_named() -> None:
         evaluate_stages(problem, [stage("a", "p", "r"), stage("b", "q")])
 
 
-ENDS = [(one, other) for one in ("a", "b", "client") for other in ("a", "b", "client") if one != other]
+ENDS = [(source, end) for source in ("a", "b", "client") for end in ("a", "b", "client") if source != end]
 TWO = Problem(
     "latency",
     (ProblemMachine("a", 1000.0, contention=2.0, transfer_seconds=0.5), ProblemMachine("b", 50.0)),
-    tuple(ProblemLink(*each, 100.0, 1.0) for each in ENDS),
+    tuple(ProblemLink(*ends, 100.0, 1.0) for ends in ENDS),
     (),
     (),
     buffers=3,
@@ -149,22 +149,22 @@ SHARDS = StepGraph(
 
 
 def test_a_stage_that_two_machines_compute_together() -> None:
-    found = evaluate(TWO, SHARDS)
-    # The latency under contention: 2 for the input, 3 on a; the half of b is there before.
-    assert found.latency_seconds == pytest.approx(2.0 + 3.0 + 0.5 + 1.2)
-    first, second = found.loads
-    # In a stream twice 2.5, and three tensors to serialise.
+    evaluation = evaluate(TWO, SHARDS)
+    # The latency under contention: 2 for the input, 3 on a; b's half arrives earlier.
+    assert evaluation.latency_seconds == pytest.approx(2.0 + 3.0 + 0.5 + 1.2)
+    first, second = evaluation.loads
+    # In a stream: twice 2.5, and three tensors to serialise.
     assert first.compute_seconds == pytest.approx(2.5 * 2.0 + 3 * 0.5)
     assert (first.receive_seconds, first.send_seconds) == (pytest.approx(1.1), pytest.approx(0.2))
     assert (first.weight_bytes, first.activation_bytes, first.buffer_bytes) == (9.0, 8.0, 3 * 130.0)
     assert (second.bytes_received, second.bytes_sent) == (100.0, 10.0)
-    assert found.period_seconds == first.compute_seconds
-    assert found.limiting == "compute of a"
-    assert memory_shortage(TWO, found) == pytest.approx(5 + 9 + 3 * 110 - 50)
+    assert evaluation.period_seconds == first.compute_seconds
+    assert evaluation.limiting == "compute of a"
+    assert memory_shortage(TWO, evaluation) == pytest.approx(5 + 9 + 3 * 110 - 50)
 
 
 def test_a_link_that_limits_is_named() -> None:
-    slow = dataclasses.replace(TWO, links=tuple(dataclasses.replace(each, bytes_per_second=1.0) for each in TWO.links))
+    slow = dataclasses.replace(TWO, links=tuple(dataclasses.replace(link, bytes_per_second=1.0) for link in TWO.links))
     assert evaluate(slow, SHARDS).limiting == "receiving on a over the links from the client and b"
 
 
@@ -184,7 +184,7 @@ STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
 
 
 @pytest.mark.parametrize(
-    ("demands", "kept"),
+    ("demands", "satisfied"),
     [
         ({}, True),
         ({"stages": 2, "maximum_machines": 3}, True),
@@ -201,16 +201,16 @@ STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
         ({"maximum_latency_seconds": 0.029}, False),
     ],
 )
-def test_demands(demands: dict[str, object], kept: bool) -> None:
+def test_demands(demands: dict[str, object], satisfied: bool) -> None:
     problem = chain_problem(PROFILE, replicas=True, **demands)
-    found = evaluate_stages(problem, STAGES)
-    assert keeps_demands(problem, STAGES, found) == kept
-    assert bool(violations(problem, STAGES, found)) != kept
+    evaluation = evaluate_stages(problem, STAGES)
+    assert keeps_demands(problem, STAGES, evaluation) == satisfied
+    assert bool(violations(problem, STAGES, evaluation)) != satisfied
 
 
 def test_memory_is_a_violation_and_no_demand() -> None:
     problem = chain_problem(PROFILE, memory={B: 10})
-    found = evaluate_stages(problem, STAGES)
-    assert keeps_demands(problem, STAGES, found)
-    (text,) = violations(problem, STAGES, found)
+    evaluation = evaluate_stages(problem, STAGES)
+    assert keeps_demands(problem, STAGES, evaluation)
+    (text,) = violations(problem, STAGES, evaluation)
     assert text.startswith(f"{B} needs ")

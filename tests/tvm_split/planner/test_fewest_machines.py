@@ -1,4 +1,4 @@
-"""Machines that hardly gain anything are left out; those that gain are not."""
+"""Plans without the machines that gain too little."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_a_gain_that_no_measurement_shows_is_with_fewest_machines():
     problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
     best = solve(problem)
     assert sum(len(stage.machines) for stage in best.stages) == 2
-    found = with_fewest_machines(problem, best)
-    assert len(found.stages) == 1
-    assert found.evaluation == evaluate_stages(problem, found.stages)
-    assert found.lower_bound_seconds == best.lower_bound_seconds
-    assert found.gap == pytest.approx(1 - best.lower_bound_seconds / found.evaluation.period_seconds)
-    assert 0 < found.gap < MARGIN
-    assert "2 machines" in found.why_no_more_machines
-    assert best.stages in [each.stages for each in found.alternatives]
+    solution = with_fewest_machines(problem, best)
+    assert len(solution.stages) == 1
+    assert solution.evaluation == evaluate_stages(problem, solution.stages)
+    assert solution.lower_bound_seconds == best.lower_bound_seconds
+    assert solution.gap == pytest.approx(1 - best.lower_bound_seconds / solution.evaluation.period_seconds)
+    assert 0 < solution.gap < MARGIN
+    assert "2 machines" in solution.why_no_more_machines
+    assert best.stages in [alternative.stages for alternative in solution.alternatives]
 
 
 def test_a_small_gain_is_not_worth_a_much_larger_latency():
@@ -38,16 +38,16 @@ def test_a_small_gain_is_not_worth_a_much_larger_latency():
         dataclasses.replace(link, latency_seconds=1e-5 if CLIENT in (link.source, link.destination) else 0.02)
         for link in far.links
     ))  # fmt: skip
-    found = with_fewest_machines(far, solve(far))
-    assert len(found.stages) == 1
-    assert "latency" in found.why_no_more_machines
+    solution = with_fewest_machines(far, solve(far))
+    assert len(solution.stages) == 1
+    assert "latency" in solution.why_no_more_machines
 
 
 @pytest.mark.parametrize(
     ("seconds", "latency_seconds", "demands"),
     [
         ([0.1, 0.01], 1e-4, {}),  # a gain
-        ([0.1, 0.001], 1e-4, {"stages": 2}),  # stages that were asked for
+        ([0.1, 0.001], 1e-4, {"stages": 2}),  # a requested number of stages
         ([0.1, 0.001], 1e-4, {"minimum_throughput": 1 / 0.1005}),  # a demand
         ([0.001, 0.001], 0.05, {}),  # a large gain, whatever the latency
     ],

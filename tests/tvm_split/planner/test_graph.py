@@ -47,7 +47,7 @@ def test_kernels_of_all_targets_count() -> None:
 
 
 def test_a_circle_becomes_one_piece() -> None:
-    # The first and the last layer share a kernel, so what lies between would wait on them, and they on it.
+    # The first and the last layer share a kernel, so they and the layers between depend on each other.
     needs = {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d"]}
     assert pieces_of(graph_of(needs), [("a", "d"), ("b",), ("c",), ("e",)]) == (("a", "b", "d"), ("c",), ("e",))
 
@@ -113,8 +113,8 @@ def graphs(draw: st.DrawFn) -> tuple[LayerGraph, list[list[str]]]:
 
 
 @given(graphs())
-def test_pieces_hold_every_layer_once_and_can_be_run_in_their_order(given: tuple[LayerGraph, list[list[str]]]) -> None:
-    graph, kernels = given
+def test_pieces_hold_every_layer_once_and_can_be_run_in_their_order(case: tuple[LayerGraph, list[list[str]]]) -> None:
+    graph, kernels = case
     pieces = pieces_of(graph, kernels)
     assert sorted(layer for piece in pieces for layer in piece) == sorted(graph.layers)
     position = {layer: index for index, piece in enumerate(pieces) for layer in piece}

@@ -14,25 +14,25 @@ from tvm_split.planner.search.instance import instance_of
 
 
 def scattered(slowness: Sequence[float], noise: float = 0.02) -> ClusterProfile:
-    """Twelve pieces on machines that are so slow, and links of two sites; each value was measured with some noise."""
+    """A profile of twelve pieces on machines with these relative times at two sites; each value has some noise."""
     generator = random.Random(7)
 
     def measured(value: float) -> float:
         return value * generator.uniform(1 - noise, 1 + noise)
 
     profile = chain_profile(
-        {f"machine-{index}": [measured(0.01 * each) for _ in range(12)] for index, each in enumerate(slowness)}
+        {f"machine-{index}": [measured(0.01 * factor) for _ in range(12)] for index, factor in enumerate(slowness)}
     )
-    sites = {each.machine: index % 2 for index, each in enumerate(profile.machines)}
+    sites = {machine.machine: index % 2 for index, machine in enumerate(profile.machines)}
     return replace(
         profile,
         links=tuple(
             replace(
-                each,
-                bytes_per_second=measured(1e9 if sites.get(each.source) == sites.get(each.destination) else 1e8),
+                link,
+                bytes_per_second=measured(1e9 if sites.get(link.source) == sites.get(link.destination) else 1e8),
                 latency_seconds=measured(1e-3),
             )
-            for each in profile.links
+            for link in profile.links
         ),
     )
 
@@ -42,7 +42,7 @@ def classes_of(profile: ClusterProfile) -> tuple[tuple[int, ...], ...]:
 
 
 def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
-    """Two kinds at two sites, eight of each kind."""
+    """Machines of two classes, eight of each, at two sites."""
     profile = scattered([1.0] * 8 + [3.0] * 8)
     assert len(classes_of(profile)) == 16
     assert [len(members) for members in classes_of(with_identical_averaged(profile))] == [4, 4, 4, 4]
@@ -53,15 +53,15 @@ def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
 )
 def test_other_machines_are_no_kin(changes: dict[str, object]) -> None:
     profile = scattered([1.0] * 10)
-    first, *others = profile.machines
-    other = replace(profile, machines=(replace(first, **changes), *others))  # type: ignore[arg-type]
-    assert with_identical_averaged(other).machines[0].pieces == first.pieces
+    first, *rest = profile.machines
+    changed = replace(profile, machines=(replace(first, **changes), *rest))  # type: ignore[arg-type]
+    assert with_identical_averaged(changed).machines[0].pieces == first.pieces
 
 
 def test_few_machines_are_searched_as_measured() -> None:
     profile = scattered([1.0] * 8)
     assert with_identical_averaged(profile) is profile
-    names = tuple(each.machine for each in profile.machines)
+    names = tuple(machine.machine for machine in profile.machines)
     assert with_identical_averaged(replace(profile, shared_cores=(SharedCores(names, 8),))).machines is profile.machines
     crowded = with_identical_averaged(replace(profile, shared_cores=(SharedCores(names, 4),)))
     assert [len(members) for members in classes_of(crowded)] == [4, 4]

@@ -1,4 +1,4 @@
-"""Which size of micro-batch serves best."""
+"""The choice of the micro-batch size."""
 
 import dataclasses
 import math
@@ -11,11 +11,11 @@ from tvm_split.planner.micro_batches import plan_sizes
 from tvm_split.planner.plan import Plan
 
 PERIODS = {1: 0.010, 2: 0.016, 4: 0.036}
-"""100, 125 and 111 samples a second."""
+"""The period by micro-batch size: 100, 125 and 111 samples a second."""
 
 
 def load(size):
-    return size  # what a size is loaded as is only handed on
+    return size  # the planner only passes the loaded model on
 
 
 def planned(size, objective="throughput"):
@@ -24,19 +24,19 @@ def planned(size, objective="throughput"):
 
 
 def test_most_samples_a_second_first():
-    found = plan_sizes([1, 2, 4], load, planned)
-    assert [each.size for each in found] == [2, 4, 1]
-    assert [each.model for each in found] == [2, 4, 1]
-    assert found[0].samples_per_second == pytest.approx(125)
+    sized_plans = plan_sizes([1, 2, 4], load, planned)
+    assert [sized_plan.size for sized_plan in sized_plans] == [2, 4, 1]
+    assert [sized_plan.model for sized_plan in sized_plans] == [2, 4, 1]
+    assert sized_plans[0].samples_per_second == pytest.approx(125)
 
 
 def test_least_latency_first():
-    found = plan_sizes([4, 2, 1], load, lambda size: planned(size, "latency"))
-    assert [each.size for each in found] == [1, 2, 4]
+    sized_plans = plan_sizes([4, 2, 1], load, lambda size: planned(size, "latency"))
+    assert [sized_plan.size for sized_plan in sized_plans] == [1, 2, 4]
 
 
 def test_a_limit_of_the_latency():
-    assert [each.size for each in plan_sizes([1, 2, 4], load, planned, 0.05)] == [2, 1]
+    assert [sized_plan.size for sized_plan in plan_sizes([1, 2, 4], load, planned, 0.05)] == [2, 1]
     with pytest.raises(PlanError, match=r"the nearest is 1 with 20\.00 ms"):
         plan_sizes([1, 2, 4], load, planned, 0.001)
 
@@ -47,7 +47,7 @@ def test_sizes_without_a_plan_are_left_out():
             raise PlanError("needs 12 GB")
         return planned(size)
 
-    assert [each.size for each in plan_sizes([1, 2, 4], load, some, math.inf)] == [4, 1]
+    assert [sized_plan.size for sized_plan in plan_sizes([1, 2, 4], load, some, math.inf)] == [4, 1]
     with pytest.raises(PlanError, match="of size 2: needs 12 GB"):
         plan_sizes([2], load, some)
 

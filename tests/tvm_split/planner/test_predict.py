@@ -1,4 +1,4 @@
-"""What is expected of plans, from numbers that can be added up by hand."""
+"""Predictions of plans, from numbers that can be added up by hand."""
 
 import dataclasses
 import math
@@ -21,32 +21,32 @@ def test_the_best_plan():
         {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, contention=1.1, hostname="box", **FAST
     )
     problem = chain_problem(profile)
-    found = predict_solution(problem, profile, solve(problem))
-    assert found.period_seconds == pytest.approx(0.005 * 1.1)
-    assert found.latency_seconds == pytest.approx(0.009 + 3 * (1e-4 + 1e-6))
-    assert found.in_flight == 4
-    assert found.bubble == pytest.approx(1 - (5 + 4) / 10)
-    assert found.gap == 0
-    assert "compute of machine-a" in found.limiting
-    first, second = found.machines
+    prediction = predict_solution(problem, profile, solve(problem))
+    assert prediction.period_seconds == pytest.approx(0.005 * 1.1)
+    assert prediction.latency_seconds == pytest.approx(0.009 + 3 * (1e-4 + 1e-6))
+    assert prediction.in_flight == 4
+    assert prediction.bubble == pytest.approx(1 - (5 + 4) / 10)
+    assert prediction.gap == 0
+    assert "compute of machine-a" in prediction.limiting
+    first, second = prediction.machines
     assert (first.machine, second.machine) == (A, B)
     assert first.compute_seconds == pytest.approx(0.0055)
     assert first.alone_seconds == pytest.approx(0.005)
     assert second.receive_seconds == pytest.approx(1e-6)
     assert (first.weight_bytes, first.memory_limit_bytes, first.estimated_share) == (200, None, 0)
-    assert [(link.source, link.destination, link.bytes) for link in found.links] == [
+    assert [(link.source, link.destination, link.bytes) for link in prediction.links] == [
         ("client", A, 1000),
         (A, B, 1000),
         (B, "client", 1000),
     ]
-    assert found.links[1].seconds == pytest.approx(1e-4 + 1e-6)
-    assert found.links[1].stream_seconds == pytest.approx(1e-6)
-    assert found.corrections == Corrections()
-    assert found.profiled_at == 1000.0
+    assert prediction.links[1].seconds == pytest.approx(1e-4 + 1e-6)
+    assert prediction.links[1].stream_seconds == pytest.approx(1e-6)
+    assert prediction.corrections == Corrections()
+    assert prediction.profiled_at == 1000.0
 
 
 def test_codecs_make_links_faster_and_their_bytes_fewer():
-    """A link of a half of the bandwidth that computing needs: 1000 bytes in 10 ms, with a codec in 4."""
+    """A link with half of the bandwidth that is needed: 1000 bytes take 10 ms, with a codec 4 ms."""
     profile = chain_profile(
         {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, bytes_per_second=1e5, latency_seconds=1e-3
     )
@@ -65,37 +65,37 @@ def test_codecs_make_links_faster_and_their_bytes_fewer():
     assert coded.gap == 0
     assert coded.in_flight == math.ceil(0.024 / 0.005) + 2
     assert coded.bubble == pytest.approx(1 - (5 + 4) / 10)
-    one = predict_solution(problem, profile, solve(problem), HALVES, {(A, B): CodedLink(0.4, 0.25)})
-    assert one.period_seconds == pytest.approx(0.010)
-    assert [link.bytes for link in one.links] == [1000, 250, 1000]
+    one_coded = predict_solution(problem, profile, solve(problem), HALVES, {(A, B): CodedLink(0.4, 0.25)})
+    assert one_coded.period_seconds == pytest.approx(0.010)
+    assert [link.bytes for link in one_coded.links] == [1000, 250, 1000]
 
 
 def test_another_plan_is_held_against_the_best_bound():
     profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
     problem = chain_problem(profile)
-    other = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
-    found = predict_solution(problem, profile, solve(problem), other)
-    assert found.lower_bound_seconds == pytest.approx(0.005)
-    assert found.period_seconds == pytest.approx(0.007)
-    assert found.gap == pytest.approx(1 - 0.005 / 0.007)
-    assert found.method.startswith("given")
-    assert found.why_no_more_machines == ""
+    stages = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
+    prediction = predict_solution(problem, profile, solve(problem), stages)
+    assert prediction.lower_bound_seconds == pytest.approx(0.005)
+    assert prediction.period_seconds == pytest.approx(0.007)
+    assert prediction.gap == pytest.approx(1 - 0.005 / 0.007)
+    assert prediction.method.startswith("given")
+    assert prediction.why_no_more_machines == ""
 
 
 def test_replicas_share_computing_and_links_by_turns():
     profile = chain_profile({A: [0.001, 0.008], B: [0.001, 0.012], C: [0.001, 0.024]}, **FAST)
     problem = chain_problem(profile, replicas=True)
     stages = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (2 / 3, 1 / 3)))
-    found = predict_solution(problem, profile, solve(problem), stages)
-    assert found.period_seconds == pytest.approx(0.008)
-    _, second, third = found.machines
+    prediction = predict_solution(problem, profile, solve(problem), stages)
+    assert prediction.period_seconds == pytest.approx(0.008)
+    _, second, third = prediction.machines
     assert second.compute_seconds == pytest.approx(0.008)
     assert second.alone_seconds == third.alone_seconds == pytest.approx(0.008)
     assert second.receive_seconds == pytest.approx(1e-6 * 2 / 3)
     assert third.send_seconds == pytest.approx(1e-6 / 3)
-    links = {(link.source, link.destination): link for link in found.links}
+    links = {(link.source, link.destination): link for link in prediction.links}
     assert links[A, C].bytes == pytest.approx(1000 / 3)
-    assert links[A, C].seconds == pytest.approx(1e-4 + 1e-6)  # a micro-batch that goes there goes as a whole
+    assert links[A, C].seconds == pytest.approx(1e-4 + 1e-6)  # a micro-batch is not divided among replicas
     assert links[C, "client"].stream_seconds == pytest.approx(1e-6 / 3)
 
 
@@ -105,11 +105,11 @@ def test_replicas_that_never_meet_have_no_link():
     problem = chain_problem(profile, replicas=True)
     halves = (0.5, 0.5)
     stages = (Stage((A, B), ("layer_0",), halves), Stage((C, "machine-d"), ("layer_1",), halves))
-    found = predict_solution(problem, profile, solve(problem), stages)
+    prediction = predict_solution(problem, profile, solve(problem), stages)
     between = {
-        (each.source, each.destination): each.bytes
-        for each in found.links
-        if "client" not in (each.source, each.destination)
+        (link.source, link.destination): link.bytes
+        for link in prediction.links
+        if "client" not in (link.source, link.destination)
     }
     assert between == {(A, C): 500, (B, "machine-d"): 500}
 
@@ -125,7 +125,7 @@ def test_what_was_estimated_is_told():
 def baselines(profile: ClusterProfile, **demands: object) -> dict[str, str]:
     """Names of the baselines, best first, and why they are not the plan."""
     problem = chain_problem(profile, **demands)
-    return {each.name: each.why for each in predict_solution(problem, profile, solve(problem)).baselines}
+    return {baseline.name: baseline.why for baseline in predict_solution(problem, profile, solve(problem)).baselines}
 
 
 def test_baselines_are_possible_and_say_why_they_are_none():
@@ -146,8 +146,8 @@ def test_a_baseline_that_breaks_a_demand_may_be_better():
 def test_the_oldest_measurement():
     profile = chain_profile({A: [0.1], B: [0.1]}, measured_at=50.0)
     assert profile.measured_at == 50.0
-    given = dataclasses.replace(
-        profile, links=tuple(dataclasses.replace(each, measured_at=0.0) for each in profile.links)
+    given_links = dataclasses.replace(
+        profile, links=tuple(dataclasses.replace(link, measured_at=0.0) for link in profile.links)
     )
-    assert given.measured_at == 50.0  # what the user gave has no age
+    assert given_links.measured_at == 50.0  # values from the user have no age
     assert chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0).measured_at == -1.0

@@ -71,7 +71,7 @@ def test_the_answer(tmp_path: Path) -> None:
     assert answer["gap"] == 0.0
     assert answer["limiting"] == "compute of machine-1"
     assert {load["machine"] for load in answer["loads"]} == {"machine-0", "machine-1"}
-    assert all(other["why"] for other in answer["alternatives"])
+    assert all(alternative["why"] for alternative in answer["alternatives"])
     assert all(math.isfinite(load["memory_bytes"]) for load in answer["loads"])
 
 
@@ -181,5 +181,5 @@ def test_the_search_starts_without_the_compiler() -> None:
 
 def test_the_example_of_the_documentation_is_solved(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "planner.md").read_text()
-    found = solve(read_problem_file(write(tmp_path, re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])))
-    assert found.evaluation.period_seconds == found.lower_bound_seconds == 0.02
+    solution = solve(read_problem_file(write(tmp_path, re.findall(r"```json\n(.*?)```", text, re.DOTALL)[0])))
+    assert solution.evaluation.period_seconds == solution.lower_bound_seconds == 0.02

@@ -1,4 +1,4 @@
-"""Improving a plan by what was measured of it, without plans that take turns."""
+"""Replanning from measurements, without oscillation between plans."""
 
 import dataclasses
 from functools import partial
@@ -22,30 +22,30 @@ HALVES = tuple(
 
 def test_times_are_scaled_by_machine_and_links_have_the_speed_that_was_measured():
     measured = Measured({A: 2.0}, {(A, B): 2e5})
-    found = calibrated(PROFILE, corrections_of(measured))
-    first, second = found.machines
+    corrected = calibrated(PROFILE, corrections_of(measured))
+    first, second = corrected.machines
     assert first.pieces["layer_0"].seconds == pytest.approx(0.004)
     assert first.pieces["layer_0"].contended_seconds == pytest.approx(0.004)
     assert second == PROFILE.machines[1]
-    speeds = {(each.source, each.destination): each.bytes_per_second for each in found.links}
+    speeds = {(link.source, link.destination): link.bytes_per_second for link in corrected.links}
     assert speeds[A, B] == pytest.approx(2e5)
     assert speeds[B, "client"] == 1e9
 
 
 def test_corrections_add_up_and_outlive_idleness():
     earlier = Corrections(((A, 2.0), (B, 1.5)), ((A, B, 1e6),))
-    found = corrections_of(Measured({B: 2.0}, {(B, A): 1e5}, earlier))
-    assert dict(found.compute_ratios) == {A: 2.0, B: 3.0}
-    assert found.link_speeds == ((A, B, 1e6), (B, A, 1e5))
+    corrections = corrections_of(Measured({B: 2.0}, {(B, A): 1e5}, earlier))
+    assert dict(corrections.compute_ratios) == {A: 2.0, B: 3.0}
+    assert corrections.link_speeds == ((A, B, 1e6), (B, A, 1e5))
     assert corrections_of(Measured()) == Corrections()
 
 
 def test_a_slow_machine_gets_less():
     problem = chain_problem(calibrated(PROFILE, corrections_of(Measured({A: 2.0}))))
-    found = replan(problem, HALVES, solve)
-    assert found.change.changed
-    assert [len(stage.layers) for stage in found.stages if stage.machines == (A,)] == [2]
-    assert found.change.gain == pytest.approx(1 - 8 / 12)
+    replanned = replan(problem, HALVES, solve)
+    assert replanned.change.changed
+    assert [len(stage.layers) for stage in replanned.stages if stage.machines == (A,)] == [2]
+    assert replanned.change.gain == pytest.approx(1 - 8 / 12)
 
 
 ratios = st.fixed_dictionaries({A: st.floats(0.2, 5.0), B: st.floats(0.2, 5.0)})
@@ -64,22 +64,22 @@ def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, thr
     problem = chain_problem(calibrated(PROFILE, corrections_of(Measured(factors))))
     current = stages_of(case)
     before = evaluate_stages(problem, current).period_seconds
-    found = replan(problem, current, partial(solve, budget=Budget(work=1e9)), threshold)
-    after = evaluate_stages(problem, found.stages).period_seconds
-    assert after == pytest.approx(found.evaluation.period_seconds)
-    if found.change.changed:
+    replanned = replan(problem, current, partial(solve, budget=Budget(work=1e9)), threshold)
+    after = evaluate_stages(problem, replanned.stages).period_seconds
+    assert after == pytest.approx(replanned.evaluation.period_seconds)
+    if replanned.change.changed:
         assert after < before * (1 - threshold)
     else:
-        assert found.stages == current
-        assert found.best.evaluation.period_seconds >= before * (1 - threshold) - 1e-12
-    again = replan(problem, found.stages, solve, threshold)
+        assert replanned.stages == current
+        assert replanned.best.evaluation.period_seconds >= before * (1 - threshold) - 1e-12
+    again = replan(problem, replanned.stages, solve, threshold)
     assert not again.change.changed
-    assert again.stages == found.stages
+    assert again.stages == replanned.stages
 
 
 @given(ratios, plans)
 def test_plans_do_not_take_turns(truth, case):
-    """Every plan is measured on machines that are not as profiled; what the first one showed is not forgotten."""
+    """Every plan is measured on machines that differ from the profile; earlier corrections are kept."""
     real = chain_problem(calibrated(PROFILE, Corrections(tuple(truth.items()))))
     current, corrections, seen = stages_of(case), Corrections(), []
     for _ in range(6):
@@ -91,24 +91,24 @@ def test_plans_do_not_take_turns(truth, case):
             earlier=corrections,
         )
         corrections = corrections_of(measured)
-        found = replan(chain_problem(calibrated(PROFILE, corrections)), current, solve)
-        seen.append(found.change.changed)
-        current = found.stages
+        replanned = replan(chain_problem(calibrated(PROFILE, corrections)), current, solve)
+        seen.append(replanned.change.changed)
+        current = replanned.stages
     assert seen[2:] == [False] * 4
 
 
 def test_a_plan_that_breaks_a_demand_is_changed_whatever_that_gains():
     problem = chain_problem(PROFILE, pin={"layer_0": B})
-    found = replan(problem, HALVES, solve)
-    assert found.change.changed
-    assert found.stages[0].machines == (B,)
-    assert not replan(problem, found.stages, solve).change.changed
+    replanned = replan(problem, HALVES, solve)
+    assert replanned.change.changed
+    assert replanned.stages[0].machines == (B,)
+    assert not replan(problem, replanned.stages, solve).change.changed
 
 
 def test_latency_counts_where_it_is_the_objective():
     problem = chain_problem(PROFILE, "latency")
-    found = replan(problem, HALVES, solve, 0.0)
-    assert found.change.changed
-    assert len(found.stages) == 1
-    assert not replan(problem, HALVES, solve, 0.05).change.changed  # one link of 0.1 ms less is no 5 %
+    replanned = replan(problem, HALVES, solve, 0.0)
+    assert replanned.change.changed
+    assert len(replanned.stages) == 1
+    assert not replan(problem, HALVES, solve, 0.05).change.changed  # saving one link of 0.1 ms is less than 5 %
     assert replan(dataclasses.replace(problem, objective="throughput"), HALVES, solve, 0.0).stages == HALVES

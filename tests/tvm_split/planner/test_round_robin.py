@@ -1,4 +1,4 @@
-"""Replicas for which there are no turns are left out, and no others; what is promised is what turns deliver."""
+"""Round-robin schedules: only replicas without a turn are left out, and predictions match the schedules."""
 
 import dataclasses
 import itertools
@@ -23,20 +23,20 @@ SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
     shares = tuple(speed / math.fsum(speeds) for speed in speeds)
     stage = Stage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
-    (kept,) = with_turns([stage])
-    assert math.isclose(math.fsum(kept.shares), 1.0)
-    assert set(range(len(kept.machines))) == set(turns_by_share(kept.shares))
-    assert all(each in stage.machines for each in kept.machines)
-    counts = [kept.turns.count(replica) for replica in range(len(kept.machines))]
-    assert kept.shares == tuple(count / len(kept.turns) for count in counts)
-    assert with_turns([kept]) == (kept,)
+    (scheduled,) = with_turns([stage])
+    assert math.isclose(math.fsum(scheduled.shares), 1.0)
+    assert set(range(len(scheduled.machines))) == set(turns_by_share(scheduled.shares))
+    assert all(machine in stage.machines for machine in scheduled.machines)
+    counts = [scheduled.turns.count(replica) for replica in range(len(scheduled.machines))]
+    assert scheduled.shares == tuple(count / len(scheduled.turns) for count in counts)
+    assert with_turns([scheduled]) == (scheduled,)
 
 
 @pytest.mark.parametrize("count", [50, 100, 500, 1024])
 def test_many_unlike_replicas_lose_a_few_percent(count):
-    """Of speeds within a factor of ten; what one has too much makes the stream so much slower."""
+    """Speeds differ by up to a factor of ten; the excess of one replica slows the stream down."""
     seconds = [10 ** (place * 0.618 % 1) for place in range(count)]
-    assert period_of(seconds) <= 1.035 / math.fsum(1 / each for each in seconds)
+    assert period_of(seconds) <= 1.035 / math.fsum(1 / duration for duration in seconds)
 
 
 @given(st.lists(st.floats(0.3, 6.0), min_size=2, max_size=30), st.lists(st.floats(0.3, 6.0), min_size=1, max_size=8))
@@ -48,9 +48,9 @@ def test_more_replicas_are_never_slower(seconds, more):
 
 @given(SPEEDS)
 def test_no_turns_of_such_a_length_are_faster(speeds):
-    """Each length is tried; of the counts of one length those are the best of which none has another's turn to give."""
+    """For each length, giving each turn to the replica with the least excess is optimal."""
     whole = math.fsum(speeds)
-    (counts,) = fairest_turns([[each / whole for each in speeds]])
+    (counts,) = fairest_turns([[speed / whole for speed in speeds]])
     beyond = most_beyond(counts, speeds)
     for length in range(1, 16 * len(speeds) + 1):
         fair = [0] * len(speeds)
@@ -61,27 +61,29 @@ def test_no_turns_of_such_a_length_are_faster(speeds):
 
 
 def most_beyond(counts, speeds):
-    """Times what its share would be."""
-    return max(count / each for count, each in zip(counts, speeds, strict=True)) * math.fsum(speeds) / sum(counts)
+    """The largest ratio of a replica's turns to its share of them."""
+    return max(count / speed for count, speed in zip(counts, speeds, strict=True)) * math.fsum(speeds) / sum(counts)
 
 
 @given(st.lists(SPEEDS, min_size=2, max_size=6))
 def test_turns_of_several_stages_repeat_together_soon(stages):
     names = itertools.count()
     given_stages = [
-        Stage(tuple(f"machine-{next(names)}" for _ in speeds), ("layer",), tuple(each / sum(speeds) for each in speeds))
+        Stage(
+            tuple(f"machine-{next(names)}" for _ in speeds), ("layer",), tuple(speed / sum(speeds) for speed in speeds)
+        )
         for speeds in stages
     ]
-    kept = with_turns(given_stages)
-    assert math.lcm(*(len(stage.turns) for stage in kept)) <= DIVISIBLE
-    assert with_turns(kept) == kept
-    for before, after in zip(given_stages, kept, strict=True):
+    scheduled = with_turns(given_stages)
+    assert math.lcm(*(len(stage.turns) for stage in scheduled)) <= DIVISIBLE
+    assert with_turns(scheduled) == scheduled
+    for before, after in zip(given_stages, scheduled, strict=True):
         share_of = dict(zip(before.machines, before.shares, strict=True))
         assert max(part / share_of[name] for name, part in zip(after.machines, after.shares, strict=True)) < 1.1
 
 
 def test_the_slowest_stage_has_the_best_turns():
-    """Lengths of 31 and 29 would repeat together after 899."""
+    """Schedules of 31 and 29 turns would repeat together after 899."""
     for periods, exact in (([1.0, 0.5], 0), ([0.5, 1.0], 1)):
         shares = [[1 / 31] * 31, [1 / 29] * 29]
         turns = fairest_turns(shares, periods)
@@ -90,11 +92,11 @@ def test_the_slowest_stage_has_the_best_turns():
 
 
 def period_of(seconds):
-    """Of a stage that the machines take so many seconds for, with shares by their speeds."""
-    speeds = [1 / each for each in seconds]
-    names = {f"machine-{index}": each for index, each in enumerate(seconds)}
-    (kept,) = with_turns([Stage(tuple(names), ("layer_0",), tuple(each / math.fsum(speeds) for each in speeds))])
-    return max(share * names[name] for name, share in zip(kept.machines, kept.shares, strict=True))
+    """The period of a stage on machines that take ``seconds`` for it, with shares by their speeds."""
+    speeds = [1 / duration for duration in seconds]
+    names = {f"machine-{index}": duration for index, duration in enumerate(seconds)}
+    (scheduled,) = with_turns([Stage(tuple(names), ("layer_0",), tuple(speed / math.fsum(speeds) for speed in speeds))])
+    return max(share * names[name] for name, share in zip(scheduled.machines, scheduled.shares, strict=True))
 
 
 def one_piece(slowness):
@@ -103,7 +105,7 @@ def one_piece(slowness):
         objective="throughput",
         machines=tuple(map(ProblemMachine, names)),
         links=(),
-        pieces=(Piece("whole", {name: 0.01 * each for name, each in zip(names, slowness, strict=True)}),),
+        pieces=(Piece("whole", {name: 0.01 * factor for name, factor in zip(names, slowness, strict=True)}),),
         edges=(),
         replicas=True,
     )
@@ -111,7 +113,7 @@ def one_piece(slowness):
 
 @pytest.mark.parametrize("slowness", [[1.0, 90.0], [1.0, 2.7, 5.31], [1.0 + place / 7 for place in range(20)]])
 def test_what_is_promised_is_what_turns_deliver(slowness):
-    """Of a stream, every replica has computed its turns after a whole number of them."""
+    """After a whole number of schedules every replica has computed exactly its turns."""
     problem = one_piece(slowness)
     ideal = solve(problem, budget=Budget(work=1e8), whole_turns=False)
     promised = solve(problem, budget=Budget(work=1e8))
@@ -124,27 +126,30 @@ def test_what_is_promised_is_what_turns_deliver(slowness):
     assert promised.gap > 0
     assert promised.method.endswith("round-robin schedule")
     assert tuple(load.share for load in promised.evaluation.loads) == stage.shares
-    for other in promised.alternatives:
-        assert other.period_seconds >= promised.evaluation.period_seconds
-        assert evaluate_stages(problem, other.stages).period_seconds == other.period_seconds
+    for alternative in promised.alternatives:
+        assert alternative.period_seconds >= promised.evaluation.period_seconds
+        assert evaluate_stages(problem, alternative.stages).period_seconds == alternative.period_seconds
 
 
 @pytest.mark.parametrize("speeds", [[10, 10, 10, 23, 23, 23], [61, 53, 17, 3, 1]])
 def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(speeds):
-    """Of more than 16 turns a replica: whoever deals the network out to all machines by hand has these too."""
-    found = solve(one_piece([1 / each for each in speeds]))
-    (stage,) = found.stages
+    """Schedules with more than 16 turns per replica, as in plans with the network on all machines."""
+    solution = solve(one_piece([1 / speed for speed in speeds]))
+    (stage,) = solution.stages
     assert len(stage.turns) == sum(speeds) > 16 * len(speeds)
-    assert found.evaluation.period_seconds == pytest.approx(0.01 / sum(speeds), rel=1e-12)
-    assert found.gap == 0.0
+    assert solution.evaluation.period_seconds == pytest.approx(0.01 / sum(speeds), rel=1e-12)
+    assert solution.gap == 0.0
 
 
 def test_of_a_machine_without_a_turn_it_is_told():
-    found = solve(one_piece([1.0, 1.0, 1.0, 50.0]))
-    assert found.why_no_more_machines == "machine-3 is idle: the best plan found with it has no turn for it"
-    others = [frozenset(name for stage in each.stages for name in stage.machines) for each in found.alternatives]
-    assert len({*others}) == len(others) > 1
-    assert not any("machine-3" in each for each in others if len(each) > 1)
+    solution = solve(one_piece([1.0, 1.0, 1.0, 50.0]))
+    assert solution.why_no_more_machines == "machine-3 is idle: the best plan found with it has no turn for it"
+    machine_sets = [
+        frozenset(name for stage in alternative.stages for name in stage.machines)
+        for alternative in solution.alternatives
+    ]
+    assert len({*machine_sets}) == len(machine_sets) > 1
+    assert not any("machine-3" in machines for machines in machine_sets if len(machines) > 1)
 
 
 @settings(max_examples=60)
@@ -154,16 +159,16 @@ def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none
     problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
     expected = best(problem, chain_plans(problem)) if chain else None
     try:
-        found = solve(problem, budget=Budget(work=1e8))
+        solution = solve(problem, budget=Budget(work=1e8))
     except PlanError:
         assert expected is None
         return
-    value = found.evaluation.period_seconds
-    assert evaluate_stages(problem, found.stages) == found.evaluation
-    assert with_turns(found.stages) == found.stages
-    assert found.lower_bound_seconds <= value * (1 + 1e-9)
+    value = solution.evaluation.period_seconds
+    assert evaluate_stages(problem, solution.stages) == solution.evaluation
+    assert with_turns(solution.stages) == solution.stages
+    assert solution.lower_bound_seconds <= value * (1 + 1e-9)
     if expected is not None:
-        assert found.lower_bound_seconds == pytest.approx(expected[0], rel=2e-9, abs=1e-15)
+        assert solution.lower_bound_seconds == pytest.approx(expected[0], rel=2e-9, abs=1e-15)
         without = best(
             dataclasses.replace(problem, replicas=False), chain_plans(dataclasses.replace(problem, replicas=False))
         )
@@ -171,14 +176,14 @@ def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none
 
 
 def test_a_longest_period_is_kept_by_the_turns():
-    """By shares of any size the least latency is that of a plan which just keeps to it."""
+    """With shares of any size, the plan with the least latency only just satisfies the limit."""
     slow = one_piece([1.0, 1.37, 2.11, 3.05])
     least = solve(one_piece([1.0, 1.37]), whole_turns=False).evaluation.period_seconds
     limited = dataclasses.replace(slow, objective="latency", maximum_period_seconds=least)
     assert solve(limited, whole_turns=False).evaluation.period_seconds <= least
-    found = solve(limited)
-    assert found.evaluation.period_seconds <= least
-    (stage,) = found.stages
+    solution = solve(limited)
+    assert solution.evaluation.period_seconds <= least
+    (stage,) = solution.stages
     judged = judge(limited, [(stage.machines, list(stage.layers))])
     assert judged is not None
 

@@ -1,4 +1,4 @@
-"""Blocks of small graphs, the cheapest option through blocks against every option there is, and shares in balance."""
+"""Blocks of small graphs, the cheapest segments compared with exhaustive search, and balanced shares."""
 
 from __future__ import annotations
 
@@ -44,50 +44,50 @@ def links(bytes_per_second: float, latency_seconds: float = 0.0) -> dict[tuple[s
 
 
 def blocks(*seconds: float, size: float = 100.0) -> list[Block]:
-    return [Block((f"layer_{n}",), {A: each, B: each}, size) for n, each in enumerate(seconds)]
+    return [Block((f"layer_{n}",), {A: duration, B: duration}, size) for n, duration in enumerate(seconds)]
 
 
 def halves(count: int, seconds: float, begin: int = 0) -> ShardOption:
-    """Half of the work for both, whatever the end."""
+    """An option that shards ``count`` blocks in halves; each block takes ``seconds``, for every end."""
     ends = range(begin + 1, begin + count + 1)
     return ShardOption(FUSED, (A, B), (0.5, 0.5), begin, {end: [seconds] * (end - begin) for end in ends})
 
 
 def test_what_is_worth_it_is_shared_to_the_end() -> None:
     option = halves(3, 5.0)
-    found = cheapest(blocks(10.0, 10.0, 10.0), [option], links(1e6), 100.0, 10.0)
-    assert found == (Segment(0, 3, A, option),)
+    segments = cheapest(blocks(10.0, 10.0, 10.0), [option], links(1e6), 100.0, 10.0)
+    assert segments == (Segment(0, 3, A, option),)
 
 
 def test_a_slow_link_leaves_as_much_as_can_be_on_one_machine() -> None:
     narrow = [*blocks(1.0), Block(("narrow",), {A: 1.0, B: 1.0}, 1.0), *blocks(1.0)]
     option = halves(2, 0.5, begin=1)
-    found = cheapest(narrow, [option], links(1.0), 100.0, 1.0)
-    assert found == (Segment(0, 2, A), Segment(2, 3, A, option))
+    segments = cheapest(narrow, [option], links(1.0), 100.0, 1.0)
+    assert segments == (Segment(0, 2, A), Segment(2, 3, A, option))
 
 
 def test_the_stage_ends_where_halos_would_cost_more() -> None:
-    """To share four blocks costs twice the last two's work; to share two and two, an exchange between."""
+    """Sharding four blocks together costs halos; sharding two and two costs an exchange between them."""
     seconds = {1: [5.0], 2: [5.0, 5.0], 3: [8.0, 5.0, 5.0], 4: [9.0, 8.0, 5.0, 5.0]}
     from_two = {3: [0.0, 0.0, 5.0], 4: [0.0, 0.0, 5.0, 5.0]}
-    option = ShardOption(FUSED, (A, B), (0.5, 0.5), 0, {end: [*each] for end, each in seconds.items()})
-    later = ShardOption(FUSED, (A, B), (0.5, 0.5), 2, {end: each[2:] for end, each in from_two.items()})
-    found = cheapest(blocks(10.0, 10.0, 10.0, 10.0), [option, later], links(100.0), 0.0, 0.0)
-    assert [(each.first, each.end) for each in found] == [(0, 2), (2, 4)]
+    option = ShardOption(FUSED, (A, B), (0.5, 0.5), 0, {end: [*durations] for end, durations in seconds.items()})
+    later = ShardOption(FUSED, (A, B), (0.5, 0.5), 2, {end: durations[2:] for end, durations in from_two.items()})
+    segments = cheapest(blocks(10.0, 10.0, 10.0, 10.0), [option, later], links(100.0), 0.0, 0.0)
+    assert [(segment.first, segment.end) for segment in segments] == [(0, 2), (2, 4)]
 
 
 def test_what_comes_from_the_client_is_cut_along_pixels_only() -> None:
-    """By rows each computes for longer, and gets half as much."""
+    """Sharded by rows, a machine computes longer but receives only half of the input."""
     by_rows, by_channels = halves(1, 7.0), replace(halves(1, 5.1), sharding=Sharding("channels", "fused"))
-    found = cheapest(blocks(10.0), [by_rows, by_channels], links(20.0), 100.0, 0.0)
-    assert [segment.option for segment in found] == [by_rows]
+    segments = cheapest(blocks(10.0), [by_rows, by_channels], links(20.0), 100.0, 0.0)
+    assert [segment.option for segment in segments] == [by_rows]
 
 
 def test_between_shared_stages_each_gets_what_it_lacks_from_who_has_it() -> None:
-    """Of 100 bytes: halos alone, what lies between shares, a quarter of each other's columns, or all parts."""
+    """Transfers of 100 bytes: only halos, the difference of the shares, a quarter for other columns, or all parts."""
     network = links(10.0, 1.0)
     held = Layout("rows", (A, B), (0.5, 0.5))
-    wanted = {
+    expected = {
         Layout("rows", (A, B), (0.5, 0.5)): 1.0,
         Layout("rows", (A, B), (0.8, 0.2)): 1.0 + 3.0,
         Layout("columns", (A, B), (0.5, 0.5)): 1.0 + 2.5,
@@ -96,8 +96,8 @@ def test_between_shared_stages_each_gets_what_it_lacks_from_who_has_it() -> None
         whole_on(A): 1.0 + 5.0,
         whole_on(CLIENT): 1.0 + 5.0,
     }
-    assert {each: relayout_seconds(network, held, each, 100.0) for each in wanted} == {
-        each: pytest.approx(seconds) for each, seconds in wanted.items()
+    assert {layout: relayout_seconds(network, held, layout, 100.0) for layout in expected} == {
+        layout: pytest.approx(seconds) for layout, seconds in expected.items()
     }
     samples = Layout("batch", (A, B), (0.5, 0.5))
     assert relayout_seconds(network, samples, samples, 100.0) == 0.0
@@ -107,8 +107,8 @@ def test_between_shared_stages_each_gets_what_it_lacks_from_who_has_it() -> None
 def test_pipelines_stand_around_what_is_shared() -> None:
     only = [Block(("in",), {A: 1.0}, 100.0), Block(("all",), {A: 10.0, B: 10.0}, 100.0), Block(("out",), {B: 1.0}, 0.0)]
     option = halves(1, 5.0, begin=1)
-    found = cheapest(only, [option], links(1e6), 100.0, 10.0)
-    assert found == (Segment(0, 1, A), Segment(1, 2, A, option), Segment(2, 3, B))
+    segments = cheapest(only, [option], links(1e6), 100.0, 10.0)
+    assert segments == (Segment(0, 1, A), Segment(1, 2, A, option), Segment(2, 3, B))
 
 
 def test_blocks_that_no_machine_may_have() -> None:
@@ -120,7 +120,7 @@ UNITS = 10
 
 
 def owners(segment: Segment | None) -> str | list[str]:
-    """Who has which tenth of a value; a name, where one has all."""
+    """The machine that has each tenth of a value; one name if one machine has all of it."""
     if segment is None:
         return CLIENT
     if segment.option is None:
@@ -130,16 +130,20 @@ def owners(segment: Segment | None) -> str | list[str]:
 
 
 def cost(
-    segments: list[Segment], each: list[Block], network: dict[tuple[str, str], ProblemLink], size: float, out: float
+    segments: list[Segment], chain: list[Block], network: dict[tuple[str, str], ProblemLink], size: float, out: float
 ) -> float:
-    """Of segments in a row, which share by rows, added up anew."""
+    """The seconds of consecutive segments, sharded by rows, in an independent implementation."""
 
     def wire(before: str | list[str], after: str | list[str], alive: float) -> float:
         has = [before] * UNITS if isinstance(before, str) else before
         moved: dict[tuple[str, str], int] = {}
         for unit, source in enumerate(has):
             beside = range(max(0, unit - 1), min(UNITS, unit + 2)) if isinstance(before, list) else (unit,)
-            ends = {after: 1} if isinstance(after, str) else {after[other]: int(other == unit) for other in beside}
+            ends = (
+                {after: 1}
+                if isinstance(after, str)
+                else {after[neighbour]: int(neighbour == unit) for neighbour in beside}
+            )
             if not isinstance(after, str):
                 ends[after[unit]] = 1
             for end, units in ends.items():
@@ -155,11 +159,11 @@ def cost(
 
     total, last = 0.0, None
     for segment in segments:
-        alive = each[segment.first - 1].bytes_after if last else size
+        alive = chain[segment.first - 1].bytes_after if last else size
         total += STAGE_SECONDS if segment.option is not None or owners(segment) != owners(last) else 0.0
         total += wire(owners(last), owners(segment), alive)
         if segment.option is None:
-            total += math.fsum(block.seconds[segment.machine] for block in each[segment.first : segment.end])
+            total += math.fsum(block.seconds[segment.machine] for block in chain[segment.first : segment.end])
         else:
             total += math.fsum(segment.option.seconds[segment.end][segment.first - segment.option.begin :])
         last = segment
@@ -171,7 +175,7 @@ def cost(
 def test_no_other_way_is_cheaper(seed: int) -> None:
     generator = random.Random(seed)
     count = generator.randint(1, 4)
-    each = [
+    chain = [
         Block((f"layer_{n}",), {A: generator.uniform(1, 9), B: generator.uniform(1, 9)}, generator.uniform(1, 300))
         for n in range(count)
     ]
@@ -181,7 +185,7 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
         seconds = {end: [generator.uniform(0.5, 5) for _ in range(end)] for end in range(1, count + 1)}
         shared.append(ShardOption(FUSED, (A, B), pair, 0, seconds))
     network = links(generator.choice((50.0, 1000.0)), generator.choice((0.0, 0.5)))
-    found = cheapest(each, shared, network, 100.0, 50.0)
+    segments = cheapest(chain, shared, network, 100.0, 50.0)
     least = math.inf
     for cuts in itertools.product((False, True), repeat=count - 1):
         bounds = [0, *(n + 1 for n, cut in enumerate(cuts) if cut), count]
@@ -191,16 +195,16 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
         ]
         for chosen in itertools.product(*options):
             if any(segment.option for segment in chosen):
-                least = min(least, cost(list(chosen), each, network, 100.0, 50.0))
-    assert cost(list(found), each, network, 100.0, 50.0) == pytest.approx(least)
+                least = min(least, cost(list(chosen), chain, network, 100.0, 50.0))
+    assert cost(list(segments), chain, network, 100.0, 50.0) == pytest.approx(least)
 
 
 def graph_with(edges: list[tuple[int, int]], count: int) -> LayerGraph:
-    """Layers ``layer_0``, … of which one needs another's tensor of 10 bytes times its number and one."""
+    """A graph of ``layer_0``, …; the tensor of layer ``n`` has ``10 * (n + 1)`` bytes."""
     names = [f"layer_{number}" for number in range(count)]
-    users = {one: frozenset(names[end] for start, end in edges if start == one) for one in range(count)}
-    values = tuple(Value(10 * (one + 1), names[one], after, f"t{one}") for one, after in users.items())
-    before = {names[end]: frozenset(names[one] for one, other in edges if other == end) for end in range(count)}
+    users = {layer: frozenset(names[end] for start, end in edges if start == layer) for layer in range(count)}
+    values = tuple(Value(10 * (layer + 1), names[layer], after, f"t{layer}") for layer, after in users.items())
+    before = {names[end]: frozenset(names[start] for start, stop in edges if stop == end) for end in range(count)}
     return LayerGraph(tuple(names), before, frozenset(), values)
 
 
@@ -225,7 +229,7 @@ def test_a_residual_network_may_be_divided_between_its_blocks() -> None:
 
 
 def test_a_tensor_that_all_need_divides_nothing_more_or_less() -> None:
-    """A mask that every block reads is alive everywhere, so between the blocks there are two tensors."""
+    """A mask that every block reads is alive everywhere, so two tensors pass between blocks."""
     edges = [*itertools.pairwise(range(8)), (1, 4), (4, 7), *((0, end) for end in (2, 5, 7))]
     profile = chain_profile({MACHINE: [1.0] * 8})
     blocks = blocks_of(graph_with(edges, 8), profile, {})
@@ -263,21 +267,21 @@ def test_a_machine_of_half_the_time_gets_twice_the_share() -> None:
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=6))
 def test_rounded_shares_are_hundredths_that_make_a_whole(parts: list[float]) -> None:
-    found = rounded([part / sum(parts) for part in parts])
-    assert sum(found) == pytest.approx(1)
-    assert all(share > 0 and share * 100 == pytest.approx(round(share * 100)) for share in found)
+    shares = rounded([part / sum(parts) for part in parts])
+    assert sum(shares) == pytest.approx(1)
+    assert all(share > 0 and share * 100 == pytest.approx(round(share * 100)) for share in shares)
 
 
 def test_who_took_longer_gets_less() -> None:
-    own = [replace(step(name, name, 0.0, took), stage="stage_0") for name, took in ((MACHINE, 3.0), (OTHER, 1.0))]
-    graph = StepGraph((*own, step("other", OTHER, 9.0)), ())
+    steps = [replace(step(name, name, 0.0, took), stage="stage_0") for name, took in ((MACHINE, 3.0), (OTHER, 1.0))]
+    graph = StepGraph((*steps, step("other", OTHER, 9.0)), ())
     assert rebalanced(sharded(a=0.5, b=0.5), graph).shares == (0.25, 0.75)
 
 
 def test_whose_memory_is_too_small_gets_what_fits_and_others_the_rest() -> None:
     evaluation = Evaluation(0, 0, (load(MACHINE, 200), load(OTHER, 100)), "")
     assert lightened(sharded(a=0.5, b=0.5), evaluation, {MACHINE: 100, OTHER: 1000}).shares == (0.24, 0.76)
-    nothing = Evaluation(0, 0, (load(MACHINE, 200),), "")  # the other one computes nothing, by its share
+    nothing = Evaluation(0, 0, (load(MACHINE, 200),), "")  # the other machine computes nothing
     assert lightened(sharded(a=0.5, b=0.5), nothing, {MACHINE: 100, OTHER: 1000}).shares == (0.24, 0.76)
     crowded = sharded(a=0.5, b=0.5)
     assert lightened(crowded, evaluation, {MACHINE: 100, OTHER: 50}) == crowded

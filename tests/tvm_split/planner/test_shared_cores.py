@@ -18,10 +18,10 @@ SEEDS = st.integers(0, 2**32)
 
 def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
     problem = on_one_host(8, 8, 2)
-    found = evaluate_stages(problem, one_each(problem))
-    assert found.period_seconds == pytest.approx(8 * 0.01 / 2)
-    assert found.limiting.startswith("computing on the 2 cores that worker-0, worker-1, ")
-    assert found.limiting.endswith("worker-7 and the client share")
+    evaluation = evaluate_stages(problem, one_each(problem))
+    assert evaluation.period_seconds == pytest.approx(8 * 0.01 / 2)
+    assert evaluation.limiting.startswith("computing on the 2 cores that worker-0, worker-1, ")
+    assert evaluation.limiting.endswith("worker-7 and the client share")
     solution = solve(problem)
     assert solution.evaluation.period_seconds == pytest.approx(0.04)
     assert solution.gap <= 1e-5
@@ -45,14 +45,16 @@ def test_threads_count_and_a_gpu_does_not() -> None:
 
 def test_replicas_share_the_cores_too() -> None:
     problem = on_one_host(4, 1, 2, replicas=True)
-    found = evaluate_stages(problem, [Stage(tuple(machine.name for machine in problem.machines), ("layer-0",), ())])
-    assert found.period_seconds == pytest.approx(0.005)
+    evaluation = evaluate_stages(
+        problem, [Stage(tuple(machine.name for machine in problem.machines), ("layer-0",), ())]
+    )
+    assert evaluation.period_seconds == pytest.approx(0.005)
 
 
 @settings(max_examples=200)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.booleans())
-@example(71780, 1, 1, False)  # cores that the client has for itself
-@example(9, 1, 3, True)  # whose plan takes longer than the bound without shared cores, by its last digit
+@example(71780, 1, 1, False)  # cores that only the client uses
+@example(9, 1, 3, True)  # the plan exceeds the bound without shared cores in its last digit
 def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, replicas=replicas, shared_cores=True)
     assert_is_best(problem, best(problem, chain_plans(problem)), is_exact=False)

@@ -1,4 +1,4 @@
-"""Strategies: each one's plan is a plan, whoever wrote it; a plan that breaks a demand is refused."""
+"""Strategies: plans of built-in and other strategies are validated; a plan that breaks a demand is refused."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02]})
 def test_a_plan_keeps_to_what_is_demanded(name: str, seed: int, chain: bool, replicas: bool) -> None:
     problem = random_problem(seed, pieces=5, machines=3, chain=chain, replicas=replicas)
     try:
-        found = solve_by(name, problem, 1.0)
+        solution = solve_by(name, problem, 1.0)
     except PlanError:
         return
-    judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in found.stages])
+    judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in solution.stages])
     assert judged is not None
-    if all(len(stage.machines) == 1 for stage in found.stages):
-        evaluation = found.evaluation
+    if all(len(stage.machines) == 1 for stage in solution.stages):
+        evaluation = solution.evaluation
         assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
 
 
@@ -41,18 +41,18 @@ def test_first_fit_is_no_better_than_the_best(seed: int) -> None:
 
 
 def test_first_fit_divides_a_chain() -> None:
-    found = solve_by("first-fit", chain_problem(chain_profile({A: [0.01] * 4, B: [0.01] * 4})), 1.0)
-    assert [len(stage.layers) for stage in found.stages] == [2, 2]
-    assert found.lower_bound_seconds == 0.0
+    solution = solve_by("first-fit", chain_problem(chain_profile({A: [0.01] * 4, B: [0.01] * 4})), 1.0)
+    assert [len(stage.layers) for stage in solution.stages] == [2, 2]
+    assert solution.lower_bound_seconds == 0.0
 
 
 def test_a_package_adds_a_strategy() -> None:
     with toy_plugin_installed():
         assert "toy" in STRATEGIES
-        found = solve_by("toy", chain_problem(PROFILE), 1.0)
-        assert [stage.machines for stage in found.stages] == [(A,)]
-        assert found.method == "found by strategy 'toy'"
-        assert found.evaluation.period_seconds == pytest.approx(0.03)  # whatever the strategy says of it
+        solution = solve_by("toy", chain_problem(PROFILE), 1.0)
+        assert [stage.machines for stage in solution.stages] == [(A,)]
+        assert solution.method == "found by strategy 'toy'"
+        assert solution.evaluation.period_seconds == pytest.approx(0.03)  # not what the strategy reports
 
 
 def test_a_strategy_cannot_misreport_its_plan() -> None:

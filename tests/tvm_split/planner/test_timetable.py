@@ -1,4 +1,4 @@
-"""When steps compute, on timetables that are drawn by hand, and on random ones within what must hold of any."""
+"""Timetables drawn by hand, and bounds that hold for random ones."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ A, B = "a", "b"
 
 
 def links(bytes_per_second: float = 100.0, latency_seconds: float = 0.5) -> dict[tuple[str, str], ProblemLink]:
-    ends = [(one, other) for one in (A, B, "c", CLIENT) for other in (A, B, "c", CLIENT) if one != other]
+    ends = [(source, end) for source in (A, B, "c", CLIENT) for end in (A, B, "c", CLIENT) if source != end]
     return {pair: ProblemLink(*pair, bytes_per_second, latency_seconds) for pair in ends}
 
 
 def timetable(graph: StepGraph, links: dict[tuple[str, str], ProblemLink]) -> tuple[dict[str, float | None], float]:
-    """When each step begins, and the latency."""
+    """The start of each step, and the latency."""
     machines = tuple(ProblemMachine(name) for name in (A, B, "c"))
-    found = flow_of(Problem("latency", machines, tuple(links.values()), (), ()), graph).timetable
-    return {each.name: start for each, start in zip(graph.steps, found.starts, strict=True)}, found.latency_seconds
+    result = flow_of(Problem("latency", machines, tuple(links.values()), (), ()), graph).timetable
+    return {
+        graph_step.name: start for graph_step, start in zip(graph.steps, result.starts, strict=True)
+    }, result.latency_seconds
 
 
 def test_halos_cross_at_the_same_time() -> None:
-    """conv1 on both machines, an edge each way, conv2 on both; b's half of the result joins a's on a.
+    """conv1 on both machines, a halo in each direction, conv2 on both; a concatenates the halves of the result.
 
     second       0    1    2    3    4    5    6    7
     a            in···conv1────halo·conv2─────····join▸client
@@ -52,7 +54,7 @@ def test_halos_cross_at_the_same_time() -> None:
         ),
     )
     starts, latency = timetable(plan, links())
-    # 0.5 + 0.5 for the input; b is done with conv1 after 4, its edge arrives 0.6 later, what stays there at once.
+    # 0.5 + 0.5 for the input; b is done with conv1 after 4, its halo arrives 0.6 later; local data needs no transfer.
     assert starts == pytest.approx({"a0": 1.0, "b0": 1.0, "b1": 4.0, "a1": 4.6, "join": 6.6})
     assert latency == pytest.approx(6.6 + 0.25 + 1.0)
 
@@ -88,8 +90,8 @@ def random_plan(seed: int) -> tuple[StepGraph, dict[tuple[str, str], ProblemLink
     steps = tuple(step(name, generator.choice((A, B, "c")), generator.choice((0.0, 1.0, 2.5))) for name in names)
     transfers = [Transfer("x", CLIENT, (names[0],), generator.uniform(0, 100))]
     for number, name in enumerate(names[:-1]):
-        for other in generator.sample(names[number + 1 :], generator.randint(0, len(names) - number - 1)):
-            transfers.append(Transfer(f"{name}_{other}", name, (other,), generator.choice((0.0, 30.0, 200.0))))
+        for target in generator.sample(names[number + 1 :], generator.randint(0, len(names) - number - 1)):
+            transfers.append(Transfer(f"{name}_{target}", name, (target,), generator.choice((0.0, 30.0, 200.0))))
     transfers.append(Transfer("y", names[-1], (), 10.0))
     return StepGraph(steps, tuple(transfers)), links(100.0, generator.choice((0.0, 0.5)))
 
@@ -97,19 +99,19 @@ def random_plan(seed: int) -> tuple[StepGraph, dict[tuple[str, str], ProblemLink
 @given(st.integers(0, 10**6))
 def test_never_below_a_path_or_a_machine_and_never_above_all_in_turn(seed: int) -> None:
     plan, ways = random_plan(seed)
-    _, found = timetable(plan, ways)
-    machine = {each.name: each.machines[0] for each in plan.steps} | {CLIENT: CLIENT}
+    _, latency = timetable(plan, ways)
+    machine = {plan_step.name: plan_step.machines[0] for plan_step in plan.steps} | {CLIENT: CLIENT}
 
-    def wire(each: Transfer) -> float:
-        ends = machine[each.source], machine[each.targets[0]] if each.targets else CLIENT
-        return 0.0 if ends[0] == ends[1] else ways[ends].latency_seconds + each.bytes / ways[ends].bytes_per_second
+    def wire(transfer: Transfer) -> float:
+        ends = machine[transfer.source], machine[transfer.targets[0]] if transfer.targets else CLIENT
+        return 0.0 if ends[0] == ends[1] else ways[ends].latency_seconds + transfer.bytes / ways[ends].bytes_per_second
 
     done: dict[str, float] = {CLIENT: 0.0}
-    for each in plan.steps:
-        arrivals = [done[d.source] + wire(d) for d in plan.transfers if each.name in d.targets]
-        done[each.name] = max(arrivals, default=0.0) + each.seconds[0]
+    for plan_step in plan.steps:
+        arrivals = [done[d.source] + wire(d) for d in plan.transfers if plan_step.name in d.targets]
+        done[plan_step.name] = max(arrivals, default=0.0) + plan_step.seconds[0]
     longest = max([*done.values(), *(done[d.source] + wire(d) for d in plan.transfers if not d.targets)])
     busiest = max(math.fsum(p.seconds[0] for p in plan.steps if p.machines == (m,)) for m in (A, B, "c"))
-    in_turn = math.fsum(each.seconds[0] for each in plan.steps) + math.fsum(map(wire, plan.transfers))
-    assert max(longest, busiest) <= found * (1 + 1e-9) + 1e-12
-    assert found <= in_turn * (1 + 1e-9) + 1e-12
+    in_turn = math.fsum(plan_step.seconds[0] for plan_step in plan.steps) + math.fsum(map(wire, plan.transfers))
+    assert max(longest, busiest) <= latency * (1 + 1e-9) + 1e-12
+    assert latency <= in_turn * (1 + 1e-9) + 1e-12

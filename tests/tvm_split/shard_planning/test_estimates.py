@@ -1,4 +1,4 @@
-"""What is estimated of the parts of small networks, beside what pieces take and what the compiled program moves."""
+"""Estimates of parts of small networks, compared with the pieces' times and the compiled program's transfers."""
 
 from __future__ import annotations
 
@@ -44,23 +44,25 @@ def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, *shards: tvm_spl
 
 
 def seconds_by_machine(estimates: PartEstimates, plan: Plan) -> dict[str, float]:
-    found: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for step in estimates.steps_of(plan).steps:
-        found[step.machines[0]] += step.seconds[0]
-    return dict(found)
+        seconds[step.machines[0]] += step.seconds[0]
+    return dict(seconds)
 
 
 def test_parts_are_shares_of_pieces_and_halos_count_twice(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
     profile = profile_of(model, cluster)
-    whole = sum(each.seconds for each in profile.machines[0].pieces.values())
+    whole = sum(piece.seconds for piece in profile.machines[0].pieces.values())
     estimates = PartEstimates(model, profile)
     halves = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "channels", HALVES)))
     assert sum(halves.values()) == pytest.approx(whole, rel=0.5)
     fused = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES)))
-    each = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES, "each")))
-    assert fused[B] == pytest.approx(fused[A], rel=0.5)  # one of them joins
+    per_layer = seconds_by_machine(
+        estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES, "each"))
+    )
+    assert fused[B] == pytest.approx(fused[A], rel=0.5)  # one of them also concatenates
     assert min(fused.values()) > 0.5 * whole * 0.9
-    assert each.keys() == fused.keys() == {A, B}
+    assert per_layer.keys() == fused.keys() == {A, B}
 
 
 def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
@@ -70,12 +72,12 @@ def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, clu
         second,
         bytes_per_second=second.bytes_per_second / 2,
         pieces={
-            name: replace(each, seconds=2 * each.seconds, contended_seconds=3 * each.seconds)
-            for name, each in second.pieces.items()
+            name: replace(time, seconds=2 * time.seconds, contended_seconds=3 * time.seconds)
+            for name, time in second.pieces.items()
         },
     )
     plan = planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES))
-    fast = {each.name: each for each in PartEstimates(model, profile).steps_of(plan).steps}
+    fast = {step.name: step for step in PartEstimates(model, profile).steps_of(plan).steps}
     for hostname, ratio in ((second.hostname, 2.0), (first.hostname, 3.0)):
         changed = replace(profile, machines=(first, replace(slow, hostname=hostname)))
         for step in PartEstimates(model, changed).steps_of(plan).steps:
@@ -86,26 +88,27 @@ def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, clu
 
 
 def test_weights_are_read_by_each_machine_that_computes_rows(cluster: tvm_split.Cluster) -> None:
-    """Of a layer that mostly reads its weights, half of the rows takes nearly as long as all."""
+    """Half of the rows of a layer that mostly reads its weights takes nearly as long as all rows."""
     network = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1024, 3, padding=1), nn.Conv2d(1024, 4, 1))
     model = tvm_split.load_model(network.eval(), (torch.zeros(1, 4, 16, 16),))
     profile = profile_of(model, cluster)
-    plan = {axis: planned(model, cluster, tvm_split.Shard("1", "1", axis, HALVES)) for axis in ("rows", "channels")}
+    plans = {axis: planned(model, cluster, tvm_split.Shard("1", "1", axis, HALVES)) for axis in ("rows", "channels")}
 
     def slowest(speed: float) -> dict[str, float]:
-        machines = tuple(replace(each, bytes_per_second=speed) for each in profile.machines)
+        machines = tuple(replace(machine, bytes_per_second=speed) for machine in profile.machines)
         estimates = PartEstimates(model, replace(profile, machines=machines))
-        ahead = estimates.looked_ahead(plan["rows"], 1)
-        found = {
-            axis: {step.name: step.seconds[0] for step in estimates.steps_of(each).steps} for axis, each in plan.items()
+        ahead = estimates.looked_ahead(plans["rows"], 1)
+        seconds = {
+            axis: {step.name: step.seconds[0] for step in estimates.steps_of(plan).steps}
+            for axis, plan in plans.items()
         }
-        rows = found["rows"]["stage_1_machine_b_0"]
+        rows = seconds["rows"]["stage_1_machine_b_0"]
         assert ahead["1", B] == pytest.approx(rows)
-        return {"rows": rows, "channels": found["channels"]["stage_1_machine_b_0"]}
+        return {"rows": rows, "channels": seconds["channels"]["stage_1_machine_b_0"]}
 
     whole = profile.machines[0].pieces["1"].seconds
-    weights = next(each.weight_bytes for each in profile.pieces if each.name == "1")
-    assert slowest(math.inf) == {axis: pytest.approx(whole / 2, rel=0.1) for axis in plan}
+    weights = next(piece.weight_bytes for piece in profile.pieces if piece.name == "1")
+    assert slowest(math.inf) == {axis: pytest.approx(whole / 2, rel=0.1) for axis in plans}
     assert slowest(weights / whole) == {"rows": pytest.approx(whole), "channels": pytest.approx(whole / 2)}
 
 
@@ -114,17 +117,17 @@ def test_what_is_delivered_is_what_the_stages_send(cluster: tvm_split.Cluster, a
     model = tvm_split.load_model(vgg().eval(), (torch.zeros(1, 3, 16, 16),))
     shard = tvm_split.Shard("features.0", "features.7", axis, HALVES, exchange)  # type: ignore[arg-type]
     plan = planned(model, cluster, shard)
-    found = PartEstimates(model, profile_of(model, cluster)).steps_of(plan)
+    graph = PartEstimates(model, profile_of(model, cluster)).steps_of(plan)
     cut = partition(model, plan)
-    assert [step.name for step in found.steps] == [stage.name for stage in cut.plan.stages]
+    assert [step.name for step in graph.steps] == [stage.name for stage in cut.plan.stages]
     received = {
         (stage.name, name)
         for stage, computation in zip(cut.plan.stages, cut.computations, strict=True)
         for name in computation.received
     }
-    origins = {form: name for each in cut.computations for form, name in each.origins.items()}
-    assert {(taker, each.tensor) for each in found.transfers for taker in each.targets} == {
+    origins = {form: name for computation in cut.computations for form, name in computation.origins.items()}
+    assert {(taker, transfer.tensor) for transfer in graph.transfers for taker in transfer.targets} == {
         (stage, origins.get(name, name)) for stage, name in received
     }
-    assert [each.tensor for each in found.transfers if not each.targets] == list(cut.outputs)
-    assert {step.estimated_shares for step in found.steps} == {(1.0,)}
+    assert [transfer.tensor for transfer in graph.transfers if not transfer.targets] == list(cut.outputs)
+    assert {step.estimated_shares for step in graph.steps} == {(1.0,)}

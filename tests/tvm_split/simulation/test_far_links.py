@@ -1,4 +1,4 @@
-"""Simulated streams over links of high latency: only computing and the wire hold them up."""
+"""Simulated streams over links with high latency: only computing and bandwidth limit them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm_split.simulation.simulate import simulate
 
 
 def even(stages: int, period: float, wire: float, latency: float) -> Scenario:
-    """Stages and wires that all take one ``period`` at most, ``wire`` of it on each of the latter."""
+    """A chain whose stages take ``period``, and whose links take the share ``wire`` of it per tensor."""
     return chain([period] * stages, [period * wire] * (stages + 1), [latency] * (stages + 1))
 
 
@@ -24,30 +24,32 @@ def test_a_stream_is_as_fast_as_its_slowest_stage_or_link(
     stages: int, period: float, latency: float, wire: float
 ) -> None:
     scenario = even(stages, period, wire, latency)
-    found = simulate(scenario, micro_batches=1000)
-    assert found.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
+    simulation = simulate(scenario, micro_batches=1000)
+    assert simulation.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
 
 
 def test_a_pipeline_of_64_stages_over_20_ms_is_full() -> None:
-    """Whoever feeds it has some 200 micro-batches under way: no limit of the client's is in the way."""
+    """Some 200 micro-batches are in flight: the client does not limit them."""
     scenario = even(64, 0.01, 0.05, 0.02)
-    found = simulate(scenario, micro_batches=500, shown=0)
-    assert found.period_seconds == pytest.approx(0.01, rel=0.05)
-    assert found.streamed is not None
-    assert found.single is not None
-    assert found.streamed.mean_seconds > found.single.mean_seconds > 64 * 0.03
-    assert found.under_way > 2 * found.single.mean_seconds / 0.01
+    simulation = simulate(scenario, micro_batches=500, shown=0)
+    assert simulation.period_seconds == pytest.approx(0.01, rel=0.05)
+    assert simulation.streamed is not None
+    assert simulation.single is not None
+    assert simulation.streamed.mean_seconds > simulation.single.mean_seconds > 64 * 0.03
+    assert simulation.under_way > 2 * simulation.single.mean_seconds / 0.01
 
 
 def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int | None = None) -> Scenario:
-    """What the first stage makes goes to the next one, and straight to the last one, too: over a near link, or, if it
-    ``returns``, on the machine of both. All other links are ``far``."""
+    """A chain with a skip connection from the first stage to the last: over a fast link, or local (``returns``).
+
+    All other links have the latency ``far``.
+    """
     places = [f"m{index}" for index in range(stages)]
     places[-1] = places[0] if returns else places[-1]
     machines: dict[str, dict[str, StageTimes]] = {}
     for index, place in enumerate(places):
-        own = seconds * (3 if index == slow else 1)
-        machines.setdefault(place, {})[f"s{index}"] = StageTimes(own, own)
+        stage_seconds = seconds * (3 if index == slow else 1)
+        machines.setdefault(place, {})[f"s{index}"] = StageTimes(stage_seconds, stage_seconds)
     names: list[str | None] = [None, *(f"s{index}" for index in range(stages)), None]
     tensors = [(f"t{index}", 8, names[index], [names[index + 1]]) for index in range(stages + 1)]
     tensors.append(("skip", 8, "s0", [f"s{stages - 1}"]))
@@ -58,12 +60,12 @@ def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int 
     near = [(CLIENT, places[0], "t0"), (places[-1], CLIENT, f"t{stages}")]
     near += [] if returns else [(places[0], places[-1], "skip")]
     links |= {(source, end): LinkTimes(0.001, {name: seconds / 10}) for source, end, name in near}
-    return Scenario(program, {name: MachineTimes(own) for name, own in machines.items()}, links)
+    return Scenario(program, {name: MachineTimes(times) for name, times in machines.items()}, links)
 
 
 @pytest.mark.parametrize("slow", [None, 1])
 @pytest.mark.parametrize("returns", [False, True])
 def test_what_skips_a_far_way_does_not_hold_it_up(returns: bool, slow: int | None) -> None:
     scenario = around(4, 0.002, 0.02, returns=returns, slow=slow)
-    found = simulate(scenario, micro_batches=1000)
-    assert found.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
+    simulation = simulate(scenario, micro_batches=1000)
+    assert simulation.period_seconds == pytest.approx(busiest(scenario), rel=0.05)

@@ -1,4 +1,4 @@
-"""Scenarios of plans whose machines compute stages together: drawn by hand, random, and as they are predicted."""
+"""Scenarios of plans with sharded stages: drawn by hand, random, and compared with predictions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOINED = StepGraph(
         Transfer("y", "a1", (), 50.0),
     ),
 )
-"""Two parts and one exchange: what b has made joins what a has."""
+"""Two parts and one exchange: a concatenates b's result with its own."""
 
 
 def planned(
@@ -49,57 +49,57 @@ def planned(
     coded: dict[tuple[str, str], CodedLink] | None = None,
     **links: float,
 ) -> Plan:
-    """A plan that is predicted to consist of these parts."""
+    """A plan whose prediction has these parts."""
     profile = chain_profile({name: [1.0] for name in (A, B, C)}, **links)  # type: ignore[arg-type]
     streaming = StreamingCost(transfer_seconds)
-    profile = replace(profile, machines=tuple(replace(each, streaming=streaming) for each in profile.machines))
+    profile = replace(profile, machines=tuple(replace(machine, streaming=streaming) for machine in profile.machines))
     problem = chain_problem(profile, "latency")
     prediction = predict(problem, parts, Certificate(0.0, "test"), profile, coded)
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (A, B, C))
-    used = tuple(dict.fromkeys(each.machines[0] for each in parts.steps))
+    used = tuple(dict.fromkeys(part.machines[0] for part in parts.steps))
     sharding = Sharding("rows", "each") if len(used) > 1 else None
     stage = Stage(used, ("layer_0",), (1 / len(used),) * len(used), "stage", sharding)
     return Plan("net", "latency", "test", machines, (stage,), prediction, request=PlanRequest(objective="latency"))
 
 
-def begins(found: Simulation, stage: str) -> list[float]:
-    """When it computes which micro-batch."""
-    own = [each for each in found.events if (each.stage, each.kind) == (stage, COMPUTE)]
-    return [each.start_nanoseconds * 1e-9 for each in own]
+def begins(simulation: Simulation, stage: str) -> list[float]:
+    """The starts of a stage's micro-batches, in seconds."""
+    events = [event for event in simulation.events if (event.stage, event.kind) == (stage, COMPUTE)]
+    return [event.start_nanoseconds * 1e-9 for event in events]
 
 
 def test_one_exchange_of_one_input() -> None:
-    """With links that take half a second, and a second for 100 bytes.
+    """Links have a latency of half a second and send 100 bytes per second.
 
     second       0    1    2    3    4    5    6    7
     a            in···a0════════               ··a1══▸client
     b            in···b0═══════════════▸half···
     """
     scenario = scenario_of_plan(planned(JOINED, bytes_per_second=100.0, latency_seconds=0.5))
-    found = simulate(scenario, in_flight=1)
-    assert found.single is not None
-    assert [begins(found, name)[0] for name in ("a0", "b0", "a1")] == pytest.approx([1.0, 1.0, 5.5])
-    assert found.single.mean_seconds == pytest.approx(1.0 + 3.0 + 1.5 + 1.0 + 1.0)
-    assert found.period_seconds == pytest.approx(found.single.mean_seconds)
+    simulation = simulate(scenario, in_flight=1)
+    assert simulation.single is not None
+    assert [begins(simulation, name)[0] for name in ("a0", "b0", "a1")] == pytest.approx([1.0, 1.0, 5.5])
+    assert simulation.single.mean_seconds == pytest.approx(1.0 + 3.0 + 1.5 + 1.0 + 1.0)
+    assert simulation.period_seconds == pytest.approx(simulation.single.mean_seconds)
 
 
 def test_one_exchange_in_a_stream() -> None:
-    """The last in order goes first, and while one machine waits for the other it begins the next micro-batch.
+    """The last stage in order has priority; a machine that waits for the other begins the next micro-batch.
 
     second    0   1   2   3   4   5   6   7   8   9
     a         a0══════a0══════a1══a0══════a1══a0═══
     b         b0══════════b0══════════b0══════════
     """
-    found = simulate(scenario_of_plan(planned(JOINED, **FREE)))
-    assert begins(found, "a0")[:4] == pytest.approx([0.0, 2.0, 5.0, 8.0])
-    assert begins(found, "a1")[:3] == pytest.approx([4.0, 7.0, 10.0])
-    assert begins(found, "b0")[:4] == pytest.approx([0.0, 3.0, 6.0, 9.0])
-    assert found.period_seconds == pytest.approx(3.0)
-    assert {each.machine: each.computing for each in found.machines} == pytest.approx({A: 1.0, B: 1.0})
+    simulation = simulate(scenario_of_plan(planned(JOINED, **FREE)))
+    assert begins(simulation, "a0")[:4] == pytest.approx([0.0, 2.0, 5.0, 8.0])
+    assert begins(simulation, "a1")[:3] == pytest.approx([4.0, 7.0, 10.0])
+    assert begins(simulation, "b0")[:4] == pytest.approx([0.0, 3.0, 6.0, 9.0])
+    assert simulation.period_seconds == pytest.approx(3.0)
+    assert {machine.machine: machine.computing for machine in simulation.machines} == pytest.approx({A: 1.0, B: 1.0})
 
 
 def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> StepGraph:
-    """Two parts on each machine; the second ones take the edges of the other's first."""
+    """Two parts on each machine; each second part needs a halo from the other machine's first part."""
     return StepGraph(
         (step("a0", A, seconds_a), step("b0", B, seconds_b), step("a1", A, last_a), step("b1", B, last_b)),
         (
@@ -117,7 +117,7 @@ def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> S
 
 @pytest.mark.parametrize("latency_seconds", [0.001, 0.02, 0.3])
 def test_halos_that_take_long_hold_no_stream_up(latency_seconds: float) -> None:
-    """The queue in which a machine's own part waits for the other's edge widens, as windows of links do."""
+    """The queue of a local result that waits for a remote halo widens like the window of a link."""
     plan = planned(halos(0.01, 0.01, 0.01, 0.01), bytes_per_second=math.inf, latency_seconds=latency_seconds)
     period = simulate(scenario_of_plan(plan), micro_batches=800).period_seconds
     assert plan.prediction is not None
@@ -126,7 +126,7 @@ def test_halos_that_take_long_hold_no_stream_up(latency_seconds: float) -> None:
 
 
 def random_parts(seed: int) -> StepGraph:
-    """All take something of parts before them or of the client, and all that nobody takes is an output."""
+    """Random parts that read tensors of earlier parts or of the client; tensors without a reader are outputs."""
     generator = random.Random(seed)
     names = [f"p{number}" for number in range(generator.randint(1, 9))]
     home = {name: generator.choice((A, B, C)) for name in names}
@@ -136,7 +136,7 @@ def random_parts(seed: int) -> StepGraph:
     for number, name in enumerate(names):
         for source in generator.sample([CLIENT, *names[:number]], generator.randint(1, min(number + 1, 3))):
             deliveries.setdefault((source, home[name]), []).append(name)
-    taken = {source for source, _ in deliveries}
+    sources = {source for source, _ in deliveries}
     size = {name: generator.uniform(1.0, 100.0) for name in (CLIENT, *names)}
     return StepGraph(
         parts,
@@ -147,7 +147,7 @@ def random_parts(seed: int) -> StepGraph:
                 for machine in (A, B, C)
                 if (source, machine) in deliveries
             ),
-            *(Transfer(f"of_{name}", name, (), size[name]) for name in names if name not in taken),
+            *(Transfer(f"of_{name}", name, (), size[name]) for name in names if name not in sources),
         ),
     )
 
@@ -157,9 +157,9 @@ def random_parts(seed: int) -> StepGraph:
 def test_one_input_takes_what_is_predicted(seed: int, bytes_per_second: float, latency: float) -> None:
     plan = planned(random_parts(seed), bytes_per_second=bytes_per_second, latency_seconds=latency)
     assert plan.prediction is not None
-    found = simulate(scenario_of_plan(plan), micro_batches=2)
-    assert found.single is not None
-    assert found.single.mean_seconds == pytest.approx(plan.prediction.latency_seconds, rel=1e-9)
+    simulation = simulate(scenario_of_plan(plan), micro_batches=2)
+    assert simulation.single is not None
+    assert simulation.single.mean_seconds == pytest.approx(plan.prediction.latency_seconds, rel=1e-9)
 
 
 @settings(max_examples=40)
@@ -169,21 +169,21 @@ def test_parts_are_what_their_machine_does_and_no_stream_is_faster(seed: int, tr
     prediction, scenario = plan.prediction, scenario_of_plan(plan)
     assert prediction is not None
     for machine in prediction.machines:
-        own = [each for each in prediction.steps if each.machines == (machine.machine,)]
+        steps = [predicted for predicted in prediction.steps if predicted.machines == (machine.machine,)]
         for field in ("compute_seconds", "alone_seconds", "transfer_seconds"):
-            whole = math.fsum(getattr(each, field)[0] for each in own)
+            whole = math.fsum(getattr(predicted, field)[0] for predicted in steps)
             assert whole == pytest.approx(getattr(machine, field), abs=1e-12)
     limit = busiest(scenario)
     assert limit <= prediction.period_seconds * (1 + 1e-9)
-    found = simulate(scenario, in_flight=20)
-    assert found.period_seconds is not None
-    assert found.period_seconds >= limit * (1 - 20 / 150)
+    simulation = simulate(scenario, in_flight=20)
+    assert simulation.period_seconds is not None
+    assert simulation.period_seconds >= limit * (1 - 20 / 150)
 
 
 def test_codecs_shorten_what_crosses_and_nothing_else() -> None:
     half = {(B, A): CodedLink(0.5, 0.25)}
     links = {"bytes_per_second": 100.0, "latency_seconds": 0.5}
-    plain, coded = (scenario_of_plan(planned(JOINED, coded=each, **links)) for each in (None, half))
+    plain, coded = (scenario_of_plan(planned(JOINED, coded=codecs, **links)) for codecs in (None, half))
     assert plain.links[B, A].wire_seconds == pytest.approx({"half_b": 1.0})
     assert coded.links[B, A].wire_seconds == pytest.approx({"half_b": 0.5})
     assert coded.links[CLIENT, A] == plain.links[CLIENT, A]
@@ -194,7 +194,7 @@ def test_what_was_measured_of_a_machine_is_shared_out_over_its_parts() -> None:
     plan = planned(JOINED, transfer_seconds=0.1, **FREE)
     scenario = with_measured_compute(scenario_of_plan(plan), {A: 6.0})
     stages = scenario.machines[A].stages
-    # Receiving the input and b's half, and sending the result, come on top.
+    # Receiving the input and b's half, and sending the result, add to that.
     assert stages["a0"].stream_seconds == pytest.approx(4.0 + 0.1)
     assert stages["a1"].stream_seconds == pytest.approx(2.0 + 0.2)
     assert (stages["a0"].single_seconds, stages["a1"].single_seconds) == pytest.approx((4.0, 2.0))
@@ -204,8 +204,8 @@ def test_what_was_measured_of_a_machine_is_shared_out_over_its_parts() -> None:
 
 def _put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
     def change(content: Any) -> None:
-        for each in path[:-1]:
-            content = content[each]
+        for key in path[:-1]:
+            content = content[key]
         content[path[-1]] = value
 
     return change
@@ -237,18 +237,18 @@ def test_what_does_not_fit_together_is_named(change: Callable[[dict[str, Any]], 
 def test_links_of_parts_lie_in_memory_as_those_of_stages(transport: str, shares: bool) -> None:
     plan = planned(JOINED)
     assert plan.prediction is not None
-    links = tuple(replace(each, transport=transport) for each in plan.prediction.links)
+    links = tuple(replace(link, transport=transport) for link in plan.prediction.links)
     scenario = scenario_of_plan(replace(plan, prediction=replace(plan.prediction, links=links)))
-    assert {each.shares_memory for each in scenario.links.values()} == {shares}
+    assert {link.shares_memory for link in scenario.links.values()} == {shares}
 
 
 SECONDS = st.floats(1e-3, 0.1)
 
 
-def told(scenario: Scenario) -> tuple[float | None, float | None]:
-    """Period, and the latency of one alone."""
-    found: Simulation = simulate(scenario, micro_batches=100)
-    return found.period_seconds, None if found.single is None else found.single.mean_seconds
+def period_and_latency(scenario: Scenario) -> tuple[float | None, float | None]:
+    """The period, and the latency of a single micro-batch."""
+    simulation: Simulation = simulate(scenario, micro_batches=100)
+    return simulation.period_seconds, None if simulation.single is None else simulation.single.mean_seconds
 
 
 @settings(max_examples=25)
@@ -256,11 +256,11 @@ def told(scenario: Scenario) -> tuple[float | None, float | None]:
 def test_a_plan_is_simulated_as_it_is_predicted(
     seconds: list[tuple[float, float]], bandwidth: float, contention: float
 ) -> None:
-    times = {A: [each[0] for each in seconds], B: [each[1] for each in seconds]}
+    times = {A: [duration[0] for duration in seconds], B: [duration[1] for duration in seconds]}
     profile = chain_profile(times, bytes_per_second=bandwidth, contention=contention, latency_seconds=1e-5)
     plan = planned_best(profile)
     assert plan.prediction is not None
-    period, latency = told(scenario_of_plan(plan))
+    period, latency = period_and_latency(scenario_of_plan(plan))
     assert period == pytest.approx(plan.prediction.period_seconds, rel=1e-6)
     assert latency == pytest.approx(plan.prediction.latency_seconds, rel=1e-6)
 
@@ -268,16 +268,16 @@ def test_a_plan_is_simulated_as_it_is_predicted(
 def test_replicas_that_share_cores_with_the_client() -> None:
     profile = chain_profile({A: [0.02, 0.01], B: [0.02, 0.01], C: [0.02, 0.01]}, latency_seconds=1e-4)
     streaming = StreamingCost(0.001)
-    machines = tuple(replace(each, streaming=streaming) for each in profile.machines)
+    machines = tuple(replace(machine, streaming=streaming) for machine in profile.machines)
     profile = replace(profile, machines=machines, shared_cores=(SharedCores((A, B, C, "client"), 2),))
     plan = planned_best(profile, (Stage((A, B), ("layer_0",), (0.5, 0.5)), Stage((C,), ("layer_1",))))
     scenario = scenario_of_plan(plan)
     assert plan.prediction is not None
     assert scenario.client_seconds == pytest.approx(0.002)
     assert scenario.shared_cores == profile.shared_cores
-    period, least = told(scenario)[0], plan.prediction.period_seconds
+    period, least = period_and_latency(scenario)[0], plan.prediction.period_seconds
     assert period is not None
-    assert least <= period < 1.1 * least  # now and then a core has nothing to do
+    assert least <= period < 1.1 * least  # sometimes a core is idle
 
 
 def test_plans_of_which_nothing_is_known_are_refused() -> None:

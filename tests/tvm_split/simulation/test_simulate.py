@@ -1,4 +1,4 @@
-"""Simulated streams: what no pipeline can do, what an ideal one does, and what happens to it."""
+"""Simulated streams: lower bounds, ideal pipelines, and deviations from them."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def planned(problem: Problem) -> tuple[Stage, ...]:
 def test_the_first_result_takes_the_sum_of_the_parts(seed: int, pieces: int, machines: int, is_chain: bool) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=is_chain, plain=True)
     stages = planned(problem)
-    found = simulate(scenario_of_problem(problem, stages), micro_batches=2)
-    assert found.single is not None
-    assert found.single.mean_seconds == pytest.approx(
+    simulation = simulate(scenario_of_problem(problem, stages), micro_batches=2)
+    assert simulation.single is not None
+    assert simulation.single.mean_seconds == pytest.approx(
         evaluate_stages(problem, stages).latency_seconds, rel=1e-9, abs=1e-12
     )
 
 
 @settings(max_examples=60)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]))
-@example(16939, 2, 4, False, True, 0.0)  # a replica that is too rare for a turn
+@example(16939, 2, 4, False, True, 0.0)  # a replica whose share is too small for a turn
 def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     seed: int, pieces: int, machines: int, is_chain: bool, replicas: bool, scatter: float
 ) -> None:
@@ -67,10 +67,10 @@ def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     scenario = scenario_of_problem(problem, planned(problem))
     limit = busiest(scenario)
     assume(limit > 1e-4)
-    found = simulate(scenario, WhatIf(compute_scatter=scatter, seed=seed), in_flight=20)
-    assert found.period_seconds is not None
-    # What was under way when the half of the results had come may be done faster; and chance has its part.
-    assert found.period_seconds >= limit * (1 - 20 / 150 - scatter / 3)
+    simulation = simulate(scenario, WhatIf(compute_scatter=scatter, seed=seed), in_flight=20)
+    assert simulation.period_seconds is not None
+    # Micro-batches in flight at half of the results may finish faster, and durations scatter.
+    assert simulation.period_seconds >= limit * (1 - 20 / 150 - scatter / 3)
 
 
 @settings(max_examples=80)
@@ -79,26 +79,26 @@ def test_a_chain_without_scatter_is_as_fast_as_its_busiest_part(
     computing: Sequence[float], data: st.DataObject
 ) -> None:
     wires = data.draw(st.lists(SECONDS, min_size=len(computing) + 1, max_size=len(computing) + 1))
-    found = simulate(chain(computing, wires), micro_batches=100)
-    assert found.period_seconds == pytest.approx(max(*computing, *wires), rel=1e-9)
-    assert found.first_seconds == pytest.approx(math.fsum([*computing, *wires]), rel=1e-9)
+    simulation = simulate(chain(computing, wires), micro_batches=100)
+    assert simulation.period_seconds == pytest.approx(max(*computing, *wires), rel=1e-9)
+    assert simulation.first_seconds == pytest.approx(math.fsum([*computing, *wires]), rel=1e-9)
 
 
 def test_workers_share_cores() -> None:
     crowded, roomy = on_one_host(8, 8, 2), on_one_host(8, 8, 8)
-    slow, fast = (simulate(scenario_of_problem(each, one_each(each))) for each in (crowded, roomy))
+    slow, fast = (simulate(scenario_of_problem(problem, one_each(problem))) for problem in (crowded, roomy))
     assert slow.period_seconds == pytest.approx(0.04, rel=1e-3)
     assert fast.period_seconds == pytest.approx(0.01, rel=1e-9)
     assert slow.single == fast.single
 
 
 def test_stages_of_one_machine_follow_the_order_of_the_runtime() -> None:
-    """The drawing in `scheduler`: a machine with the first and the last of three stages."""
+    """The drawing in `scheduler`: one machine has the first and the last of three stages."""
     stages = {name: ((machine,), (0,)) for name, machine in (("a", "this"), ("b", "elsewhere"), ("c", "this"))}
     program = program_of(stages, [("x", 1, "a", ["b"]), ("y", 1, "b", ["c"])])
-    # Elsewhere is a little faster, so that b0 is there before a1 is done: nobody knows what comes at the same moment.
-    one, less = StageTimes(1.0, 1.0), StageTimes(0.99, 0.99)
-    times = {"this": MachineTimes({"a": one, "c": one}), "elsewhere": MachineTimes({"b": less})}
+    # Elsewhere is a little faster, so that b0 arrives before a1 ends: the order of simultaneous events is undefined.
+    full, shorter = StageTimes(1.0, 1.0), StageTimes(0.99, 0.99)
+    times = {"this": MachineTimes({"a": full, "c": full}), "elsewhere": MachineTimes({"b": shorter})}
     scenario = Scenario(program, times, {})
     events = simulate(scenario, micro_batches=3, in_flight=3).events
     begun = {
@@ -120,13 +120,13 @@ def test_windows_of_far_links_widen_and_those_in_memory_do_not() -> None:
     widened, fixed = with_latency(shares_memory=False), with_latency(shares_memory=True)
     assert widened.period_seconds == pytest.approx(0.01, rel=0.05)
     assert fixed.period_seconds is not None
-    # Two or three a round trip: a credit that nobody may wait for is told with the next one.
+    # Two or three per round trip: a credit for which no sender waits is sent with the next one.
     assert 0.21 / 3 <= fixed.period_seconds <= 0.22 / 2
 
 
 def test_scatter_costs_throughput_and_a_seed_repeats_it() -> None:
     scenario = chain([0.01] * 4, [0.001] * 5)
-    calm, wild = (simulate(scenario, WhatIf(compute_scatter=each, seed=3)) for each in (0.0, 0.5))
+    calm, wild = (simulate(scenario, WhatIf(compute_scatter=scatter, seed=3)) for scatter in (0.0, 0.5))
     assert calm.period_seconds is not None
     assert wild.period_seconds is not None
     assert wild.period_seconds > 1.05 * calm.period_seconds
@@ -142,7 +142,7 @@ def test_a_machine_that_slows_down_holds_the_others_up() -> None:
     assert whole.period_seconds == pytest.approx(0.03, rel=1e-9)
     assert whole.single is not None
     assert whole.single.mean_seconds == pytest.approx(0.01 + 0.03 + 0.003)
-    uses = {each.machine: each for each in whole.machines}
+    uses = {machine.machine: machine for machine in whole.machines}
     assert uses["m1a"].computing == pytest.approx(1.0)
     assert uses["m0a"].computing == pytest.approx(1 / 3, rel=0.02)
     assert uses["m0a"].waits_for_room > 0.6
@@ -152,41 +152,41 @@ def test_a_machine_that_slows_down_holds_the_others_up() -> None:
 
 @pytest.mark.parametrize("more", [(), (Loss("m1a", 1000.0),)])
 def test_a_lost_machine_has_computed_until_then(more: tuple[Loss, ...]) -> None:
-    """Of all the time in which anything happened: the other one goes on with what it has."""
-    found = simulate(chain([1.0, 10.0], [0.0] * 3), WhatIf(losses=(Loss("m0a", 3.5), *more)))
-    assert (found.results, found.seconds) == (3, pytest.approx(31.0))
-    uses = {use.machine: use for use in found.machines}
+    """Shares of the time until the last event: the other machine continues with its inputs."""
+    simulation = simulate(chain([1.0, 10.0], [0.0] * 3), WhatIf(losses=(Loss("m0a", 3.5), *more)))
+    assert (simulation.results, simulation.seconds) == (3, pytest.approx(31.0))
+    uses = {use.machine: use for use in simulation.machines}
     assert uses["m0a"].computing == pytest.approx(3.5 / 31)
     assert uses["m1a"].computing == pytest.approx(30 / 31)
 
 
 def test_single_micro_batches_are_dealt_out_to_all_replicas() -> None:
-    found = simulate(replicas(0.01, 0.03)).single
-    assert found is not None
-    assert found.mean_seconds == pytest.approx(3 / 4 * 0.01 + 1 / 4 * 0.03)
-    assert found.largest_seconds == pytest.approx(0.03)
+    latencies = simulate(replicas(0.01, 0.03)).single
+    assert latencies is not None
+    assert latencies.mean_seconds == pytest.approx(3 / 4 * 0.01 + 1 / 4 * 0.03)
+    assert latencies.largest_seconds == pytest.approx(0.03)
 
 
 def test_without_a_machine_nothing_comes_any_more() -> None:
     scenario = chain([0.01, 0.01, 0.01], [0.001] * 4)
-    found = simulate(scenario, WhatIf(losses=(Loss("m1a", 1.0),)), micro_batches=1000)
+    simulation = simulate(scenario, WhatIf(losses=(Loss("m1a", 1.0),)), micro_batches=1000)
     whole = simulate(scenario, micro_batches=1000)
     assert whole.results == 1000
-    assert 0 < found.results < 110
-    assert found.results < found.submitted
-    # What had passed the machine still comes; what it was computing does not.
-    assert 1.0 < found.seconds < 1.0 + 0.04
+    assert 0 < simulation.results < 110
+    assert simulation.results < simulation.submitted
+    # Micro-batches that the machine had finished still arrive; the one it was computing does not.
+    assert 1.0 < simulation.seconds < 1.0 + 0.04
     early = simulate(scenario, WhatIf(losses=(Loss("m1a", 0.0),)))
     assert (early.results, early.period_seconds, early.streamed, early.first_seconds) == (0, None, None, None)
 
 
 def test_events_can_be_drawn() -> None:
-    found = simulate(chain([0.01, 0.02], [0.001] * 3), micro_batches=20, shown=5)
-    assert {event.sequence for event in found.events} == set(range(5))
-    drawn = timeline(found.events, ("m0a", "m1a"))
+    simulation = simulate(chain([0.01, 0.02], [0.001] * 3), micro_batches=20, shown=5)
+    assert {event.sequence for event in simulation.events} == set(range(5))
+    drawn = timeline(simulation.events, ("m0a", "m1a"))
     assert {lane.machine for lane in drawn.lanes if lane.spans} == {"m0a", "m1a"}
-    own = [event for event in found.events if (event.machine, event.kind) == ("m1a", COMPUTE)]
-    assert all(one.end_nanoseconds <= other.start_nanoseconds for one, other in itertools.pairwise(own))
+    computing = [event for event in simulation.events if (event.machine, event.kind) == ("m1a", COMPUTE)]
+    assert all(before.end_nanoseconds <= after.start_nanoseconds for before, after in itertools.pairwise(computing))
 
 
 @pytest.mark.parametrize(
@@ -206,35 +206,35 @@ def test_what_cannot_happen_is_refused(what_if: dict[str, object], message: str)
 
 
 def replicas(*seconds: float) -> Scenario:
-    """One stage on machines that take turns by their speeds."""
+    """One stage with replicas whose shares follow their speeds."""
     problem = on_one_host(len(seconds), 1, len(seconds))
     names = tuple(machine.name for machine in problem.machines)
     piece = dataclasses.replace(problem.pieces[0], seconds=dict(zip(names, seconds, strict=True)))
-    whole = math.fsum(1 / each for each in seconds)
-    stage = Stage(names, (piece.name,), tuple(1 / each / whole for each in seconds))
+    whole = math.fsum(1 / duration for duration in seconds)
+    stage = Stage(names, (piece.name,), tuple(1 / duration / whole for duration in seconds))
     return scenario_of_problem(dataclasses.replace(problem, pieces=(piece,), replicas=True), [stage])
 
 
-@pytest.mark.parametrize("asked", [2, 3, 60, 61, 118])
-def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(asked: int) -> None:
-    """Of a fast and a slow replica many results wait for one of the slow one, and come with it."""
-    found = simulate(replicas(0.01, 0.59), micro_batches=asked)
-    assert (found.wanted, found.results, found.turns) == (asked, asked, 60)
-    assert found.period_seconds is None
-    assert found.samples_per_second is None
+@pytest.mark.parametrize("micro_batches", [2, 3, 60, 61, 118])
+def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(micro_batches: int) -> None:
+    """Results of the fast replica wait for one of the slow replica, and come with it."""
+    simulation = simulate(replicas(0.01, 0.59), micro_batches=micro_batches)
+    assert (simulation.wanted, simulation.results, simulation.turns) == (micro_batches, micro_batches, 60)
+    assert simulation.period_seconds is None
+    assert simulation.samples_per_second is None
 
 
 def test_who_waits_is_told_how_many_results_there_are() -> None:
-    told: list[tuple[str, int, int]] = []
-    simulate(chain([0.01], [0.001] * 2), micro_batches=3, on_progress=lambda *step: told.append(step))
-    assert told == [("simulating", number, 3) for number in (1, 2, 3)]
+    reports: list[tuple[str, int, int]] = []
+    simulate(chain([0.01], [0.001] * 2), micro_batches=3, on_progress=lambda *step: reports.append(step))
+    assert reports == [("simulating", number, 3) for number in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("asked", [None, 120, 500])
-def test_after_all_turns_the_rate_is_that_of_the_replicas(asked: int | None) -> None:
-    found = simulate(replicas(0.01, 0.59), micro_batches=asked)
-    assert found.results == (asked or 2 * found.under_way)
-    assert found.period_seconds == pytest.approx(0.59 / 60, rel=1e-6)
+@pytest.mark.parametrize("micro_batches", [None, 120, 500])
+def test_after_all_turns_the_rate_is_that_of_the_replicas(micro_batches: int | None) -> None:
+    simulation = simulate(replicas(0.01, 0.59), micro_batches=micro_batches)
+    assert simulation.results == (micro_batches or 2 * simulation.under_way)
+    assert simulation.period_seconds == pytest.approx(0.59 / 60, rel=1e-6)
 
 
 def test_no_more_results_than_turns_can_need() -> None:
@@ -248,5 +248,5 @@ def test_cores_in_two_sets_are_as_scarce_as_the_scarcer() -> None:
     scenario = chain([0.01] * 4, [0.0] * 5)
     names = tuple(scenario.machines)
     shared = (SharedCores(names, 2), SharedCores(names[:2], 1))
-    found = simulate(dataclasses.replace(scenario, shared_cores=shared), micro_batches=400)
-    assert found.period_seconds == pytest.approx(0.02, rel=0.02)
+    simulation = simulate(dataclasses.replace(scenario, shared_cores=shared), micro_batches=400)
+    assert simulation.period_seconds == pytest.approx(0.02, rel=0.02)
