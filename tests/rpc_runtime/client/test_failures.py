@@ -329,6 +329,6 @@ def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None
     with (
         HostileWorker(A) as worker,
         Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
-        pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
+        pytest.raises(ProtocolError, match=f"machine '{A}'.*no statistics of the stage 'one'"),
     ):
         pipe.statistics()

@@ -76,7 +76,7 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
     [
         (RouteCodec("first.0", A, C, "lz4"), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
         (RouteCodec("numbers", CLIENT, A, "fp16"), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
-        (RouteCodec("x", A, A, "lz4"), "this tensor does not go that way"),
+        (RouteCodec("x", A, A, "lz4"), "this tensor does not take that route"),
     ],
 )
 def test_a_codec_of_no_route_that_it_fits_is_refused(maker: ProgramMaker, codec: RouteCodec, reason: str) -> None:

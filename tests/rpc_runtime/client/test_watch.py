@@ -75,14 +75,14 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ((0, 7), r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"),
+        ((0, 7), r"'one' \(at least 7 micro-batches done\), as reported \d+\.\d s before"),
         ((), r"It held the stages 'one'\. "),
     ],
 )
 def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
     maker: ProgramMaker, counts: tuple[int, ...], message: str
 ) -> None:
-    """It may have done more since: nobody is to take it for what it did before it died."""
+    """The count is a lower bound: the worker may have computed more before it died."""
     running = threading.Event()
 
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
