@@ -1,4 +1,4 @@
-"""Programs of many shapes on real worker processes: right results, in order, in bounded memory."""
+"""Programs of many shapes on worker processes: correct results, in order, in bounded memory."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: Progra
     with open_on(workers, program, maker, in_flight=in_flight) as pipeline:
         for index, result in enumerate(pipeline.stream(source())):
             assert same(result, expected[index])
-            assert fed <= index + 1 + in_flight + 1  # the one that was just taken, and one that waits to be fed
+            assert fed <= index + 1 + in_flight + 1  # the one just taken, and one waiting to be fed
     assert fed == 40
 
 
@@ -196,7 +196,7 @@ def test_a_slow_source_holds_no_result_back(workers: LocalWorkers, maker: Progra
     with open_on(workers, program, maker, timeout_seconds=1.0) as pipeline:
         results = pipeline.stream(source())
         next(results)
-        time.sleep(1.5)  # longer than the timeout: nothing is due while the source is silent
+        time.sleep(1.5)  # longer than the timeout: no result is due while the source is silent
         go_on.set()
         assert len(list(results)) == 1
 
