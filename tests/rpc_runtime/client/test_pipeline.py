@@ -74,7 +74,10 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
-        (RouteCodec("first.0", A, C, "lz4"), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
+        (
+            RouteCodec("first.0", A, C, "lz4"),
+            "'first.0' from 'machine-a' to 'machine-c': this tensor does not take that route",
+        ),
         (RouteCodec("numbers", CLIENT, A, "fp16"), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
         (RouteCodec("x", A, A, "lz4"), "this tensor does not take that route"),
     ],
