@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
     missing = [need for need in case.needs if (os.geteuid() if need == "root" else find_spec(need) is None)]
     if missing:
         parser.error(f"{arguments.case} needs {', '.join(missing)}")
-    values = dict(each.split("=", 1) for each in arguments.set)
+    values = dict(setting.split("=", 1) for setting in arguments.set)
     options = Options(arguments.rounds, tuple(arguments.only), tuple(arguments.also), arguments.time_limit, values)
 
     def keep(report: Report) -> None:

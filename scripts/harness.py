@@ -154,14 +154,17 @@ def interleaved(sides: Sequence[Side], rounds: int) -> dict[str, list[Figures]]:
 
 def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
     return {
-        side: {key: statistics.median(each[key] for each in all_) for key in all_[0]} for side, all_ in rounds.items()
+        side: {key: statistics.median(figures[key] for figures in all_) for key in all_[0]}
+        for side, all_ in rounds.items()
     }
 
 
 def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
     """Return the median of the ratios within rounds; a ratio to zero counts as NaN."""
     pairs = zip(rounds[side], rounds[over], strict=True)
-    return statistics.median(one[key] / other[key] if other[key] else math.nan for one, other in pairs)
+    return statistics.median(
+        figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs
+    )
 
 
 def median_seconds(run: Callable[[], object], runs: int) -> float:
@@ -205,16 +208,16 @@ def run(
 
 def described(case: Case, sides: Sequence[Side], rounds: Rounds) -> dict[str, Any]:
     """Return one subject's part of the report."""
-    wanted = [each for each in case.ratios if each.side in rounds and each.over in rounds]
-    wanted += [
+    entries = [entry for entry in case.ratios if entry.side in rounds and entry.over in rounds]
+    entries += [
         Ratio(key, side.name, side.full_name) for side in sides if side.checkout for key in rounds[side.full_name][0]
     ]
     return {
         "medians": medians(rounds),
         "ratios": {
-            f"{each.key}: {each.side} / {each.over}": ratio(rounds, each.key, each.side, each.over)
-            for each in wanted
-            if each.key in rounds[each.side][0] and each.key in rounds[each.over][0]
+            f"{entry.key}: {entry.side} / {entry.over}": ratio(rounds, entry.key, entry.side, entry.over)
+            for entry in entries
+            if entry.key in rounds[entry.side][0] and entry.key in rounds[entry.over][0]
         },
         "facts": {side.full_name: dict(side.facts) for side in sides if side.facts},
         "rounds": rounds,
@@ -228,12 +231,12 @@ def over_limit(limits: Sequence[Limit], rounds: Rounds) -> Iterator[str]:
     for limit in limits:
         having = [side for side in rounds if limit.key in middle[side]]
         for side in having if not limit.side else [side for side in having if side == limit.side]:
-            over = min(having, key=lambda other: middle[other][limit.key]) if limit.over == BEST else limit.over
-            if over and over not in having:
+            base = min(having, key=lambda name: middle[name][limit.key]) if limit.over == BEST else limit.over
+            if base and base not in having:
                 continue
-            value = ratio(rounds, limit.key, side, over) if over else middle[side][limit.key]
+            value = ratio(rounds, limit.key, side, base) if base else middle[side][limit.key]
             if not value <= limit.most:
-                yield f"{limit.key} of {side}{f' / {over}' if over else ''} is {value:.4g}, over {limit.most:g}"
+                yield f"{limit.key} of {side}{f' / {base}' if base else ''} is {value:.4g}, over {limit.most:g}"
 
 
 def print_subject(console: Console, subject: str, content: Mapping[str, Any]) -> None:

@@ -58,19 +58,19 @@ class Checkout:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process that imports this checkout's packages."""
-        own = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        return _environment(own if self.is_this else "")
+        search_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        return _environment(search_path if self.is_this else "")
 
 
 def checkouts(also: Sequence[str]) -> tuple[Checkout, ...]:
     """Return this checkout, then those of the given interpreters, labelled by the folders of their packages."""
-    others = []
+    other_checkouts = []
     for python in also:
         code = "import pathlib, tvm_split; print(pathlib.Path(tvm_split.__file__).resolve().parents[1].name)"
         with tempfile.TemporaryDirectory() as folder:  # a folder from which no package is imported by accident
-            found = subprocess.run([python, "-P", "-c", code], cwd=folder, env=_environment(""), **_CAPTURED)
-        others.append(Checkout(found.stdout.strip(), python))
-    return (Checkout("", sys.executable), *others)
+            result = subprocess.run([python, "-P", "-c", code], cwd=folder, env=_environment(""), **_CAPTURED)
+        other_checkouts.append(Checkout(result.stdout.strip(), python))
+    return (Checkout("", sys.executable), *other_checkouts)
 
 
 _CAPTURED: dict[str, Any] = {"check": True, "stdout": subprocess.PIPE, "text": True}

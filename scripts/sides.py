@@ -55,7 +55,7 @@ def timed(run: Callable[[], object], runs: int = RUNS) -> Callable[..., Figures]
 def difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """Return the largest difference between outputs, divided by the range of the expected output."""
     pairs = zip(outputs, expected, strict=True)
-    return max(float(np.abs(mine.astype(np.float32) - right).max() / np.ptp(right)) for mine, right in pairs)
+    return max(float(np.abs(output.astype(np.float32) - right).max() / np.ptp(right)) for output, right in pairs)
 
 
 def torch_outputs(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[np.ndarray]:
@@ -69,7 +69,7 @@ def torch_outputs(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[np.
 def in_process(name: str, threads: int, database: str | None = None) -> Iterator[Prepared]:
     """Run the network with this project's kernels, without workers; ``database`` has kernels that were tuned."""
     module, inputs = network(name)
-    arrays = [each.numpy() for each in inputs]
+    arrays = [tensor.numpy() for tensor in inputs]
     model = tvm_split.load_model(module, inputs, name=name)
     cluster = tvm_split.Cluster.in_process(1, threads=threads)
     start = time.perf_counter()
@@ -95,7 +95,7 @@ def by_onnxruntime(name: str, threads: int, cores: Sequence[int] = ()) -> Iterat
         path = Path(folder) / "network.onnx"
         torch.onnx.export(module, inputs, str(path), dynamo=False)
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    feed = {each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), inputs, strict=True)}
+    feed = {node.name: tensor.numpy() for node, tensor in zip(session.get_inputs(), inputs, strict=True)}
     yield Prepared(timed(lambda: session.run(None, feed)))
 
 
@@ -105,7 +105,7 @@ def by_torch(name: str, threads: int) -> Iterator[Prepared]:
     module, inputs = network(name)
     if inputs[0].ndim == 4:
         module = module.to(memory_format=torch.channels_last)
-        inputs = tuple(each.to(memory_format=torch.channels_last) for each in inputs)
+        inputs = tuple(tensor.to(memory_format=torch.channels_last) for tensor in inputs)
     torch.set_num_threads(threads)
 
     def run() -> Any:

@@ -1,4 +1,4 @@
-"""Settings of all tests: equal examples in every run, an own cache folder, no measured times, working Ctrl-C."""
+"""Settings of all tests: the same examples in every run, a separate cache folder, no measured times, working Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import tvm_split
 from rpc_runtime.files import CACHE_VARIABLE
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
 
-# Examples are equal in every run: otherwise an old fault fails the next change, whatever it is about.
-# `make test-more MARKS=hypothesis` draws new ones. Without a deadline, since an example's time depends on the load.
+# Every run draws the same examples: otherwise an old fault would fail the next change, whatever it is about.
+# `make test-more MARKS=hypothesis` draws new ones. There is no deadline, since an example's time depends on the load.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-# A thread of TVM's pools that has nothing to do yields 300,000 times before it sleeps or ends. What a test leaves so
-# takes the cores of those behind it: on a busy machine for minutes, by the dozen.
+# An idle thread of TVM's pools yields 300,000 times before it sleeps or ends. Dozens of such threads, left by one
+# test, would occupy the cores of the following tests, on a busy machine for minutes.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 
@@ -44,21 +44,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests = {item.obj for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)}
     for test in tests if times else ():
         # Hypothesis has no public way to change the settings of a test from outside.
-        own = test._hypothesis_internal_use_settings
-        more = settings(own, max_examples=times * own.max_examples, derandomize=False, database=None)
+        current = test._hypothesis_internal_use_settings
+        more = settings(current, max_examples=times * current.max_examples, derandomize=False, database=None)
         test._hypothesis_internal_use_settings = more
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Seed torch, whose generator begins anywhere, before the fixtures of a test, or of its module, are made."""
+    """Seed torch, whose generator starts anywhere, before the fixtures of a test or its module are set up."""
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(0)  # torch.manual_seed remembers where it was called, for each kind of GPU
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts_are_heard() -> None:
-    """Shells start what runs in the background so that it, and all that it starts, ignores SIGINT."""
+    """Restore the handler of SIGINT, which background processes of a shell and their children ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -73,7 +73,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder of this user's that other users can reach, unlike what is below pytest's own."""
+    """Yield a folder of this user that other users can reach, unlike pytest's temporary folders."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         path.chmod(0o755)
@@ -82,7 +82,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def three_workers() -> Iterator[tvm_split.Workers]:
-    """Three real worker processes, started once for the tests that only need some."""
+    """Yield three real worker processes, started once for all tests that need any three workers."""
     with tvm_split.Cluster.local(workers=3, threads=1) as cluster:
-        cluster.endpoints()  # now, and not when a test counts its processes already
+        cluster.endpoints()  # started now, before a test counts its processes
         yield cluster

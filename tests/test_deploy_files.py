@@ -1,6 +1,6 @@
-"""What ``deploy`` has for Kubernetes and compose fits its schema, and the worker that it starts.
+"""The files in ``deploy`` for Kubernetes and compose fit their schemas and the worker that they start.
 
-No cluster and no container engine: what they would make of it is not shown here.
+There is no cluster and no container engine: what these make of the files is not tested here.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ VERSIONS = ("1.30", "1.34")
 
 def resources() -> list[dict[str, Any]]:
     base = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
-    return [each for name in base["resources"] for each in yaml.safe_load_all((KUBERNETES / name).read_text())]
+    return [resource for name in base["resources"] for resource in yaml.safe_load_all((KUBERNETES / name).read_text())]
 
 
 def of_kind(kind: str) -> dict[str, Any]:
-    (found,) = (each for each in resources() if each["kind"] == kind)
-    return found
+    (chosen,) = (resource for resource in resources() if resource["kind"] == kind)
+    return chosen
 
 
 def pod() -> dict[str, Any]:
@@ -50,17 +50,17 @@ def pod() -> dict[str, Any]:
 
 
 def container() -> dict[str, Any]:
-    (found,) = pod()["spec"]["containers"]
-    return dict(found)
+    (only,) = pod()["spec"]["containers"]
+    return dict(only)
 
 
 def arguments(template: list[str], values: Mapping[str, str]) -> list[str]:
-    """With $(NAME) filled in, as Kubernetes does it."""
-    return [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], each) for each in template]
+    """Return the arguments with $(NAME) filled in, as Kubernetes does it."""
+    return [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], word) for word in template]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("resource", resources(), ids=lambda each: each["kind"])
+@pytest.mark.parametrize("resource", resources(), ids=lambda resource: resource["kind"])
 def test_resources_fit_the_schema(resource: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(resource, version, strict=True)
 
@@ -76,8 +76,10 @@ def test_the_schema_is_asked() -> None:
 def test_kustomize_builds_all_of_it() -> None:
     command = ["kubectl", "kustomize", str(KUBERNETES)]
     built = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    found = list(yaml.safe_load_all(built))
-    assert sorted(each["kind"] for each in found) == sorted(each["kind"] for each in resources())
+    built_resources = list(yaml.safe_load_all(built))
+    assert sorted(resource["kind"] for resource in built_resources) == sorted(
+        resource["kind"] for resource in resources()
+    )
     (image,) = re.findall(r"image: (\S+)", built)
     (named,) = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["images"]
     assert image == f"{named['name']}:{named['newTag']}"
@@ -94,23 +96,26 @@ def test_names_fit_together() -> None:
         policy["spec"]["podSelector"]["matchLabels"],
     ):
         assert selector.items() <= labels.items()
-    ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
     assert ports[PORT_NAME] == service["spec"]["ports"][0]["port"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container()[probe]["grpc"]["port"] == ports["health"]
-    given = arguments(container()["args"], {"POD_NAME": "tvm-split-0", "THREADS": "2"})
-    (secret,) = (each for each in given if each.startswith("--token-file="))
-    config = config_from_arguments([each for each in given if each != secret])  # the file is not on this host
+    command_line = arguments(container()["args"], {"POD_NAME": "tvm-split-0", "THREADS": "2"})
+    (secret,) = (argument for argument in command_line if argument.startswith("--token-file="))
+    # The file of the secret is not on this host.
+    config = config_from_arguments([argument for argument in command_line if argument != secret])
     assert (config.listen, config.health_listen) == (f"0.0.0.0:{ports[PORT_NAME]}", f"0.0.0.0:{ports['health']}")
     assert (config.name, config.threads, config.insecure) == ("tvm-split-0", 2, False)
-    assert {each["name"] for each in container()["volumeMounts"]} == {each["name"] for each in pod()["spec"]["volumes"]}
-    mounts = [Path(each["mountPath"]) for each in container()["volumeMounts"]]
+    assert {mount["name"] for mount in container()["volumeMounts"]} == {
+        volume["name"] for volume in pod()["spec"]["volumes"]
+    }
+    mounts = [Path(mount["mountPath"]) for mount in container()["volumeMounts"]]
     assert config.cache is not None
     assert config.tls is not None
     token = Path(secret.partition("=")[2])
     for path in (token, config.cache, config.tls.certificate, config.tls.key, config.tls.authority):
         assert path is not None
-        assert any(path.is_relative_to(each) for each in mounts)
+        assert any(path.is_relative_to(mount) for mount in mounts)
 
 
 def test_nothing_runs_as_root_or_may_become_it() -> None:
@@ -123,7 +128,7 @@ def test_nothing_runs_as_root_or_may_become_it() -> None:
 
 
 def test_the_worker_of_the_statefulset_starts_and_is_healthy(tmp_path: Path) -> None:
-    """Its command line, with files and ports of this test: TLS, a token, and health without either."""
+    """It has the manifest's arguments, with files and ports of this test: TLS, a token, and health without either."""
     lab, port = make_authority(tmp_path), free_port()
     files = lab.files("box")
     assert files.certificate is not None
@@ -131,11 +136,14 @@ def test_the_worker_of_the_statefulset_starts_and_is_healthy(tmp_path: Path) -> 
     for name, source in (("tls.crt", files.certificate), ("tls.key", files.key), ("ca.crt", lab.certificate)):
         shutil.copy(source, tmp_path / name)
     (tmp_path / "token").write_text("open-sesame\n")
-    given = arguments(container()["args"], {"POD_NAME": "tvm-split-0", "THREADS": "1"})
-    given = [re.sub(r"/etc/tvm-split/\w+", str(tmp_path), each) for each in given]
-    given = [each.replace("0.0.0.0:7001", "127.0.0.1:0").replace("0.0.0.0:7002", f"127.0.0.1:{port}") for each in given]
-    given = [each for each in given if not each.startswith("--cache")]
-    process = start_worker(tmp_path / "blobs", *given, "--json")
+    command_line = arguments(container()["args"], {"POD_NAME": "tvm-split-0", "THREADS": "1"})
+    command_line = [re.sub(r"/etc/tvm-split/\w+", str(tmp_path), argument) for argument in command_line]
+    command_line = [
+        argument.replace("0.0.0.0:7001", "127.0.0.1:0").replace("0.0.0.0:7002", f"127.0.0.1:{port}")
+        for argument in command_line
+    ]
+    command_line = [argument for argument in command_line if not argument.startswith("--cache")]
+    process = start_worker(tmp_path / "blobs", *command_line, "--json")
     try:
         address = ready(process)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -163,21 +171,23 @@ def test_compose_starts_what_its_cluster_file_names() -> None:
             token.unlink()
     published = {}
     for name, service in composed["services"].items():
-        # The token is where compose puts secrets, which is not on this host.
-        config = config_from_arguments([each for each in service["command"] if not each.startswith("--token-file=")])
+        # The token is where compose puts secrets; this path does not exist on this host.
+        config = config_from_arguments(
+            [argument for argument in service["command"] if not argument.startswith("--token-file=")]
+        )
         assert "--token-file=/run/secrets/token" in service["command"]
         assert config.name == name
         assert config.listen.startswith("0.0.0.0:")
         assert config.health_listen in service["healthcheck"]["test"][-1]
-        ((host, outside, inside),) = (each.split(":") for each in service["ports"])
+        ((host, outside, inside),) = (port.split(":") for port in service["ports"])
         assert (host, inside) == ("127.0.0.1", config.listen.rpartition(":")[2])
         published[name] = f"{host}:{outside}"
-        for other in cluster.machine_names:
-            link = cluster.link(other, name) if other != name else None
+        for source in cluster.machine_names:
+            link = cluster.link(source, name) if source != name else None
             assert link is None or link.address == f"{name}:{inside}"
         dockerfile = folder / service["build"]["context"] / service["build"]["dockerfile"]
         assert dockerfile.resolve() == DEPLOY / "Containerfile"
-    assert published == {each.name: each.address for each in cluster.machines}
+    assert published == {machine.name: machine.address for machine in cluster.machines}
 
 
 def test_what_the_containerfile_copies_is_there() -> None:

@@ -1,4 +1,4 @@
-"""What the documents tell people to type does what they say."""
+"""The commands and names in the documents exist and do what the text says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_named_source_file_exists(path: Path) -> None:
     if path.name in ("removed.md", "CHANGELOG.md"):
         return
     for name in re.findall(r"`([\w/]+\.py)`", path.read_text()):
-        assert any(f"/{each}".endswith(f"/{name}") for each in sources()), name
+        assert any(f"/{source}".endswith(f"/{name}") for source in sources()), name
 
 
 def test_a_model_and_a_plan_have_at_most_eight_forms_which_are_classes() -> None:
@@ -66,19 +66,23 @@ def test_a_model_and_a_plan_have_at_most_eight_forms_which_are_classes() -> None
     assert rows
     assert max(map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))) <= 8
     for name, file in rows:
-        (path,) = (each for each in sources() if f"/{each}".endswith(f"/{file}") and not each.startswith("tests"))
+        (path,) = (
+            source for source in sources() if f"/{source}".endswith(f"/{file}") and not source.startswith("tests")
+        )
         assert re.search(rf"^class {name}\b", (ROOT / path).read_text(), re.MULTILINE), f"{name} in {file}"
 
 
 @cache
 def sources() -> frozenset[str]:
     folders = ("tvm_split", "relay_passes", "schedules", "rpc_runtime", "tests", "scripts", "examples")
-    return frozenset(str(each.relative_to(ROOT)) for name in folders for each in (ROOT / name).rglob("*.py"))
+    return frozenset(str(path.relative_to(ROOT)) for name in folders for path in (ROOT / name).rglob("*.py"))
 
 
 @cache
 def options_of(command: str) -> frozenset[str]:
-    named = [name for each in loaded(registry[command]).params for name in (*each.opts, *each.secondary_opts)]
+    named = [
+        name for parameter in loaded(registry[command]).params for name in (*parameter.opts, *parameter.secondary_opts)
+    ]
     return frozenset(name for name in named if name.startswith("-"))
 
 

@@ -1,4 +1,4 @@
-"""What the tests take for a slow network is at least as slow as asked for; a busy machine may make it slower."""
+"""The emulated slow network is at least as slow as requested; a busy machine may make it slower."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def maker(tmp_path: Path) -> ProgramMaker:
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """Sends everything back, on every connection."""
+    """Send everything back, on every connection."""
 
     def answer(connection: socket.socket) -> None:
         with connection:
@@ -92,10 +92,10 @@ def test_all_connections_of_a_relay_share_its_bandwidth(echo: str, connections: 
     with Relay(echo, bytes_per_second=BYTES_PER_SECOND) as relay, ThreadPoolExecutor(connections) as threads:
         dialled = [dial(relay.address) for _ in range(connections)]
         start = time.monotonic()
-        list(threads.map(lambda each: exchange_seconds(each, content), dialled))
+        list(threads.map(lambda connection: exchange_seconds(connection, content), dialled))
         assert 3_000_000 / (time.monotonic() - start) <= 1.3 * BYTES_PER_SECOND
-        for each in dialled:
-            each.close()
+        for connection in dialled:
+            connection.close()
 
 
 def test_a_relay_passes_the_end_of_a_stream_on(echo: str) -> None:

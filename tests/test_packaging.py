@@ -1,4 +1,4 @@
-"""What is installed beside other people's packages."""
+"""The content of the wheel, which is installed beside other people's packages."""
 
 from __future__ import annotations
 

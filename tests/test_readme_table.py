@@ -1,4 +1,4 @@
-"""Each line of README's table does what it says, where no framework but torch and ONNX is needed."""
+"""Each line of README's table does what it says; here those that need no framework but torch and ONNX."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network compiled for two machines, which lies beside the test as ``bundle/``."""
+    """Compile a network for two machines into ``bundle/`` in the folder of the test."""
     model = tvm_split.load_model(small_model())
     planned = tvm_split.plan(
         model, tvm_split.Cluster.local(2), split={"machine-a": ["conv_1"], "machine-b": ["conv_2"]}
@@ -52,9 +52,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_line_is_run_once() -> None:
-    """In one of these files, each in the environment that it needs: `make test`, `make test-extra`."""
-    found = [what for name in RUN_IN for what in re.findall(r'\brun\("(.+?)"', (ROOT / name).read_text())]
-    assert sorted(found) == sorted(lines())
+    """Each line runs in one of these files, in the environment that it needs: `make test`, `make test-extra`."""
+    run_lines = [what for name in RUN_IN for what in re.findall(r'\brun\("(.+?)"', (ROOT / name).read_text())]
+    assert sorted(run_lines) == sorted(lines())
 
 
 def test_from_torch(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_to_machines_of_a_file(bundle: Path, folder: Path) -> None:
 
 
 def test_to_containers_of_compose(folder: Path) -> None:
-    """By compose's cluster file, where it publishes them; `make test-extra NAME=container` has the containers."""
+    """Use compose's cluster file with its published addresses; `make test-extra NAME=container` starts containers."""
     model = tvm_split.load_model(small_model())
     split = {"worker-a": ["conv_1"], "worker-b": ["conv_2"]}
     text = (ROOT.parent / "deploy/compose/cluster.yaml").read_text()
@@ -122,7 +122,7 @@ def test_to_what_the_tracker_lists(bundle: Path, folder: Path, monkeypatch: pyte
     with RpcLab(folder, servers=0) as lab:
         for name in ("machine-a", "machine-b"):
             lab.start_worker(name)
-        lab.wait_listed(lambda found: {"machine-a", "machine-b"} <= set(found))
+        lab.wait_listed(lambda servers: {"machine-a", "machine-b"} <= set(servers))
         assert "machine-b" in run("what TVM's RPC tracker lists", **{"tracker.lab.example:9190": lab.address})
 
 
@@ -131,14 +131,21 @@ def test_to_ray(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    own = Path("/tmp") / f"ray-{os.getpid()}-table"  # sockets lie below, whose paths may not be long
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(own), _node_ip_address="127.0.0.1")
+    # Sockets are below this folder, and the length of their paths is limited.
+    ray_folder = Path("/tmp") / f"ray-{os.getpid()}-table"
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=str(ray_folder),
+        _node_ip_address="127.0.0.1",
+    )
     try:
         with run("Ray") as cluster:
             assert len(cluster.endpoints()) == 2
     finally:
         ray.shutdown()
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="asks kubectl")

@@ -1,4 +1,4 @@
-"""The walls between the rooms: what each may import, and that a worker starts without the compiler's world."""
+"""The import rules: what each package may import, and that a worker starts without the compiler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FRAMEWORKS = (
 
 
 NO_TVM = ("program", "wire", "transports", "client")
-"""Of the runtime: a client needs no TVM at all."""
+"""The packages of the runtime that need no TVM, since a client has none."""
 
 
 @cache
@@ -46,14 +46,14 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path, nodes: Iterable[ast.AST] | None = None) -> set[str]:
-    """Every module that a file names in an import, wherever the import stands (or in ``nodes``)."""
-    found: set[str] = set()
+    """Return every module that a file imports, anywhere in it (or in ``nodes``)."""
+    names: set[str] = set()
     for node in nodes if nodes is not None else ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def files_of(room: str) -> list[Path]:
@@ -102,7 +102,7 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
             for node in tree_of(path).body
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in (
-                [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             )
         }
         wrong = {name for name in module_level if name.partition(".")[0] in FRAMEWORKS}
@@ -110,7 +110,7 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
 
 
 def test_what_tests_share_lies_in_no_test() -> None:
-    """A helper in a test module or a conftest is found by nobody, and goes when its test does: ``tests/helpers``."""
+    """Shared helpers are in ``tests/helpers``: in a test module they are hard to find, and go with its tests."""
     for path in (path for folder in ("tests", "scripts") for path in files_of(folder)):
         wrong = {name for name in imports_of(path) if re.search(r"\btests\.(.*\.)?(test_|conftest\b)", name)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
@@ -123,11 +123,11 @@ def test_benchmarks_share_models_and_emulators_with_tests_and_nothing_else() -> 
 
 
 def modules() -> dict[str, Path]:
-    """Every module of ours, by the name it is imported as."""
-    found = {}
+    """Return every module of ours, by the name with which it is imported."""
+    paths = {}
     for path in (path for room in ROOMS for path in files_of(room)):
-        found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
-    return found
+        paths[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    return paths
 
 
 def require_no_circle(needs: dict[str, set[str]]) -> None:
@@ -139,13 +139,15 @@ def require_no_circle(needs: dict[str, set[str]]) -> None:
 
 def test_there_are_no_circles_between_modules() -> None:
     ours = modules()
-    # A package that re-exports from its own modules is no circle.
+    # A package that re-exports from its own modules makes no cycle.
     require_no_circle(
         {
             name: {
-                each
-                for each in imports_of(path, tree_of(path).body) & set(ours)
-                if each not in (name, *ROOMS) and not name.startswith(f"{each}.") and not each.startswith(f"{name}.")
+                imported
+                for imported in imports_of(path, tree_of(path).body) & set(ours)
+                if imported not in (name, *ROOMS)
+                and not name.startswith(f"{imported}.")
+                and not imported.startswith(f"{name}.")
             }
             for name, path in ours.items()
         }
@@ -158,10 +160,14 @@ def test_there_are_no_circles_between_packages() -> None:
     needs: dict[str, set[str]] = {}
     for name, path in ours.items():
         if (home := package_of(name, packages)) is not None:
-            wanted = {package_of(each, packages) for each in imports_of(path) if each in ours} - {None}
-            # A package and one inside it are one room: the outer one holds what both know, and uses the inner one.
+            imported_packages = {
+                package_of(imported, packages) for imported in imports_of(path) if imported in ours
+            } - {None}
+            # A package and its subpackages count as one: both may use each other.
             needs.setdefault(home, set()).update(
-                each for each in wanted if not f"{each}.".startswith(f"{home}.") and not home.startswith(f"{each}.")
+                package
+                for package in imported_packages
+                if not f"{package}.".startswith(f"{home}.") and not home.startswith(f"{package}.")
             )
     require_no_circle(needs)
 

@@ -28,18 +28,18 @@ def require_own_packages() -> None:
     """Raise an ImportError if another module hides a package of this project with the same name."""
     for name in _BESIDE:
         spec = find_spec(name)
-        found = Path((spec and spec.origin) or "")
-        if found.resolve() != (_FOLDER.parent / name / "__init__.py").resolve():
+        origin = Path((spec and spec.origin) or "")
+        if origin.resolve() != (_FOLDER.parent / name / "__init__.py").resolve():
             raise ImportError(
-                f"{str(found)!r} hides the package {name!r} of tvm-split: rename that file, or run from another folder"
+                f"{str(origin)!r} hides the package {name!r} of tvm-split: rename that file, or run from another folder"
             )
 
 
 def _module_of_name() -> dict[str, str]:
     """Return the module of each public name."""
     body = ast.parse((_FOLDER / "__init__.pyi").read_text(encoding="utf-8")).body
-    imports = [each for each in body if isinstance(each, ast.ImportFrom)]
-    return {alias.name: each.module or "" for each in imports for alias in each.names}
+    imports = [statement for statement in body if isinstance(statement, ast.ImportFrom)]
+    return {alias.name: statement.module or "" for statement in imports for alias in statement.names}
 
 
 require_own_packages()

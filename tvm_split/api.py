@@ -84,9 +84,9 @@ def _rare_garbage_collection() -> Iterator[None]:
 
     Planning and compiling a small network then take a tenth less processor time.
     """
-    first, *others = gc.get_threshold()
-    gc.set_threshold(max(first, 50_000), *others)
+    first, *older_thresholds = gc.get_threshold()
+    gc.set_threshold(max(first, 50_000), *older_thresholds)
     try:
         yield
     finally:
-        gc.set_threshold(first, *others)
+        gc.set_threshold(first, *older_thresholds)

@@ -105,9 +105,9 @@ def compile(
                     cuda.update({kernels_key(replica): needs for replica in same})
                 replicas += same
             stages += sorted(replicas, key=lambda replica: replica.replica)
-    made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
-    made.update({tensor.name: tensor for tensor in model.inputs})
-    results = tuple(made[name] for name in whole.outputs)
+    tensors = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
+    tensors.update({tensor.name: tensor for tensor in model.inputs})
+    results = tuple(tensors[name] for name in whole.outputs)
     program = _program(plan, Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts))
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}

@@ -21,12 +21,14 @@ class OpenAxesError(ModelImportError):
 
     def __init__(self, places: Mapping[str, str], first: Collection[str]) -> None:
         ends = {name: place[:-1].rpartition("[") for name, place in places.items()}
-        listed = ", ".join(f"axis {axis} of input {given!r} ({name!r})" for name, (given, _, axis) in ends.items())
-        others = {name: 128 for name in places if name not in first}
-        batch = len(others) < len(places)
-        arguments = ["batch=1"] * batch + [f"dimensions={others}"] * bool(others)
+        listed = ", ".join(
+            f"axis {axis} of input {input_name!r} ({name!r})" for name, (input_name, _, axis) in ends.items()
+        )
+        free_dimensions = {name: 128 for name in places if name not in first}
+        batch = len(free_dimensions) < len(places)
+        arguments = ["batch=1"] * batch + [f"dimensions={free_dimensions}"] * bool(free_dimensions)
         self.problem = f"open axes have no size: {listed}"
-        self.options = " ".join(["--batch 1"] * batch + [f"--dimension {name}=128" for name in others])
+        self.options = " ".join(["--batch 1"] * batch + [f"--dimension {name}=128" for name in free_dimensions])
         super().__init__(f"{self.problem}; give sizes, for example {', '.join(arguments)}, or example_inputs")
 
 
@@ -87,5 +89,5 @@ def last_line(error: Exception) -> str:
 
     Lines without letters only underline the line above them, and are skipped.
     """
-    said = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
-    return (said or [type(error).__name__])[-1]
+    lines = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
+    return (lines or [type(error).__name__])[-1]

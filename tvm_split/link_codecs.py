@@ -102,14 +102,16 @@ def with_codecs(
     codecs = tuple(_planned(choices, tried=inputs is not None))
     prediction = plan.prediction
     if predict_coded is not None and codecs:
-        prediction = predict_coded(_coded_links([each for each in choices if not shared.joins(*each.ends)], speeds))
+        prediction = predict_coded(
+            _coded_links([choice for choice in choices if not shared.joins(*choice.ends)], speeds)
+        )
     return dataclasses.replace(plan, codecs=codecs, prediction=prediction, remarks=remarks)
 
 
 def _runnable_here(plan: Plan) -> Plan:
     machines = (
-        each if runs_here(each.target) else dataclasses.replace(each, target=host_target(each.threads))
-        for each in plan.machines
+        machine if runs_here(machine.target) else dataclasses.replace(machine, target=host_target(machine.threads))
+        for machine in plan.machines
     )
     return dataclasses.replace(plan, machines=tuple(machines))
 
@@ -181,11 +183,11 @@ def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
 
 def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCodec]:
     """Yield the chosen codecs, with their known ratio and output error."""
-    for each in choices:
-        trial = each.chosen
+    for choice in choices:
+        trial = choice.chosen
         if trial.codec != NONE:
             ratio = trial.ratio if tried or CODECS[trial.codec].is_lossy else None
-            yield PlannedCodec(trial.tensor, *each.ends, trial.codec, ratio, trial.output_error if tried else None)
+            yield PlannedCodec(trial.tensor, *choice.ends, trial.codec, ratio, trial.output_error if tried else None)
 
 
 def _probed(
@@ -231,8 +233,8 @@ class _Choosing:
         refused: set[tuple[str, str]] = set()
         while True:
             choices = [_Choice(route, self._fastest(route, refused)) for route in free]
-            lossy = {each.chosen.tensor: each.chosen for each in choices if CODECS[each.chosen.codec].is_lossy}
-            together = self._trials.output_error({name: each.codec for name, each in lossy.items()})
+            lossy = {choice.chosen.tensor: choice.chosen for choice in choices if CODECS[choice.chosen.codec].is_lossy}
+            together = self._trials.output_error({name: trial.codec for name, trial in lossy.items()})
             if not lossy or together <= self._largest_error:
                 return [*named, *choices]
             worst = max(lossy.values(), key=lambda trial: trial.output_error)
@@ -270,13 +272,15 @@ class _Choosing:
 def _coded_links(choices: Sequence[_Choice], speeds: Mapping[Ends, float]) -> dict[Ends, CodedLink]:
     """The effect of codecs on the links whose speed is known."""
     coded_links = {}
-    for ends in dict.fromkeys(each.ends for each in choices):
-        here, speed = [each for each in choices if each.ends == ends], speeds.get(ends)
-        size = sum(each.plain.size_bytes for each in here)
+    for ends in dict.fromkeys(choice.ends for choice in choices):
+        link_choices, speed = [choice for choice in choices if choice.ends == ends], speeds.get(ends)
+        size = sum(choice.plain.size_bytes for choice in link_choices)
         if speed and size:
-            coded = sum(each.chosen.seconds(speed) * each.route.when.share for each in here)
-            plain = sum(each.plain.seconds(speed) * each.route.when.share for each in here)
-            coded_links[ends] = CodedLink(coded / plain, sum(each.chosen.encoded_bytes for each in here) / size)
+            coded = sum(choice.chosen.seconds(speed) * choice.route.when.share for choice in link_choices)
+            plain = sum(choice.plain.seconds(speed) * choice.route.when.share for choice in link_choices)
+            coded_links[ends] = CodedLink(
+                coded / plain, sum(choice.chosen.encoded_bytes for choice in link_choices) / size
+            )
     return coded_links
 
 

@@ -52,11 +52,11 @@ class TuningReport(Shown):
     @property
     def default_seconds(self) -> float:
         """Total seconds of the tunable kernels in one run of the model, with their default choices."""
-        return sum(each.count * (each.default_seconds or 0.0) for each in self.kernels)
+        return sum(kernel.count * (kernel.default_seconds or 0.0) for kernel in self.kernels)
 
     @property
     def tuned_seconds(self) -> float:
-        return sum(each.count * (each.tuned_seconds or 0.0) for each in self.kernels)
+        return sum(kernel.count * (kernel.tuned_seconds or 0.0) for kernel in self.kernels)
 
 
 def tune(
@@ -113,7 +113,7 @@ def tune(
             tuning.Measurer(built_for, where_measured, effort, linker, gpu, own_cores().count) as measurer,
         ):
             # Prepare the kernels only after a device of the right kind was found, because it takes long.
-            kernels = tunable_kernels(model, planned, [each.name for each in machines], target)
+            kernels = tunable_kernels(model, planned, [tuned_machine.name for tuned_machine in machines], target)
             run = tuning.Tuner(
                 kernels, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
             )
@@ -121,10 +121,10 @@ def tune(
             return TuningReport(
                 model=model.name,
                 database=folder,
-                machines=tuple(each.name for each in machines),
+                machines=tuple(tuned_machine.name for tuned_machine in machines),
                 target=target,
                 kernels=results,
-                trials=sum(each.trials for each in results),
+                trials=sum(kernel.trials for kernel in results),
                 devices=measurer.devices,
                 stopped=run.stopped,
             )
@@ -140,10 +140,10 @@ def ask_first(
         TuningError: the tracker has no device of the key, or the common CUDA target of the machines cannot be tuned.
     """
     measured = _tracker(tracker, key, device_timeout_seconds)
-    targets = [each.target for each in where.machines]
+    targets = [machine.target for machine in where.machines]
     first = targets[0] if targets else None
     # With several targets, the plan decides which one is tuned, and there may be no plan yet.
-    if first is not None and first["kind"] == "cuda" and all(each == first for each in targets):
+    if first is not None and first["kind"] == "cuda" and all(target == first for target in targets):
         with _errors():
             if measured is None:
                 _require_measurable_here(first)
@@ -186,18 +186,20 @@ def tunable_kernels(
     whole = partition(in_precision(model, plan.precision), plan)
     compiler, built_for = StageCompiler(target), tvm_target(target)
     templates, machine = templates_of(built_for), machine_of(built_for)
-    found: dict[StructuralKey, TunableKernel] = {}
+    kernels: dict[StructuralKey, TunableKernel] = {}
     for stage, computation in whole.parts:
         if not set(stage.machines) & set(machines):
             continue
         for name, function, count in _called_kernels(compiler.lower(computation.function, until="fuse")["fuse"]):
-            template = next((each for each in templates if each.space(function, machine) is not None), None)
+            template = next(
+                (candidate for candidate in templates if candidate.space(function, machine) is not None), None
+            )
             if template is None:
                 continue
             workload = StructuralKey(function)
-            known = found.get(workload, TunableKernel(name, function, template, 0))
-            found[workload] = replace(known, count=known.count + count)
-    return tuple(found.values())
+            kernel = kernels.get(workload, TunableKernel(name, function, template, 0))
+            kernels[workload] = replace(kernel, count=kernel.count + count)
+    return tuple(kernels.values())
 
 
 def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, int]]:
@@ -217,13 +219,13 @@ def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, 
 
 def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:
     """Return the machines to tune, all of one target: those of the plan, or those with the named machine's target."""
-    used = [each for each in plan.machines if any(each.name in stage.machines for stage in plan.stages)]
+    used = [planned for planned in plan.machines if any(planned.name in stage.machines for stage in plan.stages)]
     if machine is not None:
         named = plan.machine(machine)
-        return [each for each in used if dict(each.target) == dict(named.target)]
-    targets = {str(sorted(each.target.items(), key=str)): each for each in used}
+        return [planned for planned in used if dict(planned.target) == dict(named.target)]
+    targets = {str(sorted(planned.target.items(), key=str)): planned for planned in used}
     if len(targets) > 1:
-        listed = "; ".join(f"{each.name}: {dict(each.target)}" for each in targets.values())
+        listed = "; ".join(f"{planned.name}: {dict(planned.target)}" for planned in targets.values())
         raise TuningUseError(f"the machines have different targets ({listed}); tune one after the other, by its name")
     return used
 

@@ -73,7 +73,7 @@ class Document:
         except (ValueError, RecursionError) as failure:
             if not isinstance(failure, ValidationError):
                 raise self.error(f"{self.source}: this is no JSON: {failure}") from failure
-            wrong = [(each["loc"], sentence(each)) for each in failure.errors(include_url=False)]
+            wrong = [(problem["loc"], sentence(problem)) for problem in failure.errors(include_url=False)]
             raise self.complaint(wrong) from failure
 
     def complaint(self, wrong: Iterable[tuple[Location, str]]) -> TvmSplitError:
@@ -134,12 +134,12 @@ _adapter: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as a dict; raises a ValueError if a key occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} is there twice in one object; give it once")
-    return found
+    return content
 
 
 def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -44,14 +44,14 @@ def largest_miss(parts: Sequence[Range], total: int, shares: Sequence[float]) ->
     return max(abs(end / total - share) for (_, end), share in zip(parts, accumulate(shares), strict=True))
 
 
-def common_range(one: Range, other: Range) -> Range | None:
-    first, end = max(one[0], other[0]), min(one[1], other[1])
+def common_range(left: Range, right: Range) -> Range | None:
+    first, end = max(left[0], right[0]), min(left[1], right[1])
     return (first, end) if first < end else None
 
 
-def hull(one: Range | None, other: Range) -> Range:
+def hull(left: Range | None, right: Range) -> Range:
     """Return the smallest range that contains both; None is an empty range."""
-    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+    return right if left is None else (min(left[0], right[0]), max(left[1], right[1]))
 
 
 class CommonBounds:
@@ -75,11 +75,11 @@ class CommonBounds:
 
     def join(self, other: CommonBounds, blocks: int) -> None:
         """Give both the same bounds from now on, between ``blocks`` blocks or a divisor of that."""
-        kept, joined = self.root, other.root
-        if kept is not joined:
-            joined._joined = kept
-        kept._blocks = gcd(kept._blocks, joined._blocks, blocks)
-        kept._length = gcd(kept._length, joined._length)
+        root, joined = self.root, other.root
+        if root is not joined:
+            joined._joined = root
+        root._blocks = gcd(root._blocks, joined._blocks, blocks)
+        root._length = gcd(root._length, joined._length)
 
     def ranges(self, shares: Sequence[float], length: int) -> tuple[Range, ...]:
         """Return each machine's range of an axis, at multiples of the longest vector that fits the shares."""

@@ -58,17 +58,22 @@ def elementwise(operation: Operation) -> Rule:
     # If a sharded operand has one index, all machines need that index.
     is_single = [place >= 0 and operand.shape[place] < length for operand, place in zip(operands, places, strict=True)]
     sharded = (operand.axis for operand, single in zip(operands, is_single, strict=True) if not single)
-    axis = next((own.at(index) for own in sharded if own is not None), Axis(index, 1, length))
+    axis = next(
+        (operand_axis.at(index) for operand_axis in sharded if operand_axis is not None), Axis(index, 1, length)
+    )
     axes = tuple(
         operand.axis if single or place < 0 else axis.at(place)
         for operand, place, single in zip(operands, places, is_single, strict=True)
     )
-    if not any(single and own is not None for own, single in zip(axes, is_single, strict=True)):
+    if not any(single and operand_axis is not None for operand_axis, single in zip(axes, is_single, strict=True)):
         return Rule(axes, (axis,))
 
-    def needs(wanted: Range) -> tuple[Range | None, ...]:
-        ranges = ((0, 1) if single else wanted for single in is_single)
-        return tuple(None if own is None else taken for own, taken in zip(axes, ranges, strict=True))
+    def needs(result_range: Range) -> tuple[Range | None, ...]:
+        ranges = ((0, 1) if single else result_range for single in is_single)
+        return tuple(
+            None if operand_axis is None else operand_range
+            for operand_axis, operand_range in zip(axes, ranges, strict=True)
+        )
 
     return Rule(axes, (axis,), needs=needs)
 
@@ -94,7 +99,7 @@ def tuple_field(operation: Operation) -> Rule:
     (operand,) = operation.operands
     result = operand.axes[operation.expression.index]
     if result is None:
-        raise operation.refused("it is no image of the tuple but statistics")
+        raise operation.refused("it takes the statistics of a batch norm, not its image")
     return Rule((operand.axis,), (result,))
 
 
@@ -107,15 +112,17 @@ def _axes(value: Any, rank: int) -> list[int]:
 def reduction(operation: Operation) -> Rule:
     axis, attributes = operation.only_first(), operation.expression.attrs
     shape = operation.operands[0].shape
-    over = _axes(attributes.axis, len(shape))
-    if axis.index not in over:
-        gone = 0 if attributes.keepdims else sum(other < axis.index for other in over)
-        return same_range(operation, axis, axis.at(axis.index - gone))
+    reduced_axes = _axes(attributes.axis, len(shape))
+    if axis.index not in reduced_axes:
+        removed = 0 if attributes.keepdims else sum(reduced_axis < axis.index for reduced_axis in reduced_axes)
+        return same_range(operation, axis, axis.at(axis.index - removed))
     match operation.operator:
         case "relax.sum":
             return Rule((axis,), (None,), "sum")
         case "relax.mean":
-            return Rule((axis,), (None,), "sum", write=_part_of_mean(operation, over, bool(attributes.keepdims)))
+            return Rule(
+                (axis,), (None,), "sum", write=_part_of_mean(operation, reduced_axes, bool(attributes.keepdims))
+            )
         case "relax.max":
             return Rule((axis,), (None,), "max")
         case "relax.min":
@@ -123,12 +130,12 @@ def reduction(operation: Operation) -> Rule:
     raise operation.refused("it computes over that axis")
 
 
-def _part_of_mean(operation: Operation, over: Sequence[int], keepdims: bool) -> Write:
+def _part_of_mean(operation: Operation, reduced_axes: Sequence[int], keepdims: bool) -> Write:
     """Return the function that writes a partial sum of a mean: the sum of a part, divided by the number of all."""
-    share = 1 / np.prod([operation.operands[0].shape[axis] for axis in over])
+    share = 1 / np.prod([operation.operands[0].shape[axis] for axis in reduced_axes])
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        total = emit(relax.op.sum(parts[0], list(over), keepdims=keepdims))
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        total = emit(relax.op.sum(parts[0], list(reduced_axes), keepdims=keepdims))
         return relax.op.multiply(total, constant(np.array(share, str(parts[0].ty.dtype.dtype))))
 
     return write
@@ -181,7 +188,10 @@ def matmul(operation: Operation) -> Rule:
         place = index - rank + len(operand.shape)
         has_axis = place >= 0 and index != whole and operand.shape[place] == operation.shape[index]
         axes.append(axis.at(place) if has_axis else None)
-    if any(operand.axis is not None and own is None for operand, own in zip(operation.operands, axes, strict=True)):
+    if any(
+        operand.axis is not None and operand_axis is None
+        for operand, operand_axis in zip(operation.operands, axes, strict=True)
+    ):
         raise operation.refused("it repeats the one index of that axis")
     return Rule(tuple(axes), (axis.at(index),))
 
@@ -204,12 +214,12 @@ def channel_convolution(operation: Operation) -> Rule:
     if groups == 1:
         return Rule((axis, axis), (None,), "sum") if data.axis else Rule((None, axis), (axis.at(1),))
     if groups % axis.outer:
-        raise operation.refused(f"its {groups} groups are not sharded alike in {axis.outer} blocks")
+        raise operation.refused(f"its {groups} groups cannot be divided into {axis.outer} blocks")
     inputs = Axis(1, axis.outer, data.shape[1] // axis.outer)
     outputs = Axis(0, axis.outer, weight.shape[0] // axis.outer)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        own = groups * (wanted[1] - wanted[0]) // outputs.length
-        return convolution_like(operation.expression, parts, groups=own)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        part_groups = groups * (result_range[1] - result_range[0]) // outputs.length
+        return convolution_like(operation.expression, parts, groups=part_groups)
 
     return Rule((inputs, outputs), (outputs.at(1),), write=write, blocks=groups // axis.outer)

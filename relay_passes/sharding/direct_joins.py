@@ -105,8 +105,10 @@ class _Spreading:
         self._keepers = {name: keepers[name] for name in self._returned if name in keepers}
         self._original = frozenset(names_of(self._function))
         ranges = {name: range_of(binding) for name, binding in self._bindings.items() if name not in places}
-        joins = {name for name, taken in ranges.items() if taken is None}
-        self._ranges = {name: taken for name, taken in ranges.items() if taken and taken.source in joins}
+        joins = {name for name, slice_range in ranges.items() if slice_range is None}
+        self._ranges = {
+            name: slice_range for name, slice_range in ranges.items() if slice_range and slice_range.source in joins
+        }
         self._lazy = joins.union(self._ranges)
         """Names of the slices and joins that are computed where they are used."""
         self._users = self._first_users()
@@ -119,8 +121,8 @@ class _Spreading:
     def spread(self) -> Spread:
         readers = (read.name for binding in self._bindings.values() for read in used_variables(binding.value))
         used, sliced_inputs = {*self._returned, *readers}, {binding.value.args[0].name for binding in self._of_inputs}
-        kept = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]
-        parameters = [*kept, *(relax.Var(binding.var.name, binding.var.ty) for binding in self._of_inputs)]
+        remaining = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]
+        parameters = [*remaining, *(relax.Var(binding.var.name, binding.var.ty) for binding in self._of_inputs)]
         self._emitted.update({parameter.name: parameter for parameter in parameters})
         with self._builder.function("main", parameters):
             with self._builder.dataflow():
@@ -170,33 +172,37 @@ class _Spreading:
             self._made[key] = value
         return self._made[key]
 
-    def _range(self, taken: SliceRange, name: str, place: Place) -> relax.Expr | None:
+    def _range(self, slice_range: SliceRange, name: str, place: Place) -> relax.Expr | None:
         """Return a range of a join, concatenated from its parts; None if the join is no concatenation of parts."""
-        value = self._bindings[taken.source].value
+        value = self._bindings[slice_range.source].value
         parts = value.args[0].fields if operator_name(value) == "relax.concat" else ()
         if not parts or not all(isinstance(part, relax.Var) and part.name in self._emitted for part in parts):
             return None
         along, first, pieces = int(value.attrs.axis), 0, []
         for part in parts:
             length = shape_of(part)[along]
-            begin, end = taken.begin, taken.end
-            if along == taken.axis:
+            begin, end = slice_range.begin, slice_range.end
+            if along == slice_range.axis:
                 begin, end = max(begin - first, 0), min(end - first, length)
             if begin < end:
-                pieces.append(self._piece(SliceRange(part.name, taken.axis, begin, end)))
+                pieces.append(self._piece(SliceRange(part.name, slice_range.axis, begin, end)))
             first += length
-        return pieces[0] if len(pieces) == 1 else self._bind(relax.op.concat(pieces, along), name, taken.source, place)
+        return (
+            pieces[0]
+            if len(pieces) == 1
+            else self._bind(relax.op.concat(pieces, along), name, slice_range.source, place)
+        )
 
-    def _piece(self, taken: SliceRange) -> relax.Expr:
+    def _piece(self, slice_range: SliceRange) -> relax.Expr:
         """Return a range of a part, sliced on the machine that has the part."""
-        part = self._emitted[taken.source]
-        if (taken.begin, taken.end) == (0, shape_of(part)[taken.axis]):
+        part = self._emitted[slice_range.source]
+        if (slice_range.begin, slice_range.end) == (0, shape_of(part)[slice_range.axis]):
             return part
-        if taken not in self._pieces:
-            name = self._unused(f"{taken.source}_{taken.begin}_to_{taken.end}")
-            piece = sliced(part, taken.axis, (taken.begin, taken.end))
-            self._pieces[taken] = self._bind(piece, name, taken.source, self._places[taken.source])
-        return self._pieces[taken]
+        if slice_range not in self._pieces:
+            name = self._unused(f"{slice_range.source}_{slice_range.begin}_to_{slice_range.end}")
+            piece = sliced(part, slice_range.axis, (slice_range.begin, slice_range.end))
+            self._pieces[slice_range] = self._bind(piece, name, slice_range.source, self._places[slice_range.source])
+        return self._pieces[slice_range]
 
     def _bind(self, value: relax.Expr, name: str, source: str, place: Place) -> relax.Var:
         self._source_of[name], self._places[name] = source, place

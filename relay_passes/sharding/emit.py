@@ -111,8 +111,8 @@ class _Emitter:
             if step is not None:
                 self._emit_step(name, step)
             if step is None and name in self._wanted:
-                known = [self._known(leaf) for leaf in leaves_of(binding.value)]
-                results[name] = self._emit(with_leaves(binding.value, known), name, name, 0)
+                leaves = [self._known(leaf) for leaf in leaves_of(binding.value)]
+                results[name] = self._emit(with_leaves(binding.value, leaves), name, name, 0)
             elif name in self._wanted:
                 results[name] = self._whole[name, None] if (name, None) in self._whole else self._whole[name, 0]
         return results
@@ -124,7 +124,9 @@ class _Emitter:
         for machine in self._machines if name in self._layout.exchanged else ():
             index = step.axis.index
             read = self._needs.read.get((name, index, machine))
-            if read is not None and not any(_contains(there, read) for there, _ in self._parts(name, index, machine)):
+            if read is not None and not any(
+                _contains(held_range, read) for held_range, _ in self._parts(name, index, machine)
+            ):
                 self._fetch(name, index, read, machine)
         whole = self._needs.whole.get(name, set())
         for place in (*self._machines, None):
@@ -134,28 +136,28 @@ class _Emitter:
     def _emit_own(self, name: str, step: Step, machine: int) -> None:
         """Emit a machine's part or partial result of a step."""
         operation, own_name = step.operation, self._name(name, machine)
-        wanted = self._needs.computed[name, machine]
+        result_range = self._needs.computed[name, machine]
         numbers = itertools.count(1)
 
         def emit(expression: relax.Expr) -> relax.Var:
             return self._emit(expression, f"{own_name}_step_{next(numbers)}", name, machine)
 
-        if step.rule is None or wanted is None:
+        if step.rule is None or result_range is None:
             expression = self._linear(step, machine)
         elif isinstance(operation.expression, relax.TupleGetItem):
             # The machine may hold the tuple for another range: take the field with that range.
-            ((wanted, fields),) = self._held[operation.names[0], step.rule.read_axis.index, machine]
+            ((result_range, fields),) = self._held[operation.names[0], step.rule.read_axis.index, machine]
             expression = relax.TupleGetItem(fields, operation.expression.index)
         else:
-            reads = zip(operation.operands, step.rule.operands, step.rule.ranges(wanted), strict=True)
-            operands = [self._operand(operand, axis, taken, machine) for operand, axis, taken in reads]
-            expression = step.rule.written(operation, wanted, operands, emit)
+            reads = zip(operation.operands, step.rule.operands, step.rule.ranges(result_range), strict=True)
+            operands = [self._operand(operand, axis, operand_range, machine) for operand, axis, operand_range in reads]
+            expression = step.rule.written(operation, result_range, operands, emit)
         if not isinstance(expression, relax.Var):
             expression = self._emit(expression, own_name, name, machine)
         if step.is_partial:
             self._partial[name, machine] = expression
-        elif wanted is not None:
-            self._held[name, step.axis.index, machine] = [(wanted, expression)]
+        elif result_range is not None:
+            self._held[name, step.axis.index, machine] = [(result_range, expression)]
 
     def _linear(self, step: Step, machine: int) -> relax.Expr:
         """Return a machine's linear operation on its partial sums."""
@@ -176,19 +178,21 @@ class _Emitter:
         """Return the constant that an operand is or has as its value; None if it has none."""
         return leaf if is_tensor_constant(leaf) else self._layout.literals.get(leaf.name)
 
-    def _operand(self, operand: Operand, axis: Axis | None, taken: Range | None, machine: int | None) -> relax.Expr:
-        """Return the operand of a machine's operation: its range ``taken`` along ``axis``, or all without an axis."""
+    def _operand(
+        self, operand: Operand, axis: Axis | None, operand_range: Range | None, machine: int | None
+    ) -> relax.Expr:
+        """Return the operand of a machine's operation: its range along ``axis``, or all of it if that is None."""
         leaf = operand.expression
-        known = self._known(leaf)
+        value = self._known(leaf)
         if axis is None or machine is None:
-            return self._whole_of(leaf.name, machine) if known is None else known
-        if taken is None or (known is not None and taken == (0, axis.length)):
-            return known
-        if known is None:
-            return self._fetch(leaf.name, axis.index, taken, machine)
-        key = known, axis, taken
+            return self._whole_of(leaf.name, machine) if value is None else value
+        if operand_range is None or (value is not None and operand_range == (0, axis.length)):
+            return value
+        if value is None:
+            return self._fetch(leaf.name, axis.index, operand_range, machine)
+        key = value, axis, operand_range
         if key not in self._constants:
-            self._constants[key] = constant(axis.part_of(known.value.numpy(), *taken))
+            self._constants[key] = constant(axis.part_of(value.value.numpy(), *operand_range))
         return self._constants[key]
 
     def _whole_of(self, name: str, machine: int | None) -> relax.Expr:
@@ -201,36 +205,36 @@ class _Emitter:
         if key in self._held or (step is not None and step.axes is not None):
             return self._held.setdefault(key, [])
         value = self._whole_of(name, machine)
-        taken = everything = (0, shape_of(value)[index])
-        if name in self._outside and (taken := self._needs.read[key]) != everything:
+        held_range = everything = (0, shape_of(value)[index])
+        if name in self._outside and (held_range := self._needs.read[key]) != everything:
             is_input = any(name == parameter.name for parameter in self._layout.contents.function.params)
-            piece = sliced(value, index, taken)
+            piece = sliced(value, index, held_range)
             value = self._emit(piece, self._name(name, machine), name, machine if is_input else None)
-        return self._held.setdefault(key, [(taken, value)])
+        return self._held.setdefault(key, [(held_range, value)])
 
-    def _fetch(self, name: str, index: int, taken: Range, machine: int, hint: str = "") -> relax.Expr:
+    def _fetch(self, name: str, index: int, needed: Range, machine: int, hint: str = "") -> relax.Expr:
         """Return a range of a value on a machine; ``hint`` names a slice, if one is needed.
 
         It is what the machine holds, a slice of that, or the concatenation of pieces of their owners (a halo).
         """
         held, own_name = self._parts(name, index, machine), self._name(name, machine)
-        for there, part in held:
-            if there == taken:
+        for held_range, part in held:
+            if held_range == needed:
                 return part
-        around = next(((there[0], part) for there, part in held if _contains(there, taken)), None)
+        around = next(((held_range[0], part) for held_range, part in held if _contains(held_range, needed)), None)
         if around is not None:
-            piece = sliced(around[1], index, (taken[0] - around[0], taken[1] - around[0]))
-            result = self._emit(piece, hint or f"{own_name}_{taken[0]}_to_{taken[1]}", name, machine)
+            piece = sliced(around[1], index, (needed[0] - around[0], needed[1] - around[0]))
+            result = self._emit(piece, hint or f"{own_name}_{needed[0]}_to_{needed[1]}", name, machine)
         else:
             pieces = []
             for owner in self._machines:
-                if (piece := common_range(self._layout.owned[name][owner], taken)) is not None:
+                if (piece := common_range(self._layout.owned[name][owner], needed)) is not None:
                     halo = self._name(f"{self._name(name, owner)}_halo_for", machine) if owner != machine else ""
                     pieces.append(self._fetch(name, index, piece, owner, halo))
             result = pieces[0]
             if len(pieces) > 1:
                 result = self._emit(relax.op.concat(pieces, index), f"{own_name}_with_halo", name, machine)
-        held.append((taken, result))
+        held.append((needed, result))
         return result
 
     def _emit_whole(self, name: str, step: Step, machine: int | None) -> relax.Expr:
@@ -249,21 +253,21 @@ class _Emitter:
         if ranges is not None:
             sums = self._partial_sums(name, *ranges)
             return self._emit(relax.op.concat(sums, ranges[0]), own_name, name, machine)
-        parts = [self._partial[name, other] for other in self._machines if (name, other) in self._partial]
+        parts = [self._partial[name, sender] for sender in self._machines if (name, sender) in self._partial]
         return self._combined(parts, own_name, long_name, name, machine, kind or "sum")
 
     def _gather(self, name: str, axis: Axis | None, own_name: str, long_name: str, machine: int | None) -> relax.Expr:
         assert axis is not None  # noqa: S101  (a tuple is refused before)
-        parts = [self._fetch(name, axis.index, self._layout.owned[name][other], other) for other in self._machines]
+        parts = [self._fetch(name, axis.index, self._layout.owned[name][sender], sender) for sender in self._machines]
         if axis.outer == 1:
             return self._emit(relax.op.concat(parts, axis.index), own_name, name, machine)
         blocks = []
-        for other, part in enumerate(parts):
-            key = f"{name}_blocks", other
+        for sender, part in enumerate(parts):
+            key = f"{name}_blocks", sender
             if key not in self._partial:
                 shape = list(shape_of(part))
                 shape[axis.index : axis.index + 1] = [axis.outer, shape[axis.index] // axis.outer]
-                self._partial[key] = self._emit(relax.op.reshape(part, shape), self._name(*key), name, other)
+                self._partial[key] = self._emit(relax.op.reshape(part, shape), self._name(*key), name, sender)
             blocks.append(self._partial[key])
         joined = self._emit(relax.op.concat(blocks, axis.index + 1), f"{long_name}_blocks", name, machine)
         shape = list(shape_of(joined))
@@ -307,11 +311,11 @@ class _Emitter:
         """Emit each machine's part of a sum, added up in the order of the machines."""
         if name not in self._sums:
             self._sums[name] = []
-            for machine, taken in enumerate(ranges):
+            for machine, sum_range in enumerate(ranges):
                 pieces = []
                 for source in self._machines:
-                    piece = sliced(self._partial[name, source], index, taken)
-                    piece_name = f"{self._name(name, source)}_{taken[0]}_to_{taken[1]}"
+                    piece = sliced(self._partial[name, source], index, sum_range)
+                    piece_name = f"{self._name(name, source)}_{sum_range[0]}_to_{sum_range[1]}"
                     pieces.append(self._emit(piece, piece_name, name, source))
                 part = self._name(f"{name}_part_of_sum", machine)
                 self._sums[name].append(self._combined(pieces, part, part, name, machine, "sum"))

@@ -37,9 +37,9 @@ class LookAhead:
             rule = self._rule_of(operation.with_axes(axes))
             return {} if rule is None else self._reached(place, rule.results, sharded)
 
-        by_one = reached(single)
-        best, most = single, len(by_one)
-        for outer in sorted(self._suggested(place, by_one)):
+        of_single = reached(single)
+        best, most = single, len(of_single)
+        for outer in sorted(self._suggested(place, of_single)):
             if single.length % outer == 0:
                 axis = Axis(single.index, outer, single.length // outer)
                 if (count := len(reached(axis))) > most:
@@ -49,27 +49,27 @@ class LookAhead:
     def _reached(self, place: int, results: Axes, sharded: Mapping[str, Axes]) -> dict[str, Axes]:
         """Return the values that stay sharded if the one at ``place`` is, with their axes."""
         name = self._operations[place].name
-        reached = {name: results}
+        axes_of = {name: results}
         last = self._last_use.get(name, place)
         while (place := place + 1) <= last:
             operation = self._operations[place]
-            own = [reached.get(name) for name in operation.names]
-            if not any(own):
+            operand_axes = [axes_of.get(name) for name in operation.names]
+            if not any(operand_axes):
                 continue
             # The other operands are sharded as they already are, or gathered if that does not fit.
-            beside = [axes or sharded.get(name) for axes, name in zip(own, operation.names, strict=True)]
-            rules = (self._rule_of(operation.with_axes(axes)) for axes in (beside, own))
+            beside = [axes or sharded.get(name) for axes, name in zip(operand_axes, operation.names, strict=True)]
+            rules = (self._rule_of(operation.with_axes(axes)) for axes in (beside, operand_axes))
             rule = next((rule for rule in rules if rule is not None), None)
             if rule is not None and not rule.reduced:
-                reached[operation.name] = rule.results
+                axes_of[operation.name] = rule.results
                 last = max(last, self._last_use.get(operation.name, place))
-        return reached
+        return axes_of
 
-    def _suggested(self, place: int, reached: Mapping[str, Axes]) -> set[int]:
-        """Return the numbers of blocks that the readers of the values in ``reached`` suggest, without 1."""
+    def _suggested(self, place: int, axes_of: Mapping[str, Axes]) -> set[int]:
+        """Return the numbers of blocks that the readers of the values in ``axes_of`` suggest, without 1."""
         suggested: set[int] = set()
         for operation in self._operations[place + 1 :]:
-            axis = next((reached[name][0] for name in operation.names if name in reached), None)
+            axis = next((axes_of[name][0] for name in operation.names if name in axes_of), None)
             if axis is not None:
                 suggested |= _blocks(operation, axis)
         return suggested - {1}

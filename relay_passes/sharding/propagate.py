@@ -150,10 +150,10 @@ class ChannelSteps:
     def _is_literal(self, binding: relax.VarBinding) -> bool:
         """Return whether a variable is computed from constants alone; store its value in `literals`."""
         value, leaves = binding.value, leaves_of(binding.value)
-        known = [self._known(leaf) for leaf in leaves]
-        if not leaves or any(leaf is None for leaf in known):
+        leaf_values = [self._known(leaf) for leaf in leaves]
+        if not leaves or any(leaf is None for leaf in leaf_values):
             return False
-        literal = value if is_tensor_constant(value) else _value_of(value, known)
+        literal = value if is_tensor_constant(value) else _value_of(value, leaf_values)
         if literal is not None:
             self.literals[binding.var.name] = literal
         return literal is not None
@@ -191,11 +191,15 @@ class ChannelSteps:
         """
         before = [self.steps.get(name) for name in operation.names]
         axes = [None if step is None else step.axes for step in before]
-        places = [place for place, own in enumerate(axes) if own is not None]
-        for kept in dict.fromkeys((tuple(places), *((place,) for place in places))):
-            chosen = operation.with_axes([own if place in kept else None for place, own in enumerate(axes)])
-            rule = self._rule(chosen) if kept else None
-            all_bounds = [step.bounds for place, step in enumerate(before) if place in kept and step and step.bounds]
+        places = [place for place, operand_axes in enumerate(axes) if operand_axes is not None]
+        for sharded_places in dict.fromkeys((tuple(places), *((place,) for place in places))):
+            chosen = operation.with_axes(
+                [operand_axes if place in sharded_places else None for place, operand_axes in enumerate(axes)]
+            )
+            rule = self._rule(chosen) if sharded_places else None
+            all_bounds = [
+                step.bounds for place, step in enumerate(before) if place in sharded_places and step and step.bounds
+            ]
             if rule is not None and (step := self._with_common_bounds(chosen, rule, all_bounds)):
                 return step
         return None
@@ -226,7 +230,7 @@ class ChannelSteps:
             return None
 
         def sharded(axis: Axis) -> Operation:
-            return operation.with_axes([(axis,) if own is weights else None for own in operation.operands])
+            return operation.with_axes([(axis,) if operand is weights else None for operand in operation.operands])
 
         axis = Axis(index, 1, weights.shape[index])
         if self._rule(sharded(axis)) is None:
@@ -264,14 +268,14 @@ _WEIGHTS: Mapping[str, tuple[int, int, int]] = {
 """Operator → (position of the weight operand, its axis of output channels, its required rank)."""
 
 
-def _value_of(value: relax.Expr, known: Sequence[relax.Expr | None]) -> relax.Expr | None:
+def _value_of(value: relax.Expr, leaf_values: Sequence[relax.Expr | None]) -> relax.Expr | None:
     """Return the value of an operation on constants: arithmetic, a view, or rows of a table; None for any other."""
     if not isinstance(value, relax.Call):
         return None
     if operator_name(value) != "relax.take":
-        result = folded(relax.BlockBuilder().normalize(with_leaves(value, known)))
+        result = folded(relax.BlockBuilder().normalize(with_leaves(value, leaf_values)))
         return None if result is None else constant(result)
-    table, indices = (leaf.value.numpy() for leaf in known if leaf is not None)
+    table, indices = (leaf.value.numpy() for leaf in leaf_values if leaf is not None)
     axis = value.attrs.axis
     if axis is None or indices.min(initial=0) < 0 or indices.max(initial=0) >= table.shape[int(axis)]:
         return None

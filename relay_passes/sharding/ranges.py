@@ -71,7 +71,7 @@ def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned
     for name, operand in reduced.items():
         lengths.setdefault(operand, rules[name].axis.length)
     if not results and not reduced:
-        raise ShardError(f"nobody needs any of {sorted(lengths)}; choose layers whose results are used")
+        raise ShardError(f"no result of {sorted(lengths)} is used; choose layers whose results are used")
     indices = "samples" if axis_name == "batch" else axis_name
 
     def by_shares(name: str, length: int) -> tuple[Range, ...]:
@@ -92,7 +92,9 @@ def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned
     while not results and reference in rules and (rule := _sliced_range(steps[reference])):
         reference, length = steps[reference].operation.names[0], rule.read_axis.length
     parts_of = {length: by_shares(reference, length)}
-    for shorter, longer in pairwise([length, *sorted({other for other in lengths.values() if other > length})]):
+    for shorter, longer in pairwise(
+        [length, *sorted({candidate for candidate in lengths.values() if candidate > length})]
+    ):
         parts = scaled(longer, shorter, parts_of[shorter])
         parts_of[longer] = bounds(longer, shares) if largest_miss(parts, longer, shares) > SHARE_TOLERANCE else parts
     owned: dict[str, tuple[Range, ...]] = {}
@@ -102,10 +104,10 @@ def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned
             owned[name] = by_shares(name, total)
         elif rule is not None:
             before, size = steps[name].operation.names[0], rule.read_axis.length
-            taken = [read[0] for index in range(total) for read in rule.ranges((index, index + 1)) if read is not None]
+            starts = [read[0] for index in range(total) for read in rule.ranges((index, index + 1)) if read is not None]
             of_operand = owned.get(before) or parts_of.get(size) or scaled(size, length, parts_of[length])
             owned[name] = tuple(
-                (sum(index < first for index in taken), sum(index < end for index in taken))
+                (sum(index < first for index in starts), sum(index < end for index in starts))
                 for first, end in of_operand
             )
         else:
@@ -150,13 +152,13 @@ def _needs_of(
         if isinstance(operand.expression, relax.Var) and operand.expression.name not in literals:
             needs.whole.setdefault(operand.expression.name, set()).add(machine)
 
-    def read(operand: Operand, axis: Axis | None, taken: Range | None, machine: int) -> None:
+    def read(operand: Operand, axis: Axis | None, operand_range: Range | None, machine: int) -> None:
         name = getattr(operand.expression, "name", "")
         if axis is None or (operand.axis is None and name not in contents.outside):
             read_whole(operand, machine)
-        elif taken is not None and name:
+        elif operand_range is not None and name:
             key = name, axis.index, machine
-            needs.read[key] = hull(needs.read.get(key), taken)
+            needs.read[key] = hull(needs.read.get(key), operand_range)
 
     for name, step in reversed(list(steps.items())):
         rule, linear, operands = step.rule, step.linear, step.operation.operands
@@ -175,10 +177,10 @@ def _needs_of(
                         read_whole(operand, machine)
         elif rule is not None:
             for machine in machines:
-                own, taken = owned[name][machine], needs.read.get((name, rule.axis.index, machine))
-                needed = own if whole or name in exchanged or machine in needs.partial.get(name, ()) else None
-                if not rule.reduced and taken is not None and name not in exchanged:
-                    needed = hull(needed, taken)
+                owned_range, read_range = owned[name][machine], needs.read.get((name, rule.axis.index, machine))
+                needed = owned_range if whole or name in exchanged or machine in needs.partial.get(name, ()) else None
+                if not rule.reduced and read_range is not None and name not in exchanged:
+                    needed = hull(needed, read_range)
                 if needed is not None and needed[0] < needed[1]:
                     needs.computed[name, machine] = needed
                     for operand, axis, part in zip(operands, rule.operands, rule.ranges(needed), strict=True):
@@ -225,9 +227,9 @@ def computed_shares(
     layout = layout_of(module, region, axis, exchange)
     shares: dict[tuple[str, str], float] = {}
     if axis in INDICES:
-        for (name, machine), taken in layout.needs.computed.items():
-            if taken is not None:
-                shares[name, region.machines[machine]] = (taken[1] - taken[0]) / layout.steps[name].axis.length
+        for (name, machine), part in layout.needs.computed.items():
+            if part is not None:
+                shares[name, region.machines[machine]] = (part[1] - part[0]) / layout.steps[name].axis.length
         for name, machines in layout.needs.whole.items():
             if name in layout.steps and layout.steps[name].is_whole:
                 shares.update({(name, region.machines[machine or 0]): 1.0 for machine in machines})

@@ -99,14 +99,14 @@ def contents_of(module: tvm.IRModule, region: Region) -> Contents:
     used = {variable.name for binding in within for variable in used_variables(binding.value)}
     readers = (*(binding.value for binding in behind), *returned_fields(function))
     used_behind = {variable.name for value in readers for variable in used_variables(value)}
-    known = (*function.params, *(binding.var for binding in before))
+    available = (*function.params, *(binding.var for binding in before))
     return Contents(
         region,
         function,
         before,
         within,
         behind,
-        {variable.name: variable for variable in known if variable.name in used},
+        {variable.name: variable for variable in available if variable.name in used},
         tuple(binding.var.name for binding in within if binding.var.name in used_behind),
     )
 

@@ -37,12 +37,12 @@ def take(operation: Operation) -> Rule:
     if table.min() < 0 or table.max() >= data.shape[along]:
         raise operation.refused(f"it looks up indices outside its {data.shape[along]}")
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        own = constant(table[slice(*wanted)] - _places(table, wanted)[0])
-        return relax.op.take(parts[0], own, along, expression.attrs.mode)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        local_indices = constant(table[slice(*result_range)] - _places(table, result_range)[0])
+        return relax.op.take(parts[0], local_indices, along, expression.attrs.mode)
 
     result = Axis(along, 1, len(table))
-    return Rule((axis, None), (result,), needs=lambda wanted: (_places(table, wanted), None), write=write)
+    return Rule((axis, None), (result,), needs=lambda result_range: (_places(table, result_range), None), write=write)
 
 
 def interpolation(operation: Operation) -> Rule:
@@ -59,14 +59,14 @@ def interpolation(operation: Operation) -> Rule:
     matrix = matrix if is_left else matrix.T
     index = len(operation.shape) - (2 if is_left else 1)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        own = matrix[slice(*wanted), slice(*_span(matrix, wanted))]
-        factor = constant(np.ascontiguousarray(own if is_left else own.T))
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        part = matrix[slice(*result_range), slice(*_span(matrix, result_range))]
+        factor = constant(np.ascontiguousarray(part if is_left else part.T))
         operands = (factor, parts[1]) if is_left else (parts[0], factor)
         return relax.op.matmul(*operands, out_dtype=operation.expression.attrs.out_dtype)
 
-    def needs(wanted: Range) -> tuple[Range | None, ...]:
-        span = _span(matrix, wanted)
+    def needs(result_range: Range) -> tuple[Range | None, ...]:
+        span = _span(matrix, result_range)
         return (None, span) if is_left else (span, None)
 
     result = Axis(index, 1, operation.shape[index])
@@ -96,38 +96,38 @@ def resize(operation: Operation) -> Rule:
 def _by_indices(operation: Operation, axis: Axis, tables: Sequence[Table]) -> Rule:
     index, table = axis.index, tables[axis.index - 2]
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        own = table[slice(*wanted)] - _places(table, wanted)[0]
-        lines = emit(relax.op.take(parts[0], constant(own), index, "fast"))
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        local_indices = table[slice(*result_range)] - _places(table, result_range)[0]
+        lines = emit(relax.op.take(parts[0], constant(local_indices), index, "fast"))
         return relax.op.take(lines, constant(tables[3 - index]), 5 - index, "fast")
 
     result = Axis(index, 1, len(table))
-    return Rule((axis,), (result,), needs=lambda wanted: (_places(table, wanted),), write=write)
+    return Rule((axis,), (result,), needs=lambda result_range: (_places(table, result_range),), write=write)
 
 
 def _by_weights(operation: Operation, axis: Axis, matrices: Sequence[Table]) -> Rule:
     index, matrix = axis.index - 2, matrices[axis.index - 2]
     dtype = str(operation.expression.ty.dtype.dtype)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        own = [*matrices]
-        own[index] = matrix[slice(*wanted), slice(*_span(matrix, wanted))]
-        rows, columns = (constant(np.ascontiguousarray(factor, dtype)) for factor in (own[0], own[1].T))
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        factors = [*matrices]
+        factors[index] = matrix[slice(*result_range), slice(*_span(matrix, result_range))]
+        rows, columns = (constant(np.ascontiguousarray(factor, dtype)) for factor in (factors[0], factors[1].T))
         return relax.op.matmul(emit(relax.op.matmul(rows, parts[0])), columns)
 
     result = Axis(axis.index, 1, len(matrix))
-    return Rule((axis,), (result,), needs=lambda wanted: (_span(matrix, wanted),), write=write)
+    return Rule((axis,), (result,), needs=lambda result_range: (_span(matrix, result_range),), write=write)
 
 
-def _places(table: Table, wanted: Range) -> Range:
-    """Return the range that covers the table's entries at ``wanted``."""
-    places = table[slice(*wanted)]
+def _places(table: Table, result_range: Range) -> Range:
+    """Return the range that covers the table's entries at ``result_range``."""
+    places = table[slice(*result_range)]
     return int(places.min()), int(places.max()) + 1
 
 
-def _span(matrix: Table, wanted: Range) -> Range:
-    """Return the range of columns outside which the rows ``wanted`` of a matrix are 0."""
-    used = np.flatnonzero(np.any(matrix[slice(*wanted)] != 0, axis=0))
+def _span(matrix: Table, rows: Range) -> Range:
+    """Return the range of columns outside which these rows of a matrix are 0."""
+    used = np.flatnonzero(np.any(matrix[slice(*rows)] != 0, axis=0))
     return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
 
 

@@ -85,7 +85,10 @@ class Operation:
     def with_axes(self, axes: Sequence[tuple[Axis | None, ...] | None]) -> Operation:
         """Return the operation with operands that are sharded along these axes; None for a whole one."""
         pairs = zip(self.operands, axes, strict=True)
-        return replace(self, operands=tuple(Operand(old.expression, old.shape, own or (None,)) for old, own in pairs))
+        return replace(
+            self,
+            operands=tuple(Operand(old.expression, old.shape, operand_axes or (None,)) for old, operand_axes in pairs),
+        )
 
     @property
     def operator(self) -> str:
@@ -154,23 +157,27 @@ class Rule:
         """Whether each range of the result needs the same range of its operands."""
         return self.needs is None and all(axis is None or axis.length == self.axis.length for axis in self.operands)
 
-    def ranges(self, wanted: Range) -> tuple[Range | None, ...]:
+    def ranges(self, result_range: Range) -> tuple[Range | None, ...]:
         """Return the range of each operand that a range of the result needs."""
         if self.needs is not None:
-            return self.needs(wanted)
+            return self.needs(result_range)
         length = self.axis.length
-        return tuple(None if axis is None else proportional(wanted, length, axis.length) for axis in self.operands)
+        return tuple(
+            None if axis is None else proportional(result_range, length, axis.length) for axis in self.operands
+        )
 
-    def written(self, operation: Operation, wanted: Range, operands: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+    def written(
+        self, operation: Operation, result_range: Range, operands: Sequence[relax.Expr], emit: Emit
+    ) -> relax.Expr:
         """Return a machine's operation."""
         if self.write is not None:
-            return self.write(wanted, operands, emit)
+            return self.write(result_range, operands, emit)
         return with_leaves(operation.expression, operands)
 
 
-def proportional(taken: Range, length: int, other: int) -> Range:
-    """Return the smallest range of ``other`` indices that covers the same part of them as ``taken`` of ``length``."""
-    return taken[0] * other // length, -(-taken[1] * other // length)
+def proportional(part: Range, length: int, other_length: int) -> Range:
+    """Return the smallest range of ``other_length`` indices that covers the same share as ``part`` of ``length``."""
+    return part[0] * other_length // length, -(-part[1] * other_length // length)
 
 
 def same_range(operation: Operation, axis: Axis, result: Axis | None = None) -> Rule:
@@ -178,9 +185,9 @@ def same_range(operation: Operation, axis: Axis, result: Axis | None = None) -> 
     return Rule((axis, *[None] * (len(operation.operands) - 1)), (result or axis,))
 
 
-def sliced(tensor: relax.Expr, axis: int, taken: Range) -> relax.Expr:
+def sliced(tensor: relax.Expr, axis: int, part: Range) -> relax.Expr:
     """Return a slice of a tensor along an axis."""
-    return relax.op.strided_slice(tensor, [axis], [taken[0]], [taken[1]], assume_inbound=True)
+    return relax.op.strided_slice(tensor, [axis], [part[0]], [part[1]], assume_inbound=True)
 
 
 def replaced_at(values: Sequence[int], place: int, value: int) -> list[int]:

@@ -47,5 +47,5 @@ def rule_of(operation: Operation) -> Rule:
     passed = rule(operation)
     for operand, axis in zip(operation.operands, passed.operands, strict=True):
         if operand.axis is not None and operand.axis != axis:
-            raise operation.refused("its operands are not sharded alike")
+            raise operation.refused("its operands are not sharded in the same way")
     return passed

@@ -25,14 +25,14 @@ def reshape(operation: Operation) -> Rule:
     if result is None or (result.outer > 1 and not operation.by_blocks):
         raise operation.refused(f"{source} becomes {target}, which has no such axis")
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        (read,) = rule.ranges(wanted)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        (read,) = rule.ranges(result_range)
         assert read is not None  # noqa: S101  (its operand is sharded)
         first, end = (bound * result.length // axis.length for bound in read)
         part = relax.op.reshape(parts[0], replaced_at(target, result.index, result.outer * (end - first)))
-        if (first, end) == wanted:
+        if (first, end) == result_range:
             return part
-        return sliced(emit(part), result.index, (wanted[0] - first, wanted[1] - first))
+        return sliced(emit(part), result.index, (result_range[0] - first, result_range[1] - first))
 
     divides = target[result.index] < source[axis.index]
     rule = Rule((axis,), (result,), write=write, blocks=result.length, divides=divides)
@@ -70,9 +70,9 @@ def broadcast(operation: Operation) -> Rule:
     if operation.shape[index] != operation.operands[0].shape[axis.index]:
         raise operation.refused("it repeats the one index of that axis")
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
         return relax.op.broadcast_to(
-            parts[0], replaced_at(operation.shape, index, axis.outer * (wanted[1] - wanted[0]))
+            parts[0], replaced_at(operation.shape, index, axis.outer * (result_range[1] - result_range[0]))
         )
 
     return Rule((axis,), (axis.at(index),), write=write)
@@ -88,18 +88,24 @@ def concat(operation: Operation) -> Rule:
     if int(operation.expression.attrs.axis or 0) % len(operation.shape) != axis.index:
         return Rule((axis,) * len(axes), (axis,))
     if operation.by_blocks:
-        blocks = [other.outer for other in axes if other is not None and other.length == axis.length]
+        blocks = [
+            operand_axis.outer
+            for operand_axis in axes
+            if operand_axis is not None and operand_axis.length == axis.length
+        ]
         if len(blocks) < len(axes):
-            raise operation.refused("its operands are not sharded alike")
+            raise operation.refused("its operands are not sharded in the same way")
         return Rule(tuple(axes), (Axis(axis.index, sum(blocks), axis.length),))
     lengths = [operand.shape[axis.index] for operand in operation.operands]
     begins = list(accumulate(lengths, initial=0))
 
-    def needs(wanted: Range) -> tuple[Range | None, ...]:
-        within = [(max(wanted[0], first) - first, min(wanted[1], end) - first) for first, end in pairwise(begins)]
+    def needs(result_range: Range) -> tuple[Range | None, ...]:
+        within = [
+            (max(result_range[0], first) - first, min(result_range[1], end) - first) for first, end in pairwise(begins)
+        ]
         return tuple((first, end) if first < end else None for first, end in within)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+    def write(result_range: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
         return relax.op.concat([part for part in parts if part is not None], axis.index)
 
     operands = tuple(Axis(axis.index, 1, length) for length in lengths)
@@ -124,8 +130,8 @@ def split(operation: Operation) -> Rule:
     if ends is None or any(end % axis.length for end in ends):
         raise operation.refused("it takes that axis apart")
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        width = wanted[1] - wanted[0]
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        width = result_range[1] - result_range[0]
         return relax.op.split(parts[0], [end // axis.length * width for end in ends], along)
 
     blocks = [(end - begin) // axis.length for begin, end in pairwise([0, *ends, size[along]])]
@@ -154,15 +160,15 @@ def strided_slice(operation: Operation) -> Rule:
     if operation.by_blocks and not is_whole_blocks:
         raise operation.refused("it takes that axis apart")
 
-    def needs(wanted: Range) -> tuple[Range | None, ...]:
-        return ((begin + wanted[0] * stride, begin + (wanted[1] - 1) * stride + 1),)
+    def needs(result_range: Range) -> tuple[Range | None, ...]:
+        return ((begin + result_range[0] * stride, begin + (result_range[1] - 1) * stride + 1),)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        width = wanted[1] - wanted[0]
-        own = (0, (width - 1) * stride + 1, stride)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        width = result_range[1] - result_range[0]
+        axis_slice = (0, (width - 1) * stride + 1, stride)
         if is_whole_blocks:
-            own = (begin // axis.length * width, end // axis.length * width, 1)
-        first, last, strides = zip(*{**ranges, axis.index: own}.values(), strict=True)
+            axis_slice = (begin // axis.length * width, end // axis.length * width, 1)
+        first, last, strides = zip(*{**ranges, axis.index: axis_slice}.values(), strict=True)
         return relax.op.strided_slice(parts[0], list(ranges), first, last, strides)
 
     if is_whole_blocks:

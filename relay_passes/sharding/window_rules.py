@@ -18,17 +18,17 @@ from relay_passes.sharding.compute_rules import channel_convolution
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, Write, replaced_at, same_range
 
 
-def window_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:
-    """Return the operand indices that the windows of ``wanted`` cover, including indices outside the operand."""
-    return wanted[0] * stride - before, (wanted[1] - 1) * stride - before + kernel
+def window_range(result_range: Range, stride: int, before: int, kernel: int) -> Range:
+    """Return the operand indices that the windows of ``result_range`` cover, including indices outside the operand."""
+    return result_range[0] * stride - before, (result_range[1] - 1) * stride - before + kernel
 
 
-def transposed_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:
-    """Return the operand indices whose windows in a transposed convolution's result reach ``wanted``.
+def transposed_range(result_range: Range, stride: int, before: int, kernel: int) -> Range:
+    """Return the operand indices whose windows in a transposed convolution's result reach ``result_range``.
 
     The range may lie partly outside the operand.
     """
-    return -((kernel - 1 - before - wanted[0]) // stride), (wanted[1] - 1 + before) // stride + 1
+    return -((kernel - 1 - before - result_range[0]) // stride), (result_range[1] - 1 + before) // stride + 1
 
 
 def convolution(operation: Operation) -> Rule:
@@ -44,12 +44,12 @@ def convolution(operation: Operation) -> Rule:
     if (reach, stride, before, padding[place + len(padding) // 2]) == (1, 1, 0, 0):
         return same_range(operation, axis)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        first, end = window_range(wanted, stride, before, reach)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        first, end = window_range(result_range, stride, before, reach)
         one_sided = _one_sided(padding, place, max(0, -first), max(0, end - axis.length))
         return convolution_like(operation.expression, parts, padding=one_sided)
 
-    return _windowed(operation, axis, lambda wanted: window_range(wanted, stride, before, reach), write)
+    return _windowed(operation, axis, lambda result_range: window_range(result_range, stride, before, reach), write)
 
 
 def transposed_convolution(operation: Operation) -> Rule:
@@ -59,16 +59,16 @@ def transposed_convolution(operation: Operation) -> Rule:
     place, stride, padding, reach = _windows(operation, axis)
     before = padding[place]
 
-    def taken(wanted: Range) -> Range:
-        first, end = transposed_range(wanted, stride, before, reach)
+    def operand_range(result_range: Range) -> Range:
+        first, end = transposed_range(result_range, stride, before, reach)
         # If the kernel is shorter than the stride, results between two windows are 0 and belong to the window before.
-        first = min(first, (wanted[0] + before) // stride)
+        first = min(first, (result_range[0] + before) // stride)
         return first, max(end, first + 1)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        first, end = _inside(operation, taken(wanted), axis.length)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        first, end = _inside(operation, operand_range(result_range), axis.length)
         covered = first * stride, (end - 1) * stride + reach
-        cut_before, cut_after = wanted[0] + before - covered[0], covered[1] - wanted[1] - before
+        cut_before, cut_after = result_range[0] + before - covered[0], covered[1] - result_range[1] - before
         output_padding = [int(width) for width in attributes.output_padding]
         return convolution_like(
             operation.expression,
@@ -77,7 +77,7 @@ def transposed_convolution(operation: Operation) -> Rule:
             output_padding=replaced_at(output_padding, place, max(0, -cut_after)),
         )
 
-    return _windowed(operation, axis, taken, write)
+    return _windowed(operation, axis, operand_range, write)
 
 
 def pool(operation: Operation) -> Rule:
@@ -109,21 +109,21 @@ def pool(operation: Operation) -> Rule:
         # A mean over the whole axis: each part's mean is weighted by its number of indices.
         counted = min(end, length + after) - first if attributes.count_include_pad else length
 
-        def weighted(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        def weighted(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
             rows = shape_of(parts[0])[axis.index]
             mean = emit(written(parts[0], replaced_at(kernel, place, rows), _one_sided(padding, place, 0, 0)))
             return relax.op.multiply(mean, constant(np.array(rows / counted, str(mean.ty.dtype.dtype))))
 
         return Rule((axis,), (None,), "sum", write=weighted)
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        first, end = window_range(wanted, stride, before, reach)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        first, end = window_range(result_range, stride, before, reach)
         # With ``ceil_mode`` a window may end behind the padding; an average does not count the indices there.
         return written(parts[0], kernel, _one_sided(padding, place, max(0, -first), max(0, min(end - length, after))))
 
     if (reach, stride, before, after) == (1, 1, 0, 0):
         return same_range(operation, axis)
-    return _windowed(operation, axis, lambda wanted: window_range(wanted, stride, before, reach), write)
+    return _windowed(operation, axis, lambda result_range: window_range(result_range, stride, before, reach), write)
 
 
 def pad(operation: Operation) -> Rule:
@@ -135,21 +135,21 @@ def pad(operation: Operation) -> Rule:
     if attributes.pad_mode != "constant":
         raise operation.refused(f"it pads that axis in the mode {str(attributes.pad_mode)!r}")
 
-    def write(wanted: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        first, end = window_range(wanted, 1, before, 1)
-        own = [*widths]
-        own[2 * axis.index : 2 * axis.index + 2] = max(0, -first), max(0, end - axis.length)
-        return relax.op.nn.pad(parts[0], own, attributes.pad_mode, attributes.pad_value)
+    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
+        first, end = window_range(result_range, 1, before, 1)
+        local_widths = [*widths]
+        local_widths[2 * axis.index : 2 * axis.index + 2] = max(0, -first), max(0, end - axis.length)
+        return relax.op.nn.pad(parts[0], local_widths, attributes.pad_mode, attributes.pad_value)
 
-    return _windowed(operation, axis, lambda wanted: window_range(wanted, 1, before, 1), write)
+    return _windowed(operation, axis, lambda result_range: window_range(result_range, 1, before, 1), write)
 
 
 def _windowed(operation: Operation, axis: Axis, window: Callable[[Range], Range], write: Write) -> Rule:
     """Return the rule of an operation that reads ``window`` of its first operand, where that has indices."""
     rest = (None,) * (len(operation.operands) - 1)
 
-    def needs(wanted: Range) -> tuple[Range | None, ...]:
-        return _inside(operation, window(wanted), axis.length), *rest
+    def needs(result_range: Range) -> tuple[Range | None, ...]:
+        return _inside(operation, window(result_range), axis.length), *rest
 
     return Rule((axis, *rest), (Axis(axis.index, 1, operation.shape[axis.index]),), needs=needs, write=write)
 

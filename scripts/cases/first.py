@@ -34,7 +34,7 @@ def first_result(name: str, is_planned: bool) -> Iterator[Prepared]:
         split = None if is_planned else {"machine-a": [first]}
         cluster = tvm_split.Cluster.local(2)
         with tvm_split.compile_and_deploy(module, inputs, cluster, split) as deployment:
-            deployment.run(*(each.numpy() for each in inputs))
+            deployment.run(*(tensor.numpy() for tensor in inputs))
             return {"import_seconds": imported - start, "first_result_seconds": time.perf_counter() - begin}
 
     yield Prepared(measure)

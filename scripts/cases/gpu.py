@@ -44,18 +44,18 @@ SHOWN_KERNELS = 12
 
 def batched(inputs: Sequence[torch.Tensor], batch: int, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Return so many times the inputs, with floating-point numbers of this kind."""
-    repeated = (torch.cat([each] * batch) for each in inputs)
-    return tuple(each.to(kind) if each.is_floating_point() else each for each in repeated)
+    repeated = (torch.cat([tensor] * batch) for tensor in inputs)
+    return tuple(tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in repeated)
 
 
 def target_of(target: str, workers: LocalWorkers, machine: str) -> dict[str, Any] | None:
     """Return the machine's target, with the given architecture or that of its first GPU; None for a CPU."""
     if target == CPU:
         return None
-    found = describe(workers.endpoints[machine], TIMEOUT_SECONDS)
-    if not found.cuda_devices:
-        raise RuntimeError(f"there is no GPU: {found.cuda.problem}; --set target={CPU} rehearses this on the CPU")
-    return {"kind": "cuda", "arch": target or found.cuda_devices[0].arch}
+    description = describe(workers.endpoints[machine], TIMEOUT_SECONDS)
+    if not description.cuda_devices:
+        raise RuntimeError(f"there is no GPU: {description.cuda.problem}; --set target={CPU} rehearses this on the CPU")
+    return {"kind": "cuda", "arch": target or description.cuda_devices[0].arch}
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **si
     kind = getattr(torch, dtype)
     inputs = batched(inputs, batch, kind)
     model = tvm_split.load_model(module.to(kind), inputs, name=name)
-    arrays = [each.numpy() for each in inputs]
+    arrays = [tensor.numpy() for tensor in inputs]
     with workers_of([DEVICE], target, threads) as machines:
         cluster = tvm_split.Cluster(machines)
         plan = tvm_split.plan(model, cluster, split={DEVICE: [model.layer_names[0]]})
@@ -112,10 +112,10 @@ def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: 
     module, inputs = network(name, **sizes)
     kind = getattr(torch, dtype)
     module = module.to(device, kind)
-    inputs = tuple(each.to(device) for each in batched(inputs, batch, kind))
+    inputs = tuple(tensor.to(device) for tensor in batched(inputs, batch, kind))
     if way == "channels_last":
         module = module.to(memory_format=torch.channels_last)
-        inputs = tuple(each.to(memory_format=torch.channels_last) for each in inputs)
+        inputs = tuple(tensor.to(memory_format=torch.channels_last) for tensor in inputs)
     elif way == "compile":
         module = torch.compile(module)
 
@@ -152,7 +152,7 @@ def pipeline(
 ) -> Iterator[Prepared]:
     """Run a network over two workers; the share is relative to the rate of the slowest machine or link."""
     module, inputs = network(PIPELINED, **sizes)
-    expected, arrays = torch_outputs(module, inputs), [each.numpy() for each in inputs]
+    expected, arrays = torch_outputs(module, inputs), [tensor.numpy() for tensor in inputs]
     model = tvm_split.load_model(module, inputs, name=PIPELINED)
     with ExitStack() as until_end:
         machines = until_end.enter_context(workers_of(names, target, threads))
@@ -218,9 +218,9 @@ def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prep
         code = target_code(model, plan.machine(DEVICE).target, None)
         digests = [digest for digest in code.distinct if digest not in code.untimeable]
         timed = tuple(map(code.timed, digests))
-        wanted = KernelSet(DEVICE, code.device, code.build(digests, blobs), timed, code.weight_bytes)
+        kernel_set = KernelSet(DEVICE, code.device, code.build(digests, blobs), timed, code.weight_bytes)
         with RemoteKernels(machines[0].endpoint, TIMEOUT_SECONDS) as session:
-            session.load(wanted, blobs.path)
+            session.load(kernel_set, blobs.path)
             times = dict(zip(digests, session.measure(TimingEffort(7, 0.5, 60.0)), strict=True))
     spent, ideal, failed = {}, {}, {}
     for digest, call in code.distinct.items():
@@ -253,29 +253,29 @@ def subjects(options: Options) -> Mapping[str, MakeSides]:
         ways = ("eager", *(("channels_last",) if name not in ("bert_base", "gpt2_small") else ()))
         if device == "cuda":
             ways += ("graphs", *(("compile",) if (dtype, batch) == ("float32", 1) else ()))
-        made = [setup.side(OURS, on_device, **computed, **proven)]
+        own_sides = [setup.side(OURS, on_device, **computed, **proven)]
         return [
-            *made,
+            *own_sides,
             *(setup.side(f"{TORCH}, {way}", by_torch, way=way, device=device, **computed, **sizes) for way in ways),
         ]
 
     def piped(names: Sequence[str], transport: str, is_far: bool, setup: Setup) -> Sequence[Side]:
         return [setup.side(OURS, pipeline, names=names, transport=transport, is_far=is_far, **proven)]
 
-    found: dict[str, MakeSides] = {
+    make_sides: dict[str, MakeSides] = {
         f"{name}, {dtype}, batch {batch}": partial(beside_torch, name, dtype, batch)
         for dtype in LARGEST_DIFFERENCE
         for batch in ((1,) if target == CPU else (1, 32))
         for name in NETWORKS
     }
-    found["limits"] = lambda setup: [Side(TORCH, partial(device_limits, device))]
-    found[f"{PIPELINED} over two machines"] = partial(piped, (HOST, DEVICE), "auto", False)
-    found[f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms"] = partial(piped, (HOST, DEVICE), "auto", True)
+    make_sides["limits"] = lambda setup: [Side(TORCH, partial(device_limits, device))]
+    make_sides[f"{PIPELINED} over two machines"] = partial(piped, (HOST, DEVICE), "auto", False)
+    make_sides[f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms"] = partial(piped, (HOST, DEVICE), "auto", True)
     for transport in ("auto",) if target == CPU else ("grpc", "shm", "nccl"):
         if target == CPU or torch.cuda.device_count() >= len(GPUS):
-            found[f"{PIPELINED} between two GPUs by {transport}"] = partial(piped, GPUS, transport, False)
-    found[f"kernels of {PIPELINED}"] = lambda setup: [setup.side(OURS, kernels, name=PIPELINED, **proven)]
-    return found
+            make_sides[f"{PIPELINED} between two GPUs by {transport}"] = partial(piped, GPUS, transport, False)
+    make_sides[f"kernels of {PIPELINED}"] = lambda setup: [setup.side(OURS, kernels, name=PIPELINED, **proven)]
+    return make_sides
 
 
 CASE = Case(

@@ -29,7 +29,7 @@ def by_tvm(name: str, threads: int) -> Iterator[Prepared]:
     model = tvm_split.load_model(module, inputs, name=name)
     target = tvm_split.plan(model, tvm_split.Cluster.in_process(1, threads=threads)).machines[0].target
     executable = relax.build(model.module, tvm.target.Target(dict(target)))
-    tensors = [tvm.runtime.tensor(each.numpy()) for each in inputs]
+    tensors = [tvm.runtime.tensor(tensor.numpy()) for tensor in inputs]
     machine = relax.VirtualMachine(executable, tvm.cpu())
     os.environ["TVM_NUM_THREADS"] = str(threads)
     with ThreadPoolExecutor(1) as pool:  # TVM has a thread pool per calling thread, whose size is set when it starts
@@ -38,11 +38,11 @@ def by_tvm(name: str, threads: int) -> Iterator[Prepared]:
 
 def sides(name: str, threads: int, setup: Setup) -> Sequence[Side]:
     arguments = {"name": name, "threads": threads}
-    made = [setup.side(OURS, in_process, checkout, **arguments) for checkout in setup.checkouts]
+    all_sides = [setup.side(OURS, in_process, checkout, **arguments) for checkout in setup.checkouts]
     if database := setup.options.values.get("database"):
-        made.append(setup.side(TUNED, in_process, database=database, **arguments))
-    made += [setup.side(ONNXRUNTIME, by_onnxruntime, **arguments), setup.side(TORCH, by_torch, **arguments)]
-    return [*made, setup.side(TVM, by_tvm, **arguments)] if name == SMALLEST else made
+        all_sides.append(setup.side(TUNED, in_process, database=database, **arguments))
+    all_sides += [setup.side(ONNXRUNTIME, by_onnxruntime, **arguments), setup.side(TORCH, by_torch, **arguments)]
+    return [*all_sides, setup.side(TVM, by_tvm, **arguments)] if name == SMALLEST else all_sides
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:

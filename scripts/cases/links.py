@@ -152,27 +152,27 @@ def copied(payload: np.ndarray, seconds: float, computing_seconds: float) -> dic
         start = time.process_time()
         target[:] = payload
         times.append(time.process_time() - start)
-    each = statistics.median(times[WARM_UP:])
-    return {"latency_seconds": each, "per_second": 1 / each, "processor_seconds": each}
+    median_seconds = statistics.median(times[WARM_UP:])
+    return {"latency_seconds": median_seconds, "per_second": 1 / median_seconds, "processor_seconds": median_seconds}
 
 
 def sent(payload: np.ndarray, seconds: float, computing_seconds: float, core: int) -> dict[str, float]:
     """Measure sending the payload through a unix socket to a process on another core; processor time is both's."""
-    here, there = socket.socketpair()
+    sender, receiver = socket.socketpair()
     results, answers = multiprocessing.Pipe(duplex=False)
-    arguments = (here, there, payload.nbytes, core, answers)
+    arguments = (sender, receiver, payload.nbytes, core, answers)
     process = multiprocessing.get_context("fork").Process(target=_receive, args=arguments, daemon=True)
     process.start()
-    there.close()
+    receiver.close()
     used, count = 0.0, 0
-    with here:
+    with sender:
         for _ in messages(seconds, computing_seconds):
             begin = time.process_time()
-            done = here.sendmsg([WORD.pack(time.monotonic_ns()), payload.data])
-            here.sendall(payload.data[done - WORD.size :])
+            done = sender.sendmsg([WORD.pack(time.monotonic_ns()), payload.data])
+            sender.sendall(payload.data[done - WORD.size :])
             used += time.process_time() - begin
             count += 1
-        here.sendall(WORD.pack(0))
+        sender.sendall(WORD.pack(0))
         figures: dict[str, float] = results.recv()
     process.join()
     return {**figures, "processor_seconds": figures["processor_seconds"] + used / count}
@@ -216,31 +216,32 @@ def raw(kind: str, size_bytes: int, cores: Sequence[int]) -> Iterator[Prepared]:
 
 def hops(size_bytes: int, setup: Setup) -> Sequence[Side]:
     cores, seconds = sorted(os.sched_getaffinity(0))[:2], float(setup.options.values.get("seconds", 0.5))
-    made = [
+    all_sides = [
         setup.side(transport, hop, checkout, transport=transport, size_bytes=size_bytes)
         for transport in TRANSPORTS
         for checkout in setup.checkouts
     ]
-    made += [
+    all_sides += [
         setup.side(kind, raw, environment={"OPENBLAS_NUM_THREADS": "1"}, kind=kind, size_bytes=size_bytes, cores=cores)
         for kind in RAW
     ]
     return [
-        Side(side.name, partial(side.measure, what="hop", seconds=seconds), checkout=side.checkout) for side in made
+        Side(side.name, partial(side.measure, what="hop", seconds=seconds), checkout=side.checkout)
+        for side in all_sides
     ]
 
 
 def idle(setup: Setup) -> Sequence[Side]:
     """Measure how many cores two idle deployments use."""
-    made = []
+    all_sides = []
     for transport in TRANSPORTS:
         for checkout in setup.checkouts:
             process = setup.begin(hop, checkout, transport=transport, size_bytes=1_000)
             process.ready()
             process.measure(what="hop", seconds=0.2)
             measure = partial(process.measure, what="idle", seconds=IDLE_SECONDS)
-            made.append(Side(transport, measure, checkout=checkout.label))
-    return made
+            all_sides.append(Side(transport, measure, checkout=checkout.label))
+    return all_sides
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:
@@ -252,8 +253,8 @@ CASE = Case(
     "--set seconds=0.5: of each stream.",
     subjects=subjects,
     ratios=tuple(
-        Ratio(key, transport, over)
+        Ratio(key, transport, reference)
         for transport in TRANSPORTS
-        for key, over in (("latency_seconds", UNIX), ("bytes_per_second", MEMCPY), ("processor_seconds", UNIX))
+        for key, reference in (("latency_seconds", UNIX), ("bytes_per_second", MEMCPY), ("processor_seconds", UNIX))
     ),
 )

@@ -83,11 +83,11 @@ def sides(machines: int, variant: str, setup: Setup) -> Sequence[Side]:
     problem = many_machines_problem(machines, min(max(60, 10 * machines), 1000), **VARIANTS[variant])
     path = setup.until_end.enter_context(problem_file(problem))
     limit = float(setup.options.values.get("seconds", SECONDS if machines <= MANY else LONG_SECONDS))
-    made = [
+    planned_sides = [
         Side(PLANNED, partial(solved, checkout, path, limit), checkout=checkout.label) for checkout in setup.checkouts
     ]
     simple = simple_way(problem)
-    return [*made, Side(SIMPLE, lambda: simple)]
+    return [*planned_sides, Side(SIMPLE, lambda: simple)]
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:

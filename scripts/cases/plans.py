@@ -29,8 +29,8 @@ def cut_evenly(weights: Sequence[float], parts: int) -> list[int]:
     starts = [0]
     for part in range(1, parts):
         last = len(weights) - (parts - part)
-        wanted = sums[-1] * part / parts
-        starts.append(min(range(starts[-1] + 1, last + 1), key=lambda cut: abs(sums[cut] - wanted)))
+        target_sum = sums[-1] * part / parts
+        starts.append(min(range(starts[-1] + 1, last + 1), key=lambda cut: abs(sums[cut] - target_sum)))
     return starts
 
 
@@ -88,13 +88,13 @@ def all_plans(name: str, workers: int) -> Iterator[Prepared]:
 
 def sides(name: str, setup: Setup) -> Sequence[Side]:
     workers = int(setup.options.values.get("workers", 2))
-    made = []
+    all_sides = []
     for checkout in setup.checkouts:
         process = setup.begin(all_plans, checkout, name=name, workers=workers)
         facts = process.ready()
         for title, layers in facts.items():
-            made.append(Side(title, partial(process.measure, title=title), {"layers": layers}, checkout.label))
-    return made
+            all_sides.append(Side(title, partial(process.measure, title=title), {"layers": layers}, checkout.label))
+    return all_sides
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:
@@ -105,5 +105,5 @@ CASE = Case(
     doc="Plans of networks on local workers beside their predictions, one worker, equal layers and equal parameters. "
     "--set workers=2.",
     subjects=subjects,
-    ratios=tuple(Ratio("period_seconds", other, PLANNED) for other in (ALL_WORKERS, ONE, LAYERS, PARAMETERS)),
+    ratios=tuple(Ratio("period_seconds", baseline, PLANNED) for baseline in (ALL_WORKERS, ONE, LAYERS, PARAMETERS)),
 )

@@ -61,14 +61,16 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
     between = [codec.codec for codec in plan.codecs if (codec.source, codec.destination) == NAMES]
     bundle = tvm_split.compile(model, plan)
     (route,) = [route for route in bundle.program.routes if (route.source, route.destination) == NAMES]
-    made = []
+    all_sides = []
     for codec in CODECS:
         if not CODECS[codec](route.tensor).unfit and (allow_lossy or not CODECS[codec].is_lossy):
             program = replace(bundle.program, codecs=(RouteCodec(route.tensor.name, *NAMES, codec),))
             deployment = setup.until_end.enter_context(tvm_split.deploy(replace(bundle, program=program), cluster))
             is_chosen = codec == (between[0] if between else NONE)
-            made.append(Side(CHOSEN if is_chosen else codec, partial(_period, deployment, (image,)), {"codec": codec}))
-    return made
+            all_sides.append(
+                Side(CHOSEN if is_chosen else codec, partial(_period, deployment, (image,)), {"codec": codec})
+            )
+    return all_sides
 
 
 def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
@@ -82,7 +84,7 @@ def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
         **{name: tvm_split.plan(model, cluster, shards=shards) for name, shards in SHARED.items()},
         PLANNED: tvm_split.plan(model, cluster, objective="latency"),
     }
-    arrays = [each.numpy() for each in inputs]
+    arrays = [tensor.numpy() for tensor in inputs]
     return [
         latency_side(
             name,

@@ -40,17 +40,17 @@ SHARDS: dict[str, Sequence[Shard]] = {
 @contextmanager
 def all_ways(name: str, ways: Sequence[str]) -> Iterator[Prepared]:
     module, inputs = network(name)
-    arrays = [each.numpy() for each in inputs]
+    arrays = [tensor.numpy() for tensor in inputs]
     model = tvm_split.load_model(module, inputs, name=name)
     whole = {"machine-a": [model.layer_names[0]]}
     with ExitStack() as until_end:
-        two = until_end.enter_context(tvm_split.Cluster.local(2))
-        one = until_end.enter_context(tvm_split.Cluster.local(1, threads=2))
+        two_workers = until_end.enter_context(tvm_split.Cluster.local(2))
+        one_worker = until_end.enter_context(tvm_split.Cluster.local(1, threads=2))
         plans = {
-            ONE_CORE: lambda: (two, tvm_split.plan(model, two, split=whole)),
-            TWO_THREADS: lambda: (one, tvm_split.plan(model, one, split=whole)),
-            SHARED: lambda: (two, tvm_split.plan(model, two, shards=SHARDS[name])),
-            PLANNED: lambda: (two, tvm_split.plan(model, two, objective="latency")),
+            ONE_CORE: lambda: (two_workers, tvm_split.plan(model, two_workers, split=whole)),
+            TWO_THREADS: lambda: (one_worker, tvm_split.plan(model, one_worker, split=whole)),
+            SHARED: lambda: (two_workers, tvm_split.plan(model, two_workers, shards=SHARDS[name])),
+            PLANNED: lambda: (two_workers, tvm_split.plan(model, two_workers, objective="latency")),
         }
         deployments, facts = {}, {}
         for way in ways:
@@ -71,18 +71,18 @@ def all_ways(name: str, ways: Sequence[str]) -> Iterator[Prepared]:
 
 
 def sides(name: str, ways: Sequence[str], setup: Setup) -> Sequence[Side]:
-    made = []
+    all_sides = []
     for checkout in setup.checkouts:
         process = setup.begin(all_ways, checkout, name=name, ways=ways)
         facts = process.ready()
-        made += [Side(way, partial(process.measure, way=way), facts[way], checkout.label) for way in ways]
-    return made
+        all_sides += [Side(way, partial(process.measure, way=way), facts[way], checkout.label) for way in ways]
+    return all_sides
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:
     """Return the subjects; plans for least latency are subjects of their own, since profiling shards takes minutes."""
     ways = {"": (ONE_CORE, TWO_THREADS, SHARED), ", planned": (ONE_CORE, PLANNED)}
-    return {f"{name}{text}": partial(sides, name, each) for text, each in ways.items() for name in SHARDS}
+    return {f"{name}{text}": partial(sides, name, chosen_ways) for text, chosen_ways in ways.items() for name in SHARDS}
 
 
 CASE = Case(

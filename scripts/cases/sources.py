@@ -42,10 +42,10 @@ def from_source(source: str, path: str = "") -> Iterator[Prepared]:
 
 
 def sides(setup: Setup) -> Sequence[Side]:
-    made = [setup.side(source, from_source, source=source) for source in (TORCH, KERAS)]
+    all_sides = [setup.side(source, from_source, source=source) for source in (TORCH, KERAS)]
     if path := setup.options.values.get("tflite"):
-        made.append(setup.side(TFLITE, from_source, source=TFLITE, path=str(Path(path).resolve())))
-    return made
+        all_sides.append(setup.side(TFLITE, from_source, source=TFLITE, path=str(Path(path).resolve())))
+    return all_sides
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:

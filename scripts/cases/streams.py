@@ -48,7 +48,7 @@ def streamed(deployment: tvm_split.Deployment, inputs: Sequence[Any], seconds: f
 def workers(name: str, split: Mapping[str, Sequence[str]] | None = None) -> Iterator[Prepared]:
     """Start two workers of one core each; ``split`` is the pipeline's split, by default a planned one."""
     module, inputs = network(name)
-    arrays = [each.numpy() for each in inputs]
+    arrays = [tensor.numpy() for tensor in inputs]
     model = tvm_split.load_model(module, inputs, name=name)
     with ExitStack() as until_end:
         cluster = until_end.enter_context(tvm_split.Cluster.local(2))
@@ -112,8 +112,8 @@ def torch_rank(rank: int, address: str, core: int) -> Iterator[Prepared]:
     with torch.inference_mode():
         cut = torch.tensor([even_cut(pieces, x) if rank == 0 else 0])
         distributed.broadcast(cut, 0)
-        whole, own = nn.Sequential(*pieces), pieces[: int(cut)] if rank == 0 else pieces[int(cut) :]
-        part, schedules = Sendable(nn.Sequential(*own)), {}
+        whole, own_pieces = nn.Sequential(*pieces), pieces[: int(cut)] if rank == 0 else pieces[int(cut) :]
+        part, schedules = Sendable(nn.Sequential(*own_pieces)), {}
 
         def measure(micro_batches: int, seconds: float) -> Figures:
             """Run steps for ``seconds``; with 0 micro-batches, each rank computes the whole network alone."""
@@ -121,8 +121,8 @@ def torch_rank(rank: int, address: str, core: int) -> Iterator[Prepared]:
                 stage = PipelineStage(part, rank, 2, torch.device("cpu"))
                 schedules[micro_batches] = ScheduleGPipe(stage, micro_batches)
             images = x.repeat(max(1, micro_batches), 1, 1, 1)
-            given = (images,) if rank == 0 or not micro_batches else ()
-            step = partial(schedules[micro_batches].eval if micro_batches else whole, *given)
+            arguments = (images,) if rank == 0 or not micro_batches else ()
+            step = partial(schedules[micro_batches].eval if micro_batches else whole, *arguments)
             count = torch.tensor([max(1, round(seconds / median_seconds(step, 1)))])
             distributed.broadcast(count, 0)  # both ranks run the same number of steps
             start = time.perf_counter()
@@ -158,7 +158,7 @@ def torch_side(micro_batches: int) -> str:
 
 def sides(name: str, setup: Setup) -> Sequence[Side]:
     cores, seconds = sorted(os.sched_getaffinity(0))[:2], float(setup.options.values.get("seconds", 3.0))
-    made: list[Side] = []
+    all_sides: list[Side] = []
     split = None
     for checkout in setup.checkouts:
         process = setup.begin(workers, checkout, name=name, split=split)
@@ -167,15 +167,15 @@ def sides(name: str, setup: Setup) -> Sequence[Side]:
         for what in (PIPELINE, ALONE, EACH_WHOLE, ONE_RUN):
             measure = partial(process.measure, what=what, seconds=seconds)
             layers = {machine: len(layers) for machine, layers in split.items()}
-            made.append(Side(what, measure, {"layers": layers} if what == PIPELINE else {}, checkout.label))
-    made.append(setup.side(IN_PROCESS, in_process, name=name, threads=1))
-    one = setup.side(ONE_SESSION, by_onnxruntime, name=name, threads=2, cores=cores)
-    made.append(Side(ONE_SESSION, partial(one.measure, seconds=seconds)))
-    two = [setup.begin(by_onnxruntime, name=name, threads=1, cores=[core]) for core in cores]
-    for session in two:
+            all_sides.append(Side(what, measure, {"layers": layers} if what == PIPELINE else {}, checkout.label))
+    all_sides.append(setup.side(IN_PROCESS, in_process, name=name, threads=1))
+    one_session = setup.side(ONE_SESSION, by_onnxruntime, name=name, threads=2, cores=cores)
+    all_sides.append(Side(ONE_SESSION, partial(one_session.measure, seconds=seconds)))
+    sessions = [setup.begin(by_onnxruntime, name=name, threads=1, cores=[core]) for core in cores]
+    for session in sessions:
         session.ready()
-    made.append(Side(TWO_SESSIONS, partial(measure_together, two, seconds=seconds)))
-    return [*made, *(torch_sides(setup, cores, seconds) if name == WITH_TORCH else ())]
+    all_sides.append(Side(TWO_SESSIONS, partial(measure_together, sessions, seconds=seconds)))
+    return [*all_sides, *(torch_sides(setup, cores, seconds) if name == WITH_TORCH else ())]
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:
@@ -187,7 +187,7 @@ CASE = Case(
     "--set seconds=3: of each stream.",
     subjects=subjects,
     ratios=(
-        *(Ratio("per_second", PIPELINE, other) for other in (ALONE, EACH_WHOLE, ONE_SESSION, TWO_SESSIONS)),
+        *(Ratio("per_second", PIPELINE, baseline) for baseline in (ALONE, EACH_WHOLE, ONE_SESSION, TWO_SESSIONS)),
         *(Ratio("per_second", PIPELINE, torch_side(count)) for count in TORCH_STEPS),
         *(Ratio("per_second", torch_side(count), TORCH_WHOLE) for count in TORCH_STEPS),
         Ratio("seconds", ONE_RUN, IN_PROCESS),

@@ -89,27 +89,27 @@ def all_plans(is_slow: bool, has_slow_link: bool, setup: Setup) -> Sequence[Side
     for split in splits():
         plan = tvm_split.plan(model, cluster, split=split)
         plans[stages_text(plan)] = plan
-    made = []
+    all_sides = []
     for name, plan in plans.items():
         bundle = tvm_split.compile(model, plan, verify=False)
         facts = {"stages": stages_text(plan), "predicted_seconds": plan.prediction and plan.prediction.period_seconds}
-        made.append(Side(name, partial(_period, model, bundle, cluster), facts if name == PLANNED else {}))
-    return made
+        all_sides.append(Side(name, partial(_period, model, bundle, cluster), facts if name == PLANNED else {}))
+    return all_sides
 
 
 def shares(setup: Setup) -> Sequence[Side]:
     """Return sides for single inputs of VGG-16, sharded over both machines equally or in proportion to their speeds."""
     module, inputs = network("vgg16")
-    arrays = [each.numpy() for each in inputs]
+    arrays = [tensor.numpy() for tensor in inputs]
     model = tvm_split.load_model(module, inputs)
     cluster = machines(True, False, setup.until_end)
-    made = []
+    all_sides = []
     for name, parts in SHARES.items():
         shards = [replace(shard, shares=dict(zip(NAMES, parts, strict=True))) for shard in SHARDS["vgg16"]]
         plan = tvm_split.plan(model, cluster, shards=shards, predict=True)
         deployment = deployed(model, plan, cluster, setup.until_end)
-        made.append(latency_side(name, deployment, arrays, {"predicted_seconds": predicted_latency(plan)}))
-    return made
+        all_sides.append(latency_side(name, deployment, arrays, {"predicted_seconds": predicted_latency(plan)}))
+    return all_sides
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:

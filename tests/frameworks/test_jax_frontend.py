@@ -72,8 +72,8 @@ def test_arguments_may_be_nested_and_are_named() -> None:
     def mixed(pair: Any, *, scale: Any, negate: bool) -> Any:
         return {"sum": (pair["a"] + pair["b"][0]) * scale, "difference": -pair["a"] if negate else pair["a"]}
 
-    given = {"pair": {"a": X, "b": [X + 1]}, "scale": np.float32(2), "negate": True}
-    model = load_model(mixed, given)
+    arguments = {"pair": {"a": X, "b": [X + 1]}, "scale": np.float32(2), "negate": True}
+    model = load_model(mixed, arguments)
     assert [spec.name for spec in model.inputs] == ["pair_a", "pair_b_0", "scale"]
     assert_equal_to_source(model, [X, X + 1, np.float32(2)])
     assert [spec.shape for spec in load_model(lambda *many: many[0] + many[1], (X, X)).inputs] == [(2, 3), (2, 3)]
@@ -165,15 +165,15 @@ def test_all_that_cannot_be_imported_is_said_at_once() -> None:
 
 
 def test_known_integers_are_divided_as_xla_divides_while_it_runs() -> None:
-    """XLA ends the process where it knows both beforehand."""
+    """XLA ends the process if it knows both operands at compile time."""
     for dtype in ("int8", "uint8", "int32"):
         least = np.iinfo(dtype).min
         left = np.array([7, least, least, 100, -100]).astype(dtype)
         right = np.array([0, -1, 3, -7, 7]).astype(dtype)
         zeros = np.zeros(5, dtype)
-        known = load_model(lambda c, a=left, b=right: (c + lax.div(a, b), c + lax.rem(a, b)), (zeros,))
-        for mine, wanted in zip(run(known, [zeros]), (lax.div(left, right), lax.rem(left, right)), strict=True):
-            np.testing.assert_array_equal(mine, wanted)
+        model = load_model(lambda c, a=left, b=right: (c + lax.div(a, b), c + lax.rem(a, b)), (zeros,))
+        for actual, expected in zip(run(model, [zeros]), (lax.div(left, right), lax.rem(left, right)), strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_nan_goes_through_a_stage_as_through_jax() -> None:

@@ -67,7 +67,7 @@ class NnxTransformer(nnx.Module):
 
 
 def moved(module: Any) -> Any:
-    """With statistics that are not those of fresh batch norms, and without dropout."""
+    """Return the module with other statistics than those of new batch norms, and without dropout."""
     graph, state = nnx.split(module)
     generator = np.random.default_rng(1)
 
@@ -165,12 +165,12 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[np.ndarray, ...], list[str]]]
 def test_answers_are_those_of_jax(name: str, three_workers: tvm_split.Cluster) -> None:
     build, inputs, (first, second) = NETWORKS[name]
     network = build()
-    wanted = jax.tree.leaves(network(*map(jnp.asarray, inputs)))
-    found = run_split(network, inputs, (first, second), three_workers)
-    assert len(found) == len(wanted)
-    for mine, right in zip(found, map(np.asarray, wanted), strict=True):
-        assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
-        assert np.abs(mine - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())
+    expected = jax.tree.leaves(network(*map(jnp.asarray, inputs)))
+    outputs = run_split(network, inputs, (first, second), three_workers)
+    assert len(outputs) == len(expected)
+    for actual, right in zip(outputs, map(np.asarray, expected), strict=True):
+        assert (actual.dtype, actual.shape) == (right.dtype, right.shape)
+        assert np.abs(actual - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())
 
 
 def test_half_precision_stays_what_it_is(three_workers: tvm_split.Cluster) -> None:
@@ -178,11 +178,11 @@ def test_half_precision_stays_what_it_is(three_workers: tvm_split.Cluster) -> No
     module, variables = network.unbind()
     halved = module.bind(jax.tree.map(lambda leaf: leaf.astype("bfloat16"), variables))
     x = SEQUENCE.astype(ml_dtypes.bfloat16)
-    (found,) = run_split(halved, [x], ("attention", "up"), three_workers)
+    (actual,) = run_split(halved, [x], ("attention", "up"), three_workers)
     right = np.asarray(halved(x))
-    assert found.dtype == right.dtype == ml_dtypes.bfloat16
+    assert actual.dtype == right.dtype == ml_dtypes.bfloat16
     assert (
-        np.abs(found.astype("float32") - right.astype("float32")).max() < 0.05 * np.abs(right.astype("float32")).max()
+        np.abs(actual.astype("float32") - right.astype("float32")).max() < 0.05 * np.abs(right.astype("float32")).max()
     )
 
 

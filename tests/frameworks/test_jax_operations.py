@@ -111,7 +111,7 @@ def trained() -> tuple[Callable[..., Any], dict[str, Any]]:
         with jax.named_scope("dense"):
             return x.reshape(x.shape[0], -1) @ parameters["dense"] + parameters["bias"]
 
-    images, labels = (each[:TRAINED] for each in digits())
+    images, labels = (array[:TRAINED] for array in digits())
 
     def loss(parameters: Any) -> Any:
         return -jnp.take_along_axis(jax.nn.log_softmax(network(parameters, images)), labels[:, None], 1).mean()
@@ -129,12 +129,12 @@ def trained() -> tuple[Callable[..., Any], dict[str, Any]]:
 def assert_split_like(
     function: Any, inputs: tuple[Any, ...], names: tuple[str, str], cluster: tvm_split.Cluster
 ) -> Any:
-    wanted = jax.tree.leaves(function(*map(jnp.asarray, inputs)))
-    found = run_split(function, inputs, names, cluster)
-    for mine, right in zip(found, map(np.asarray, wanted), strict=True):
-        assert (mine.dtype, mine.shape) == (right.dtype, right.shape)
-        assert np.abs(mine.astype("float64") - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())
-    return found
+    expected = jax.tree.leaves(function(*map(jnp.asarray, inputs)))
+    outputs = run_split(function, inputs, names, cluster)
+    for actual, right in zip(outputs, map(np.asarray, expected), strict=True):
+        assert (actual.dtype, actual.shape) == (right.dtype, right.shape)
+        assert np.abs(actual.astype("float64") - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,6 @@ def test_answers_are_those_of_jax(function: Any, inputs: tuple[Any, ...], three_
 
 def test_trained_digits_are_read_as_jax_reads_them(three_workers: tvm_split.Cluster) -> None:
     network, parameters = trained()
-    images, labels = (each[TRAINED:] for each in digits())
+    images, labels = (array[TRAINED:] for array in digits())
     (scores,) = assert_split_like(functools.partial(network, parameters), (images,), ("conv", "dense"), three_workers)
     assert (scores.argmax(1) == labels).mean() > 0.9

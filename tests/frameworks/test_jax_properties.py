@@ -25,73 +25,73 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32")
 
 
-def unary(x: Any, other: Any, how: int) -> Any:
+def unary(x: Any, operand: Any, how: int) -> Any:
     return [jnp.tanh, jnp.abs, jax.nn.relu, jnp.sin, jax.nn.sigmoid, jnp.negative][how % 6](x)
 
 
-def binary(x: Any, other: Any, how: int) -> Any:
-    other = other if other.shape == x.shape else other.mean()
+def binary(x: Any, operand: Any, how: int) -> Any:
+    operand = operand if operand.shape == x.shape else operand.mean()
     return [jnp.add, jnp.multiply, jnp.maximum, jnp.subtract, lambda a, b: jnp.where(a > b, a, 2 * b)][how % 5](
-        x, other
+        x, operand
     )
 
 
-def outer(x: Any, other: Any, how: int) -> Any:
+def outer(x: Any, operand: Any, how: int) -> Any:
     """Along an axis of its own, or with one element for all others."""
     axis = how % x.ndim if x.ndim else 0
     return x + jnp.expand_dims(x.max(axis) if x.ndim else x, axis) if x.ndim else x[None] * numbers(3)
 
 
-def transposed(x: Any, other: Any, how: int) -> Any:
+def transposed(x: Any, operand: Any, how: int) -> Any:
     return x.transpose(np.random.default_rng(how).permutation(x.ndim))
 
 
-def reshaped(x: Any, other: Any, how: int) -> Any:
+def reshaped(x: Any, operand: Any, how: int) -> Any:
     if x.ndim < 2 or how % 3 == 0:
         return jnp.expand_dims(x, how % (x.ndim + 1)) if x.ndim < 4 else x.reshape(x.shape[0], -1)
     axis = how % (x.ndim - 1)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
-def reduced(x: Any, other: Any, how: int) -> Any:
+def reduced(x: Any, operand: Any, how: int) -> Any:
     if not x.ndim:
         return x
     return [jnp.sum, jnp.max, jnp.mean, jnp.min][how % 4](x, axis=how % x.ndim, keepdims=how % 3 == 0)
 
 
-def part(x: Any, other: Any, how: int) -> Any:
+def part(x: Any, operand: Any, how: int) -> Any:
     if not x.ndim:
         return x
     axis = how % x.ndim
     return lax.slice_in_dim(x, 0, max(1, x.shape[axis] - how % 3), 1 + how % 2, axis)
 
 
-def joined(x: Any, other: Any, how: int) -> Any:
+def joined(x: Any, operand: Any, how: int) -> Any:
     return jnp.concatenate([x, 2 * x], how % x.ndim) if x.ndim and x.size < 200 else x
 
 
-def flipped_and_padded(x: Any, other: Any, how: int) -> Any:
+def flipped_and_padded(x: Any, operand: Any, how: int) -> Any:
     if not x.ndim or x.size > 200:
         return x
     widths = [(how % 2, (how + axis) % 2) for axis in range(x.ndim)]
     return jnp.pad(jnp.flip(x, how % x.ndim), widths)
 
 
-def product(x: Any, other: Any, how: int) -> Any:
+def product(x: Any, operand: Any, how: int) -> Any:
     if not x.ndim:
         return x
     axis = how % x.ndim
     return jnp.tanh(jnp.tensordot(x, numbers(x.shape[axis], 1 + how % 3), axes=(axis, 0)))
 
 
-def broadcast(x: Any, other: Any, how: int) -> Any:
+def broadcast(x: Any, operand: Any, how: int) -> Any:
     if x.ndim > 3 or x.size > 100:
         return x
     axis = how % (x.ndim + 1)
     return jnp.repeat(jnp.expand_dims(x, axis), 2, axis)
 
 
-def taken(x: Any, other: Any, how: int) -> Any:
+def taken(x: Any, operand: Any, how: int) -> Any:
     return jnp.take(x, np.array([0, x.shape[how % x.ndim] - 1, 0]), axis=how % x.ndim) if x.ndim and x.size < 200 else x
 
 
@@ -117,10 +117,10 @@ def test_random_networks_have_the_answers_of_jax(choices: list[tuple[int, int]])
     compute = network(choices)
     model = load_model(compute, inputs)
     assert_keeps_contract(model)
-    found = run(model, inputs)
-    for mine, right in zip(found, jax.jit(compute)(*inputs), strict=True):
-        assert mine.shape == right.shape
-        assert_close(mine, np.asarray(right), 1e-4)
+    outputs = run(model, inputs)
+    for actual, right in zip(outputs, jax.jit(compute)(*inputs), strict=True):
+        assert actual.shape == right.shape
+        assert_close(actual, np.asarray(right), 1e-4)
     assert model.layers
     assert first_parting_layer(model, model.reference, inputs) is None
 
@@ -140,16 +140,16 @@ def test_random_convolutions_and_pools_have_the_answers_of_jax(data: st.DataObje
 
     def compute(x: Any) -> Any:
         x = lax.conv_general_dilated(
-            x, kernel, strides, padding, spread, dilation, tuple("".join(each) for each in layout), groups
+            x, kernel, strides, padding, spread, dilation, tuple("".join(axes) for axes in layout), groups
         )
         if is_pooled and math.prod(x.shape):
             return x, lax.reduce_window(x, 0.0, lax.add, (1, 2, 1, 2), (1, 2, 1, 1), "SAME")
         return x
 
-    wanted = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(compute)(image))]
-    if any(0 in each.shape for each in wanted):
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(compute)(image))]
+    if any(0 in array.shape for array in expected):
         return
     model = load_model(compute, (image,))
-    for mine, right in zip(run(model, (image,)), wanted, strict=True):
-        assert_close(mine, right, 1e-4)
+    for actual, right in zip(run(model, (image,)), expected, strict=True):
+        assert_close(actual, right, 1e-4)
     assert first_parting_layer(model, model.reference, (image,)) is None

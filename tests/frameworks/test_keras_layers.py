@@ -78,11 +78,11 @@ def shared() -> Any:
     conv = layers.Conv2D(4, 3, strides=2, padding="same", name="conv")
     act = layers.PReLU(shared_axes=[1, 2], name="act")
     seen = keras.Sequential([conv, layers.BatchNormalization(name="norm"), act], name="eye")
-    one, other = seen(left), seen(right)
-    flat = [layers.Flatten(name="flat_left")(one), layers.Flatten(name="flat_right")(other)]
+    seen_left, seen_right = seen(left), seen(right)
+    flat = [layers.Flatten(name="flat_left")(seen_left), layers.Flatten(name="flat_right")(seen_right)]
     squared = layers.Lambda(lambda t: ops.square(t) - ops.mean(t, axis=-1, keepdims=True), name="squared")
     likeness = layers.Dot(axes=-1, normalize=True, name="likeness")(flat)
-    return keras.Model([left, right], {"squared": squared(flat[0]), "likeness": likeness, "left": one})
+    return keras.Model([left, right], {"squared": squared(flat[0]), "likeness": likeness, "left": seen_left})
 
 
 def random_inputs(network: Any) -> list[np.ndarray]:
@@ -95,7 +95,7 @@ def random_inputs(network: Any) -> list[np.ndarray]:
             return np.sort(generator.integers(0, 11, shape).astype(dtype), 1)[:, ::-1].copy()  # zeros are behind
         return generator.standard_normal(shape).astype(dtype)
 
-    return [random((2, *each.shape[1:]), str(each.dtype)) for each in network.inputs]
+    return [random((2, *tensor.shape[1:]), str(tensor.dtype)) for tensor in network.inputs]
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,19 @@ def test_answers_are_those_of_keras(build: Callable[[], Any], second: str, three
     keras.utils.set_random_seed(0)
     network = with_random_statistics(build())
     inputs = random_inputs(network)
-    wanted = [ops.convert_to_numpy(each) for each in keras.tree.flatten(network(inputs if inputs[1:] else inputs[0]))]
+    expected = [
+        ops.convert_to_numpy(output) for output in keras.tree.flatten(network(inputs if inputs[1:] else inputs[0]))
+    ]
     model = load_model(network, tuple(inputs))
     assert_keeps_contract(model)
-    assert_same(run_split(model, inputs, (model.layer_names[0], second), three_workers), wanted)
+    assert_same(run_split(model, inputs, (model.layer_names[0], second), three_workers), expected)
 
 
 @pytest.mark.parametrize(("policy", "limit"), [("mixed_float16", 5e-3), ("mixed_bfloat16", 4e-2)])
 def test_mixed_precision_rounds_as_keras_does(
     policy: str, limit: float, three_workers: tvm_split.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is float32 in the end was half before, and is compared as such before it is deployed."""
+    """A float32 output computed in half precision is compared with the tolerance of half precision."""
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy(policy)
     try:
@@ -138,7 +140,7 @@ def test_mixed_precision_rounds_as_keras_does(
         keras.mixed_precision.set_dtype_policy(before)
     network = with_random_statistics(network)
     (x,) = random_inputs(network)
-    wanted = ops.convert_to_numpy(network(x))
-    (found,) = run_split(network, [x], ("conv", "pool"), three_workers)
-    assert found.dtype == wanted.dtype == np.float32
-    assert np.abs(found - wanted).max() < limit * np.ptp(wanted)
+    expected = ops.convert_to_numpy(network(x))
+    (actual,) = run_split(network, [x], ("conv", "pool"), three_workers)
+    assert actual.dtype == expected.dtype == np.float32
+    assert np.abs(actual - expected).max() < limit * np.ptp(expected)

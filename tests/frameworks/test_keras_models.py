@@ -44,13 +44,13 @@ def convolutions() -> Any:
 
 
 def several() -> Any:
-    one, other = layers.Input((8, 8, 3), name="one"), layers.Input((6,), name="other")
+    image, vector = layers.Input((8, 8, 3), name="one"), layers.Input((6,), name="other")
     shared = layers.Conv2D(4, 3, padding="same", activation="relu", name="shared")
-    x = shared(layers.Conv2D(3, 1, name="first")(one))
-    skip = layers.Add(name="skip")([x, layers.Conv2D(4, 1, name="side")(one)])
+    x = shared(layers.Conv2D(3, 1, name="first")(image))
+    skip = layers.Add(name="skip")([x, layers.Conv2D(4, 1, name="side")(image)])
     pooled = layers.GlobalAveragePooling2D(name="pool")(skip)
-    joined = layers.Concatenate(name="join")([pooled, layers.Dense(4, activation="elu", name="other_dense")(other)])
-    return keras.Model([one, other], [layers.Dense(3, name="a")(joined), layers.Dense(2, name="b")(pooled), skip])
+    joined = layers.Concatenate(name="join")([pooled, layers.Dense(4, activation="elu", name="other_dense")(vector)])
+    return keras.Model([image, vector], [layers.Dense(3, name="a")(joined), layers.Dense(2, name="b")(pooled), skip])
 
 
 def nested() -> Any:
@@ -107,21 +107,21 @@ def test_answers_are_those_of_keras(
     keras.utils.set_random_seed(0)
     network = with_random_statistics(build())
     inputs = random_inputs(network, batch=2)
-    wanted = keras.tree.flatten(network.predict(inputs if len(inputs) > 1 else inputs[0], verbose=0))
+    expected = keras.tree.flatten(network.predict(inputs if len(inputs) > 1 else inputs[0], verbose=0))
     network.save(tmp_path / "network.keras")
     model = load_model(tmp_path / "network.keras", batch=2)
     assert_keeps_contract(model)
-    assert [spec.name for spec in model.inputs] == [each.name for each in network.inputs]
+    assert [spec.name for spec in model.inputs] == [tensor.name for tensor in network.inputs]
     first = model.layer_names[0]
-    found = run_split(model, inputs, (first, second), three_workers)
-    assert_same(found, wanted)
+    outputs = run_split(model, inputs, (first, second), three_workers)
+    assert_same(outputs, expected)
 
 
 def test_every_layer_of_a_known_network_keeps_its_name() -> None:
     network = mobilenet()
     names = set(load_model(network, batch=1).layer_names)
-    own = {layer.name for layer in network.layers if not isinstance(layer, layers.InputLayer)}
-    assert own <= names | {name.partition("/")[0] for name in names}
+    layer_names = {layer.name for layer in network.layers if not isinstance(layer, layers.InputLayer)}
+    assert layer_names <= names | {name.partition("/")[0] for name in names}
 
 
 def test_layers_that_are_called_again_are_counted() -> None:
@@ -131,43 +131,43 @@ def test_layers_that_are_called_again_are_counted() -> None:
 
 def test_inputs_by_name_and_sizes() -> None:
     network = several()
-    one, other = random_inputs(network, batch=3)
-    model = load_model(network, {"other": other, "one": one})
+    image, vector = random_inputs(network, batch=3)
+    model = load_model(network, {"other": vector, "one": image})
     assert [spec.shape for spec in model.inputs] == [(3, 8, 8, 3), (3, 6)]
     assert len(model.example_inputs) == 2
-    assert load_model(network, (one, other), batch=5).inputs[1].shape == (5, 6)
+    assert load_model(network, (image, vector), batch=5).inputs[1].shape == (5, 6)
     with pytest.raises(ModelImportError, match=r"axis 0 of input 'one'.*batch=1"):
         load_model(network)
     with pytest.raises(ModelImportError, match=r"takes 2 inputs \(one, other\), example_inputs has 1"):
-        load_model(network, one)
+        load_model(network, image)
     with pytest.raises(ModelImportError, match=r"inputs are \['one', 'other'\]"):
-        load_model(network, {"one": one})
+        load_model(network, {"one": image})
     with pytest.raises(ModelImportError, match=r"'other' is float32\['open', 6\].*\[3, 7\]"):
-        load_model(network, (one, np.zeros((3, 7), "float32")))
+        load_model(network, (image, np.zeros((3, 7), "float32")))
 
 
 @pytest.mark.parametrize("keys", [("x", "y"), ("y", "x")], ids="".join)
 def test_inputs_by_keys_of_their_own(keys: tuple[str, str], three_workers: tvm_split.Cluster, tmp_path: Path) -> None:
-    """Names of tensors are in another order than those, and the function is not the same the other way round."""
+    """The tensors' names have another order than the keys, and exchanged inputs give another result."""
     first, second = keys
-    one, other = layers.Input((4,), name="b"), layers.Input((4,), name="a")
-    x = layers.Subtract(name="less")([one, layers.Dense(4, name="hidden")(other)])
-    network = keras.Model({first: one, second: other}, layers.Dense(2, name="head")(x), name="keyed")
+    minuend, vector = layers.Input((4,), name="b"), layers.Input((4,), name="a")
+    x = layers.Subtract(name="less")([minuend, layers.Dense(4, name="hidden")(vector)])
+    network = keras.Model({first: minuend, second: vector}, layers.Dense(2, name="head")(x), name="keyed")
     generator = np.random.default_rng(0)
-    given = {key: generator.standard_normal((3, 4)).astype("float32") for key in keys}
-    wanted = keras.ops.convert_to_numpy(network(given))
+    inputs = {key: generator.standard_normal((3, 4)).astype("float32") for key in keys}
+    expected = keras.ops.convert_to_numpy(network(inputs))
     network.save(tmp_path / "keyed.keras")
     model = load_model(tmp_path / "keyed.keras", batch=3)
     assert [spec.name for spec in model.inputs] == ["x", "y"]
-    assert_same(run_split(model, [given["x"], given["y"]], ("hidden", "head"), three_workers), [wanted])
-    assert_same(load_model(network, given).reference.outputs([given["x"], given["y"]]), [wanted])
+    assert_same(run_split(model, [inputs["x"], inputs["y"]], ("hidden", "head"), three_workers), [expected])
+    assert_same(load_model(network, inputs).reference.outputs([inputs["x"], inputs["y"]]), [expected])
     with pytest.raises(ModelImportError, match=r"inputs are \['x', 'y'\], example_inputs has \['a', 'b'\]"):
-        load_model(network, {"a": given["x"], "b": given["y"]})
+        load_model(network, {"a": inputs["x"], "b": inputs["y"]})
 
 
 def test_nested_inputs() -> None:
-    one, other, third = (layers.Input((4,), name=name) for name in "abc")
-    network = keras.Model({"x": [one, other], "y": third}, layers.Concatenate(name="join")([third, other, one]))
+    first, second, third = (layers.Input((4,), name=name) for name in "abc")
+    network = keras.Model({"x": [first, second], "y": third}, layers.Concatenate(name="join")([third, second, first]))
     a, b, c = random_inputs(network, batch=2)
     model = load_model(network, {"a": a, "b": b, "c": c})
     assert [spec.name for spec in model.inputs] == ["a", "b", "c"]
@@ -177,8 +177,8 @@ def test_nested_inputs() -> None:
 def test_a_bfloat16_input() -> None:
     x = layers.Input((4,), name="x", dtype="bfloat16")
     network = keras.Model(x, layers.Dense(2, name="head", dtype="bfloat16")(x))
-    for given in (None, np.ones((2, 4), "float32")):
-        model = load_model(network, given, batch=2)
+    for examples in (None, np.ones((2, 4), "float32")):
+        model = load_model(network, examples, batch=2)
         assert [(spec.shape, spec.dtype) for spec in model.inputs] == [((2, 4), "bfloat16")]
         assert_keeps_contract(model)
 
@@ -196,10 +196,10 @@ def test_a_model_without_known_inputs_needs_examples(three_workers: tvm_split.Cl
     network, x = Own(), np.random.default_rng(0).standard_normal((2, 5)).astype("float32")
     with pytest.raises(ModelImportError, match="'own' does not know its inputs' shapes"):
         load_model(network, batch=1)
-    wanted = keras.ops.convert_to_numpy(network(x))
+    expected = keras.ops.convert_to_numpy(network(x))
     model = load_model(network, x)
     assert {"hidden", "out"} <= set(model.layer_names)
-    assert_same(run_split(model, [x], ("hidden", "out"), three_workers), [wanted])
+    assert_same(run_split(model, [x], ("hidden", "out"), three_workers), [expected])
 
 
 @pytest.mark.parametrize("backend", ["nonsense", "tensorflow"])
@@ -228,7 +228,7 @@ def test_files_that_are_no_models_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("build", "convolutions"), [(mobilenet, 52), (efficientnet, 81)])
 def test_a_channels_last_network_costs_no_transposes_inside(build: Callable[[], Any], convolutions: int) -> None:
-    operators = [operator_name(each.value) for each in bindings_of(load_model(build(), batch=1).module["main"])]
+    operators = [operator_name(binding.value) for binding in bindings_of(load_model(build(), batch=1).module["main"])]
     assert operators.count("relax.permute_dims") == 1
     assert operators.count("relax.nn.conv2d") == convolutions
 
@@ -242,4 +242,4 @@ def test_only_the_first_kernel_transposes(tmp_path: Path) -> None:
     (compiled,) = tmp_path.glob("stage_0/*-schedule.py")
     kernels = re.findall(r"R\.call_tir\(cls\.(\w+)", compiled.read_text())
     assert len(kernels) > 52
-    assert ["transpose" in each for each in kernels] == [True, *[False] * (len(kernels) - 1)], kernels
+    assert ["transpose" in kernel for kernel in kernels] == [True, *[False] * (len(kernels) - 1)], kernels

@@ -17,24 +17,24 @@ from tvm_split.model import Model
 
 
 def assert_answers(
-    model: Model, inputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray], tolerance: float | None, steps: int = 0
+    model: Model, inputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float | None, steps: int = 0
 ) -> None:
     """The model and each of its layers have the framework's answers; integers may be so many ``steps`` apart."""
     assert_keeps_contract(model)
-    for mine, right in zip(run(model, inputs), wanted, strict=True):
-        assert (str(mine.dtype), mine.shape) == (str(right.dtype), right.shape)
+    for actual, right in zip(run(model, inputs), expected, strict=True):
+        assert (str(actual.dtype), actual.shape) == (str(right.dtype), right.shape)
         if steps:
-            assert np.abs(mine.astype("int64") - right.astype("int64")).max() <= steps
+            assert np.abs(actual.astype("int64") - right.astype("int64")).max() <= steps
         else:
-            assert_close(mine, right, tolerance)
+            assert_close(actual, right, tolerance)
     if model.layers and not steps:
         assert first_parting_layer(model, model.reference, inputs) is None
 
 
 @pytest.mark.parametrize("case", jax_cases.CASES, ids=[case.name for case in jax_cases.CASES])
 def test_operation_has_the_answer_of_jax(case: jax_cases.Case) -> None:
-    wanted = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(case.function)(*case.inputs))]
-    assert_answers(load_model(case.function, case.inputs), case.inputs, wanted, case.tolerance)
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(case.function)(*case.inputs))]
+    assert_answers(load_model(case.function, case.inputs), case.inputs, expected, case.tolerance)
 
 
 @pytest.mark.parametrize("case", tflite_cases.CASES, ids=[case.name for case in tflite_cases.CASES])

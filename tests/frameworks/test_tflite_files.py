@@ -43,13 +43,13 @@ def test_answers_over_two_workers_are_those_of_litert(
     x = image_of(model)
     model = load_model(tmp_path / "net.tflite", x)  # of integers, only what is given can be compared
     assert model.tolerance == (QUANTIZED_TOLERANCE if kind == "int8" else None)
-    (wanted,) = model.reference.outputs([x])
-    (found,) = run_split(model, [x], ("stem", "skip"), three_workers)
-    assert (found.dtype, found.shape) == (wanted.dtype, (2, 5))
+    (expected,) = model.reference.outputs([x])
+    (actual,) = run_split(model, [x], ("stem", "skip"), three_workers)
+    assert (actual.dtype, actual.shape) == (expected.dtype, (2, 5))
     if kind == "int8":
-        assert np.abs(found.astype("int64") - wanted).max() <= 1  # of 256 steps
+        assert np.abs(actual.astype("int64") - expected).max() <= 1  # of 256 steps
     else:
-        assert np.abs(found - wanted).max() < 1e-4 * np.ptp(wanted)
+        assert np.abs(actual - expected).max() < 1e-4 * np.ptp(expected)
         assert first_parting_layer(model, model.reference, [x]) is None
 
 
@@ -62,43 +62,47 @@ def test_channels_last_cost_one_transposition() -> None:
     ("before", "crops", "is_one"), [([2, 2, 2, 3], [0, 0, 0, 1], True), ([0, 2, 0, 3], [0, 0, 0, 1], False)]
 )
 def test_a_dilated_convolution_is_one(before: list[int], crops: list[int], is_one: bool) -> None:
-    """What the converter writes, and one whose padding is on one side."""
+    """One case is as the converter writes it; the other has padding on one side only."""
     writer = Writer()
     x = writer.input([1, 8, 7, 3], name="x")
-    numbers = [writer.constant(np.array(each, "int32").reshape(2, -1).squeeze()) for each in ([2, 2], before, crops)]
+    numbers = [
+        writer.constant(np.array(values, "int32").reshape(2, -1).squeeze()) for values in ([2, 2], before, crops)
+    ]
     apart = writer.add("SPACE_TO_BATCH_ND", [x, *numbers[:2]], "SpaceToBatchND", name="net/spread/SpaceToBatchND")
     generator = np.random.default_rng(0)
     weights = [generator.standard_normal(shape).astype("float32") for shape in ((4, 3, 3, 3), (4,))]
     options = {**SAME, "padding": 1, "fusedActivationFunction": 1}
-    made = writer.add("CONV_2D", [apart, *map(writer.constant, weights)], "Conv2D", options, name="net/spread/conv")
-    together = [made, numbers[0], numbers[2]]
+    convolved = writer.add(
+        "CONV_2D", [apart, *map(writer.constant, weights)], "Conv2D", options, name="net/spread/conv"
+    )
+    together = [convolved, numbers[0], numbers[2]]
     model = load_model(writer.file(writer.add("BATCH_TO_SPACE_ND", together, "BatchToSpaceND", name="net/spread/end")))
     script = model.module.script(show_meta=False)
     assert ("dilation=[2, 2]" in script, script.count("R.permute_dims(") == 2) == (is_one, is_one)
-    given = generator.standard_normal((1, 8, 7, 3)).astype("float32")
-    np.testing.assert_allclose(run(model, [given])[0], model.reference.outputs([given])[0], rtol=1e-4, atol=1e-5)
-    assert first_parting_layer(model, model.reference, [given]) is None
+    image = generator.standard_normal((1, 8, 7, 3)).astype("float32")
+    np.testing.assert_allclose(run(model, [image])[0], model.reference.outputs([image])[0], rtol=1e-4, atol=1e-5)
+    assert first_parting_layer(model, model.reference, [image]) is None
 
 
 def test_tensors_of_one_name_are_kept_apart() -> None:
     writer = Writer()
     x = writer.input([2, 3], name="x")
     doubled = writer.add("ADD", [x, x], "Add", name="same")
-    made = writer.add("MUL", [doubled, x], "Mul", name="same")
-    model = load_model(writer.file(writer.add("SUB", [made, doubled], "Sub", name="same")))
-    given = np.float32([[1, 2, 3], [4, 5, 6]])
-    np.testing.assert_allclose(run(model, [given])[0], 2 * given * given - 2 * given)
+    product = writer.add("MUL", [doubled, x], "Mul", name="same")
+    model = load_model(writer.file(writer.add("SUB", [product, doubled], "Sub", name="same")))
+    values = np.float32([[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_allclose(run(model, [values])[0], 2 * values * values - 2 * values)
 
 
 def test_sizes_computed_while_it_runs_are_known_when_it_is_loaded() -> None:
     writer = Writer()
     x = writer.input([-1, 2, 3], name="x")
     shape = writer.add("SHAPE", [x], "Shape", {"outType": 2}, dtype="int32")
-    ends = [writer.constant(np.array(each, "int32")) for each in ([0], [1], [1])]
+    ends = [writer.constant(np.array(values, "int32")) for values in ([0], [1], [1])]
     batch = writer.add("STRIDED_SLICE", [shape, *ends], "StridedSlice", {"shrinkAxisMask": 1}, dtype="int32")
     sizes = [batch, writer.constant(np.array(6, "int32"))]
-    wanted = writer.add("PACK", sizes, "Pack", {"valuesCount": 2}, dtype="int32")
-    content = writer.file(writer.add("RESHAPE", [x, wanted], "Reshape", name="flat"))
+    target_shape = writer.add("PACK", sizes, "Pack", {"valuesCount": 2}, dtype="int32")
+    content = writer.file(writer.add("RESHAPE", [x, target_shape], "Reshape", name="flat"))
     model = load_model(content, batch=4)
     assert [spec.shape for spec in model.outputs] == [(4, 6)]
     assert model.layer_names == ("flat",)
@@ -146,9 +150,9 @@ def test_what_cannot_be_imported_is_named_with_its_layer() -> None:
 def test_what_is_no_straight_line_is_refused_before_it_runs(kind: str, table: str, reason: str) -> None:
     writer = Writer()
     x = writer.input([2, 4], name="x")
-    made = writer.add(kind, [x], table, name="net/part/made")
+    result = writer.add(kind, [x], table, name="net/part/made")
     with pytest.raises(ModelImportError, match=rf"{kind} \({reason}.*\) in net/part"):
-        load_model(writer.file(made))
+        load_model(writer.file(result))
 
 
 @pytest.mark.parametrize("batch", [0, -1, 2.0, True, "3", 2**40])
@@ -182,11 +186,14 @@ def test_without_names_operators_are_layers_by_their_numbers(three_workers: tvm_
         tensor.name = None
     model = load_model(writer.file(len(writer.tensors) - 1))
     assert model.layer_names == ("conv_2d_0", "conv_2d_1", "add_0")
-    assert ([each.name for each in model.inputs], [each.name for each in model.outputs]) == (["input_0"], ["output_0"])
+    assert ([tensor.name for tensor in model.inputs], [tensor.name for tensor in model.outputs]) == (
+        ["input_0"],
+        ["output_0"],
+    )
     x = image_of(model)
-    (found,) = run_split(model, [x], ("conv_2d_0", "conv_2d_1"), three_workers)
-    (wanted,) = model.reference.outputs([x])
-    assert np.abs(found - wanted).max() < 1e-4 * np.ptp(wanted)
+    (actual,) = run_split(model, [x], ("conv_2d_0", "conv_2d_1"), three_workers)
+    (expected,) = model.reference.outputs([x])
+    assert np.abs(actual - expected).max() < 1e-4 * np.ptp(expected)
     assert first_parting_layer(model, model.reference, [x]) is None
 
 
@@ -196,7 +203,7 @@ def test_names_that_are_no_text_are_escaped() -> None:
         tensor.name = b"net/caf\xe9_%d/made" % number
     model = load_model(writer.file(len(writer.tensors) - 1))
     assert model.layer_names == (r"net/caf\xe9_3", r"net/caf\xe9_6", r"net/caf\xe9_7")
-    assert [each.name for each in model.inputs] == ["net_caf_xe9_0_made"]
+    assert [tensor.name for tensor in model.inputs] == ["net_caf_xe9_0_made"]
     x = image_of(model)
     np.testing.assert_allclose(run(model, [x])[0], model.reference.outputs([x])[0], rtol=1e-4, atol=1e-5)
 

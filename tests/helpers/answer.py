@@ -1,4 +1,4 @@
-"""What another process of Python answers: the last line that it writes, as JSON."""
+"""Ask another Python process: its answer is the last line that it writes, as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.rpc_runtime.worker_process import ROOT
 
 
 def answer(*arguments: str, environment: Mapping[str, str], seconds: float = 100.0) -> Any:
-    """Of the interpreter with these arguments, in the repository's folder, with ``environment`` beside this one's."""
+    """Return the answer of Python with these arguments, run in the repository; ``environment`` is added."""
     ran = subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},

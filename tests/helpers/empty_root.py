@@ -1,6 +1,6 @@
-"""A root with nothing in it but the C library and a Python without packages, and no network: where a kit has to run.
+"""A root folder with only the C library and a Python without packages, and no network: a kit must run in it.
 
-Namespaces of the user, of mounts, processes and the network, as containers are made of. What is mounted goes with them.
+It uses user, mount, process and network namespaces, as containers do. The mounts end with the namespaces.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 OUTSIDE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""Runs a command that sees no network but a loopback of its own, which is down; its end is that of all it started."""
+"""Run a command whose only network is an inactive loopback; all processes that it started end with it."""
 TOOLS = ("/bin/sh", "/usr/bin/readlink", "/usr/bin/dirname")
-"""What a kit's starter calls."""
+"""The tools that a kit's starter calls."""
 
 
 def can_make_roots() -> bool:
-    """Whether this process may make such namespaces."""
+    """Whether this process may create such namespaces."""
     return subprocess.run([*OUTSIDE, "true"], capture_output=True, check=False, timeout=60).returncode == 0
 
 
 def python_in_root() -> str:
-    """The Python of the root: the one that this process's environment was made of."""
+    """Return the Python in the root: the one from which this process's environment was created."""
     return str(Path(sys.executable).resolve())
 
 
 def command_in_root(root: Path, kit: Path, command: Sequence[str]) -> list[str]:
-    """A command in ``root``, an empty folder, with a kit at ``/kit`` that cannot be written to. To run in `OUTSIDE`."""
+    """Return a command in ``root``, an empty folder, with a kit at ``/kit``, read-only; it is run in `OUTSIDE`."""
     lines = ["set -e"]
     for path in (*_libraries(), *TOOLS, python_in_root()):
         real = Path(path).resolve()
@@ -58,19 +58,19 @@ def _bound(source: Path, target: Path) -> list[str]:
 
 
 def _package_folders(root: Path, stdlib: Path) -> Iterator[Path]:
-    """What is installed beside the Python, to be covered."""
+    """Yield the folders of packages that are installed for the Python, to be hidden by mounts."""
     for name in ("site-packages", "dist-packages"):
         if (stdlib / name).is_dir():
             yield root / stdlib.relative_to("/") / name
 
 
 def _libraries() -> set[str]:
-    """The files of the C library and its like: what Python, its modules and the tools are linked with, and C++'s."""
-    found = set()
+    """Return the libraries that Python, its modules and the tools are linked with, and those of C++."""
+    libraries = set()
     modules = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix})) / "lib-dynload"
     for binary in (python_in_root(), *TOOLS, *map(str, modules.glob("*.so"))):
         listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False, timeout=60).stdout
-        found |= set(re.findall(r"(/\S+\.so\S*)", listed))
-    folder = next(Path(each).parent for each in found if "/libc.so" in each)
+        libraries |= set(re.findall(r"(/\S+\.so\S*)", listed))
+    folder = next(Path(library).parent for library in libraries if "/libc.so" in library)
     also = ("libstdc++.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6")
-    return found | {str(folder / name) for name in also}
+    return libraries | {str(folder / name) for name in also}

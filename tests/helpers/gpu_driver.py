@@ -1,7 +1,7 @@
-"""A machine with NVIDIA's driver and no GPU, without either: a library of the driver's name that knows its version.
+"""Emulate a machine with NVIDIA's driver and no GPU: a library with the driver's name reports a version.
 
-TVM's library for GPUs and CUDA's runtime are the real ones. Whatever they ask of the driver beyond its version fails as
-where there is no device, so that libraries of stages can be loaded, and nothing can be run.
+TVM's library for GPUs and CUDA's runtime are the real ones. Every other call to the driver fails as on a machine
+without a GPU, so libraries of stages can be loaded, but not run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ OTHERS = (
     *("cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString", "cuLaunchKernelEx"),
     *("cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled"),
 )
-"""What TVM's library is linked with."""
+"""The libraries that TVM's library is linked with."""
 
 
 def driver_for(version: int, folder: Path) -> dict[str, str]:
-    """The environment of a process on a machine whose driver goes up to a version of CUDA (13000 is 13.0)."""
+    """Return the environment of a process on a machine whose driver supports CUDA up to a version (13000 is 13.0)."""
     lines = [f"int cuDriverGetVersion(int *version) {{ *version = {version}; return 0; }}"]
     lines += [f"int {name}(void) {{ return {NO_DEVICE}; }}" for name in OTHERS]
     source, library = folder / "driver.c", folder / "libcuda.so.1"
@@ -33,7 +33,7 @@ def driver_for(version: int, folder: Path) -> dict[str, str]:
 
 
 def require_toolkit() -> None:
-    """Skips a test where there is no nvcc, or no CUDA runtime beside it."""
+    """Skip a test if there is no nvcc, or no CUDA runtime beside it."""
     places = [*installed_folders(), Path("/usr/local/cuda")]
     if find_nvcc() is None or not any(list(place.glob("lib*/libcudart.so.13")) for place in places):
         pytest.skip("CUDA's toolkit is not here")

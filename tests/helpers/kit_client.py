@@ -1,4 +1,4 @@
-"""In namespaces without a network: runs a bundle of one machine on a kit's worker in an empty root, and says what came.
+"""Run a bundle of one machine on a kit's worker in an empty root, in namespaces without a network.
 
 ``python -m tests.helpers.kit_client ROOT KIT BUNDLE INPUTS`` writes the first output of every micro-batch in INPUTS
 (``.npy``) as JSON, and ends the worker.
@@ -43,7 +43,7 @@ def main() -> None:
         cluster_file.write_text(json.dumps({"machines": machines}))
         batches = np.load(inputs)
         with tvm_split.deploy(bundle, tvm_split.Cluster.from_yaml(cluster_file)) as deployment:
-            outputs = [each[0].tolist() for each in deployment.stream([(batch,) for batch in batches])]
+            outputs = [results[0].tolist() for results in deployment.stream([(batch,) for batch in batches])]
     finally:
         worker.terminate()
         code = worker.wait(PATIENCE_SECONDS)

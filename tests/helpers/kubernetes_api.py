@@ -1,4 +1,4 @@
-"""As much of Kubernetes' API as ``kubectl get pods`` asks for, over HTTP on loopback: there is no cluster in tests."""
+"""The part of Kubernetes' API that ``kubectl get pods`` calls, over HTTP on loopback: tests have no cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 class KubernetesApi(Closing):
-    """Serves ``pods``; ``config`` is a file that leads kubectl here, into the namespace ``lab``."""
+    """Serves ``pods``; ``config`` is a file that leads kubectl to this server, into the namespace ``lab``."""
 
     def __init__(self, folder: Path) -> None:
         self.pods: list[dict[str, Any]] = []
@@ -26,7 +26,7 @@ class KubernetesApi(Closing):
                 outer._answer(self)
 
             def log_message(self, *_: object) -> None:
-                """Says nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
@@ -56,7 +56,7 @@ class KubernetesApi(Closing):
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(request.path)
         name = {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": ["get", "list"]}
-        known = {
+        answers = {
             "/api": {"kind": "APIVersions", "versions": ["v1"]},
             "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
             "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": [name]},
@@ -66,9 +66,9 @@ class KubernetesApi(Closing):
             self.selectors += parse_qs(parts.query).get("labelSelector", [])
         reason = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden"}
         refusal = {**reason, "message": "you may not list these\x1b[2J"}
-        found = parts.path in known
-        body = json.dumps(known.get(parts.path, refusal)).encode()
-        request.send_response(200 if found else 403)
+        is_known = parts.path in answers
+        body = json.dumps(answers.get(parts.path, refusal)).encode()
+        request.send_response(200 if is_known else 403)
         request.send_header("Content-Type", "application/json")
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()

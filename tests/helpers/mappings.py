@@ -1,4 +1,4 @@
-"""What a process has mapped into its memory, and what files it has open."""
+"""Return the memory mappings and the open files of a process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def mappings(process_id: int) -> list[str]:
 
 
 def removed_libraries(process_id: int) -> list[str]:
-    """Mappings of libraries whose file has no name, as of all that a worker or an in-process cluster loads."""
+    """Return the mappings of libraries without a file name, such as those of a worker or an in-process cluster."""
     return [line for line in mappings(process_id) if line.endswith(".so (deleted)")]
 
 
 def open_files(process_id: int | str = "self") -> int:
-    """Without what gRPC waits with, which it opens and closes as it sees fit."""
+    """Return the number of open files, without the event descriptors that gRPC opens and closes at any time."""
     count = 0
     for path in Path(f"/proc/{process_id}/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of this very folder
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             count += not str(path.readlink()).startswith("anon_inode:[event")
     return count

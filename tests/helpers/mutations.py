@@ -1,4 +1,4 @@
-"""Wrong bytes: random ones, right ones with something changed, and random messages of protobuf."""
+"""Make wrong bytes: random ones, correct ones with changes, and random messages of protobuf."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from google.protobuf.descriptor import FieldDescriptor
 NUMBERS = (0, 1, 2, 3, 7, 63, 64, 255, 16_384, 16_385, 65_535, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 TEXTS = ("", "cpu", "cuda", "float32", "bool", "O", "V8", "client", "\0", "../../x", "a" * 3000, "ü\n\x1b[2J", "1e9")
 WRONG_FILES = (b"", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b"[" * 600 + b"]" * 600)
-"""Files that no reader takes for what it expects: not text, not JSON, too deep, or of too many digits for a number."""
+"""Contents that no reader accepts: not text, not JSON, nested too deeply, or a number with too many digits."""
 
 
 def mutated(content: bytes, source: random.Random) -> bytes:
-    """Some changes at random places: bits, bytes, cuts, copies, insertions."""
+    """Return the bytes with some changes at random places: bits, bytes, cuts, copies, insertions."""
     data = bytearray(content)
     for _ in range(source.choice((1, 1, 2, 4, 16))):
         place, length = source.randrange(len(data) + 1), source.choice((1, 2, 4, 8, 64))
@@ -39,7 +39,7 @@ def mutated(content: bytes, source: random.Random) -> bytes:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a JSON value with every key or index in it."""
+    """Yield every container of a JSON value with every key or index in it."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key
@@ -47,13 +47,12 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def changed(content: Any, source: random.Random) -> bytes:
-    """A JSON value, itself left behind, with some values in it changed, lost, moved or doubled; sometimes with other
-    bytes."""
+    """Change, remove, move or double some values of a JSON value; return it as bytes, sometimes with changed bytes."""
     for _ in range(source.choice((1, 1, 1, 2, 5))):
-        found = list(places(content))
-        if not found:
+        all_places = list(places(content))
+        if not all_places:
             break
-        (holder, key), (other, from_key) = source.choice(found), source.choice(found)
+        (holder, key), (from_holder, from_key) = source.choice(all_places), source.choice(all_places)
         value: Any = source.choice(
             (None, True, -1, 1.5, 1e999, [], {}, [[]], source.choice(NUMBERS), source.choice(TEXTS), _number(source))
         )
@@ -61,7 +60,7 @@ def changed(content: Any, source: random.Random) -> bytes:
             case 0:
                 del holder[key]
             case 1:
-                holder[key] = json.loads(json.dumps(other[from_key]))
+                holder[key] = json.loads(json.dumps(from_holder[from_key]))
             case 2 if isinstance(holder, list):
                 holder.insert(key, json.loads(json.dumps(holder[key])))
             case _:
@@ -71,12 +70,12 @@ def changed(content: Any, source: random.Random) -> bytes:
 
 
 def _number(source: random.Random) -> float:
-    """From the ends of what a float can be, or between."""
+    """Return a float near the limits of its range, or between them."""
     return source.choice((5e-324, 1e-308, 1e-18, 1e-9, 1e18, 1.1e18, 1e30, 1e200, 1.7e308, 10**400, -1e308))
 
 
-def random_message(kind: Any, source: random.Random, known: tuple[str, ...], depth: int = 0) -> Any:
-    """A message of a kind, its fields random, sometimes with a text that is ``known`` to mean something."""
+def random_message(kind: Any, source: random.Random, known_texts: tuple[str, ...], depth: int = 0) -> Any:
+    """Return a message of a kind with random fields; some texts are among ``known_texts``, which have a meaning."""
     message = kind()
     for field in kind.DESCRIPTOR.fields:
         if source.random() < 0.25:
@@ -84,20 +83,20 @@ def random_message(kind: Any, source: random.Random, known: tuple[str, ...], dep
         if field.is_repeated:
             if depth < 3:
                 count = source.choice((0, 1, 1, 2, 5, 40))
-                values = [_value(message, field, source, known, depth) for _ in range(count)]
+                values = [_value(message, field, source, known_texts, depth) for _ in range(count)]
                 getattr(message, field.name).extend(values)
         elif field.message_type is not None:
-            getattr(message, field.name).CopyFrom(_value(message, field, source, known, depth))
+            getattr(message, field.name).CopyFrom(_value(message, field, source, known_texts, depth))
         else:
-            setattr(message, field.name, _value(message, field, source, known, depth))
+            setattr(message, field.name, _value(message, field, source, known_texts, depth))
     return message
 
 
-def _value(message: Any, field: Any, source: random.Random, known: tuple[str, ...], depth: int) -> Any:
+def _value(message: Any, field: Any, source: random.Random, known_texts: tuple[str, ...], depth: int) -> Any:
     if field.message_type is not None:
-        return random_message(field.message_type._concrete_class, source, known, depth + 1)
+        return random_message(field.message_type._concrete_class, source, known_texts, depth + 1)
     if field.type == FieldDescriptor.TYPE_STRING:
-        return source.choice(known if known and source.random() < 0.7 else TEXTS)
+        return source.choice(known_texts if known_texts and source.random() < 0.7 else TEXTS)
     if field.type == FieldDescriptor.TYPE_BYTES:
         return source.randbytes(source.choice((0, 1, 100, 5000)))
     if field.type == FieldDescriptor.TYPE_BOOL:

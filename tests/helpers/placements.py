@@ -1,4 +1,4 @@
-"""A small graph with everything a partition meets: a skip, a second consumer, a mask, two inputs, several outputs."""
+"""A small graph for partitions: a skip connection, a second consumer, a mask, two inputs, several outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvm_split.planner.problem import Stage
 
 LLVM = tvm.target.Target({"kind": "llvm"})
 QUICKLY = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-"""Where compiling takes longer than computing."""
+"""A target for tests in which compiling takes longer than computing."""
 
 
 @I.ir_module
@@ -61,6 +61,6 @@ def partition(module: tvm.IRModule, stage_of: Mapping[str, int] = STAGE_OF, mach
 
 
 def run(module: tvm.IRModule, *inputs: np.ndarray, weights: tuple = ()) -> list[np.ndarray]:
-    """Compile a module without any optimisation of ours, and run its function ``main``."""
+    """Compile a module without optimisations of ours, and run its function ``main``."""
     machine = relax.VirtualMachine(code_of(module, QUICKLY), tvm.cpu())
-    return [value.numpy() for value in machine["main"](*[tvm.runtime.tensor(each) for each in inputs], *weights)]
+    return [value.numpy() for value in machine["main"](*[tvm.runtime.tensor(array) for array in inputs], *weights)]

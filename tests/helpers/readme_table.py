@@ -1,4 +1,4 @@
-"""The table of README's first page: from what, to where, and the one line for each."""
+"""The table of README's first page: the source, the machines, and one line for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def lines() -> dict[str, str]:
-    """What is in the second column, and its line."""
+    """Return the lines, by the text in the table's second column."""
     (table,) = re.findall(r"## From what, to where\n(.*?)\n## ", README.read_text(), re.DOTALL)
     rows = re.findall(r"^\|(?: from | to | )\| (.+?) \| `(.+)` \|$", table, re.MULTILINE)
     assert len(rows) == len(dict(rows)) == table.count("\n|") - 2, "a row that cannot be read, or is there twice"
@@ -24,9 +24,10 @@ def lines() -> dict[str, str]:
 
 
 def run(what: str, **names: Any) -> Any:
-    """Run the line of ``what`` in this folder: a command's output, or what the line of Python makes.
+    """Run the line of ``what`` in this folder; return a command's output, or the value of a line of Python.
 
-    ``names`` are what Python knows; a word of a command that is one of them is replaced: addresses are made up.
+    ``names`` are the variables of the line of Python. They also replace words of a command, such as its fictitious
+    addresses.
     """
     line = lines()[what]
     if line.startswith("tvm-split "):
@@ -34,6 +35,6 @@ def run(what: str, **names: Any) -> Any:
         result = CliRunner().invoke(app, words, catch_exceptions=False)
         assert result.exit_code == 0, f"{line}\n{result.output}"
         return result.stdout
-    made = {"tvm_split": tvm_split, **names}
-    exec(line, made)
-    return made[line.partition(" ")[0]]
+    namespace = {"tvm_split": tvm_split, **names}
+    exec(line, namespace)
+    return namespace[line.partition(" ")[0]]

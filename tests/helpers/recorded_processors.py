@@ -1,4 +1,4 @@
-"""Texts of /proc/cpuinfo that people recorded on their machines: a processor's first entry, without what changes."""
+"""Texts of /proc/cpuinfo recorded on real machines: a processor's first entry, without values that change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.txt")))
 
 
 def recorded(name: str) -> tuple[str, str]:
-    """The architecture of a recorded machine, as ``platform.machine()`` says it, and its /proc/cpuinfo."""
+    """The architecture of a recorded machine, as ``platform.machine()`` returns it, and its /proc/cpuinfo."""
     text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
     if "armv7l" in name:
         return "armv7l", text

@@ -1,4 +1,4 @@
-"""Small Relax graphs, and rewritten ones run beside them: for tests of what may not change what is computed."""
+"""Small Relax graphs, and runs of rewritten graphs beside them: for tests of rewrites that keep the values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Emit = Callable[..., relax.Var]
 
 
 def graph(inputs: Mapping[str, Sequence[int]], write: Callable[..., Sequence[relax.Var]]) -> tvm.IRModule:
-    """A graph in the frontends' form; ``write`` gets ``emit(expression, name)`` and the inputs, gives the outputs."""
+    """Return a graph in the frontends' form; ``write(emit, *inputs)`` returns the outputs."""
     parameters = [relax.Var(name, relax.TensorType(list(shape), "float32")) for name, shape in inputs.items()]
     return module_of(parameters, lambda builder: write(builder.emit, *parameters))
 
@@ -34,7 +34,7 @@ def graph(inputs: Mapping[str, Sequence[int]], write: Callable[..., Sequence[rel
 def module_of(
     parameters: Sequence[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
 ) -> tvm.IRModule:
-    """A module whose ``main`` binds what ``emit`` emits, and returns its results."""
+    """Return a module whose ``main`` binds what ``emit`` emits, and returns its results."""
     return tvm.IRModule({"main": new_function("main", parameters, emit)})
 
 
@@ -43,28 +43,28 @@ def weights(*shape: int, seed: int = 0) -> relax.Expr:
 
 
 def run_together(modules: Mapping[str, tvm.IRModule], *inputs: Array) -> dict[str, list[Array]]:
-    """What the functions ``main`` of several modules give for the same inputs, from one build without our passes."""
+    """Return the outputs of several modules' ``main`` for the same inputs, from one build without our passes."""
     functions = {name: main_function(module).with_attr("global_symbol", name) for name, module in modules.items()}
     machine = relax.VirtualMachine(code_of(tvm.IRModule(functions), QUICKLY), tvm.cpu())
-    arguments = [tvm.runtime.tensor(each) for each in inputs]
+    arguments = [tvm.runtime.tensor(array) for array in inputs]
     return {name: [value.numpy() for value in machine[name](*arguments)] for name in modules}
 
 
 def random_inputs(module: tvm.IRModule, seed: int = 0) -> list[Array]:
     generator = np.random.default_rng(seed)
-    found = []
+    arrays = []
     for parameter in main_function(module).params:
         shape = [int(length) for length in parameter.ty.shape.values]
         dtype = str(parameter.ty.dtype.dtype)
         is_float = dtype.startswith("float")
-        found.append((generator.standard_normal(shape) if is_float else generator.integers(0, 9, shape)).astype(dtype))
-    return found
+        arrays.append((generator.standard_normal(shape) if is_float else generator.integers(0, 9, shape)).astype(dtype))
+    return arrays
 
 
 def with_cuts_made(module: tvm.IRModule, cuts: Iterable[relax.VarBinding], original: tvm.IRModule) -> tvm.IRModule:
-    """The module as a function of the original's parameters, of which it makes the cuts itself."""
+    """Return the module as a function of the original's parameters, which computes the cuts itself."""
     function, parameters = main_function(module), list(main_function(original).params)
-    values: dict[str, relax.Expr] = {each.name: each for each in parameters}
+    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
 
     def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
         emit_operations(builder, [*cuts, *operations_of(function)], values)
@@ -74,10 +74,12 @@ def with_cuts_made(module: tvm.IRModule, cuts: Iterable[relax.VarBinding], origi
 
 
 def assert_same_values(modules: Mapping[str, tvm.IRModule], *inputs: Array, tolerance: float = 1e-5) -> None:
-    """All modules give what the first gives, within ``tolerance`` of the range of each of its outputs."""
+    """Assert that all modules return what the first does, within ``tolerance`` of the range of each output."""
     results = run_together(modules, *inputs)
-    _, *others = results
-    for expected, *found in zip(*results.values(), strict=True):
-        for name, each in zip(others, found, strict=True):
-            assert each.shape == expected.shape, name
-            np.testing.assert_allclose(each, expected, rtol=0, atol=tolerance * (np.ptp(expected) + 1e-3), err_msg=name)
+    _, *other_names = results
+    for expected, *outputs in zip(*results.values(), strict=True):
+        for name, output in zip(other_names, outputs, strict=True):
+            assert output.shape == expected.shape, name
+            np.testing.assert_allclose(
+                output, expected, rtol=0, atol=tolerance * (np.ptp(expected) + 1e-3), err_msg=name
+            )

@@ -1,7 +1,7 @@
-"""A reference for rewrites of Relax: what a module computes, operation by operation, by torch in float64.
+"""A reference for rewrites of Relax: it computes a module operation by operation, with torch in float64.
 
-It knows the operators that the tests' graphs are made of, and no others; nothing is compiled, so that a property test
-can try hundreds of graphs.
+It supports only the operators of the tests' graphs. Nothing is compiled, so that a property test can try hundreds of
+graphs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from relay_passes.ir import bindings_of, is_tensor_constant, main_function, oper
 
 
 def values_of(module: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The outputs of ``main``; floats are float64."""
+    """Return the outputs of ``main``; floats are float64."""
     function = main_function(module)
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         parameter.name: _tensor(array) for parameter, array in zip(function.params, inputs, strict=True)
     }
     for binding in bindings_of(function):
-        known[binding.var.name] = _value(binding.value, known)
-    return [known[field.name].numpy() for field in returned_fields(function)]
+        values[binding.var.name] = _value(binding.value, values)
+    return [values[field.name].numpy() for field in returned_fields(function)]
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
@@ -34,20 +34,20 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _value(expression: relax.Expr, known: dict[str, Any]) -> Any:
+def _value(expression: relax.Expr, values: dict[str, Any]) -> Any:
     if isinstance(expression, relax.Var):
-        return known[expression.name]
+        return values[expression.name]
     if is_tensor_constant(expression):
         return _tensor(expression.value.numpy())
     if isinstance(expression, relax.Tuple):
-        return tuple(_value(field, known) for field in expression.fields)
+        return tuple(_value(field, values) for field in expression.fields)
     if isinstance(expression, relax.TupleGetItem):
-        return _value(expression.tuple_value, known)[expression.index]
+        return _value(expression.tuple_value, values)[expression.index]
     if isinstance(expression, relax.ShapeExpr):
         return [int(length) for length in expression.values]
     if not isinstance(expression, relax.Call):
         return expression.value
-    operands = [_value(argument, known) for argument in expression.args]
+    operands = [_value(argument, values) for argument in expression.args]
     return _OPERATORS[operator_name(expression).removeprefix("relax.")](*operands, attributes=expression.attrs)
 
 
@@ -62,9 +62,12 @@ def _numbers(values: Any) -> list[int]:
 def _convolution(data: Any, weight: Any, attributes: Any) -> Any:
     rank = data.dim() - 2
     padding = _numbers(attributes.padding)
-    if padding[:rank] != padding[rank:]:  # parts of images have none where they meet
+    if padding[:rank] != padding[rank:]:  # parts of images have no padding where they meet
         sides = zip(padding[:rank], padding[rank:], strict=True)
-        data, padding = functional.pad(data, [each for pair in reversed(list(sides)) for each in pair]), [0] * 2 * rank
+        data, padding = (
+            functional.pad(data, [pad for pair in reversed(list(sides)) for pad in pair]),
+            [0] * 2 * rank,
+        )
     strides, dilation = _numbers(attributes.strides), _numbers(attributes.dilation)
     operator = functional.conv1d if rank == 1 else functional.conv2d
     return operator(data, weight, None, strides, padding[:rank], dilation, int(attributes.groups))
@@ -129,8 +132,8 @@ def _split(data: Any, attributes: Any) -> Any:
 
 def _take(data: Any, indices: Any, attributes: Any) -> Any:
     axis = int(attributes.axis) % data.dim()
-    taken = data.index_select(axis, indices.reshape(-1))
-    return taken.reshape(*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    selected = data.index_select(axis, indices.reshape(-1))
+    return selected.reshape(*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {

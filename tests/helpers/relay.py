@@ -1,8 +1,8 @@
-"""A slow network on this host: passes TCP connections on, with a bandwidth and a latency for each direction.
+"""A slow network on this host: forwards TCP connections, with a bandwidth and a latency for each direction.
 
-``Relay`` runs it in a process of its own, so that neither the test nor what it measures disturbs the timing. All
-connections share the bandwidth, as they share a cable: a chunk leaves when the wire has carried what came before it,
-and arrives ``latency_seconds`` later.
+``Relay`` runs it in a process of its own, so that neither the test nor the measured processes disturb its timing. All
+connections share the bandwidth, as they share a cable: a chunk leaves when the data before it have been sent, and
+arrives ``latency_seconds`` later.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 CHUNK_BYTES = 16 * 1024
-"""Less than 3 ms of a link of 50 Mbit/s: short enough that connections share it fairly. Each chunk wakes this process
-and the receiver, on cores that what is measured wants too, and a cable does not."""
+"""The size of a chunk: less than 3 ms of a link of 50 Mbit/s, short enough that connections share it fairly. Unlike a
+cable, each chunk wakes this process and the receiver, which takes time from the cores of the measured processes."""
 SOCKET_BYTES = 64 * 1024
 """Small buffers, so that a sender soon notices that the wire is full."""
 QUEUED_SECONDS = 0.005
@@ -47,7 +47,7 @@ class Wire:
 
 
 async def carry(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Passes on one direction of a connection until its sender has ended."""
+    """Forward one direction of a connection until its sender has ended."""
     arriving: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
     async def deliver() -> None:
@@ -76,8 +76,8 @@ async def carry(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.Stream
 
 
 async def both(*directions: Coroutine[Any, Any, None]) -> None:
-    """Ends when both have ended, or one has failed."""
-    tasks = [asyncio.create_task(each) for each in directions]
+    """Run both until both have ended, or one has failed."""
+    tasks = [asyncio.create_task(direction) for direction in directions]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -86,16 +86,16 @@ async def both(*directions: Coroutine[Any, Any, None]) -> None:
 
 
 async def serve(target: str, bytes_per_second: float, latency_seconds: float) -> None:
-    """Prints the port it listens on, and passes connections on until standard input ends."""
+    """Print the port on which it listens, and forward connections until standard input ends."""
     host, _, port = target.rpartition(":")
-    there, back = (Wire(bytes_per_second, latency_seconds) for _ in range(2))
+    forward, backward = (Wire(bytes_per_second, latency_seconds) for _ in range(2))
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             try:
                 far_reader, far_writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=CHUNK_BYTES)
                 try:
-                    await both(carry(there, reader, far_writer), carry(back, far_reader, writer))
+                    await both(carry(forward, reader, far_writer), carry(backward, far_reader, writer))
                 finally:
                     far_writer.close()
             finally:
@@ -113,7 +113,7 @@ async def serve(target: str, bytes_per_second: float, latency_seconds: float) ->
 
 
 class Relay:
-    """A relay to ``target`` (HOST:PORT), at ``address``. A context manager; it ends with this process at latest."""
+    """A relay to ``target`` (HOST:PORT), at ``address``. A context manager; it ends with this process at the latest."""
 
     def __init__(self, target: str, *, bytes_per_second: float = 0.0, latency_seconds: float = 0.0) -> None:
         command = [sys.executable, __file__, target, str(bytes_per_second), str(latency_seconds)]
@@ -126,11 +126,11 @@ class Relay:
             raise
 
     def freeze(self) -> None:
-        """As if a cable were pulled behind a switch: nothing passes any more, and no connection ends."""
+        """Stop forwarding without ending connections, as if a cable behind a switch were unplugged."""
         self._process.send_signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """As if the other end had crashed: all connections end."""
+        """End all connections, as if the other end had crashed."""
         self._process.kill()
         self._process.communicate()
 
@@ -148,7 +148,7 @@ if __name__ == "__main__":
     parser.add_argument("target", metavar="HOST:PORT")
     parser.add_argument("bytes_per_second", type=float)
     parser.add_argument("latency_seconds", type=float)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     # select() waits to the microsecond, epoll only to the millisecond.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        runner.run(serve(given.target, given.bytes_per_second, given.latency_seconds))
+        runner.run(serve(arguments.target, arguments.bytes_per_second, arguments.latency_seconds))

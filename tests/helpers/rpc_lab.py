@@ -1,4 +1,4 @@
-"""A lab on loopback: a real TVM RPC tracker and server processes, each with all its children killed at the end."""
+"""A real TVM RPC tracker and server processes on loopback; at the end, each is killed with all its children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tvm_split.tuning import tracker_at
 
 KEY = "lab"
 NO_TORCH = 'raise ModuleNotFoundError("machines of a lab have none", name="torch")'
-"""Instead of torch: TVM imports it wherever it is installed, for twice as long as all the rest takes."""
+"""A replacement for torch: TVM imports torch wherever it is installed, which takes twice as long as everything else."""
 
 
 class RpcLab(Closing):
@@ -40,7 +40,7 @@ class RpcLab(Closing):
         self.servers: list[subprocess.Popen[bytes]] = []
         try:
             self._tracker = self._start("rpc_tracker", self.port)
-            # A server that finds no tracker tries again only after five seconds.
+            # A server that does not reach the tracker retries only after five seconds.
             self._wait_for(self._tracker_answers)
             for _ in range(servers):
                 self.start_server(threads)
@@ -68,7 +68,7 @@ class RpcLab(Closing):
         self.servers.append(self._start("rpc_server", free_port(), *options, threads=threads))
 
     def start_worker(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        """A worker of key `KEY` that trusts all who reach it, unless ``options`` say otherwise."""
+        """Start a worker of key `KEY` that trusts all callers, unless ``options`` say otherwise."""
         where = ("--tracker", self.address, "--key", KEY, f"--name={name}", "--cache", str(self._folder / name))
         return self._run("rpc_runtime.worker", *where, *(options or ("--insecure",)))
 
@@ -76,16 +76,18 @@ class RpcLab(Closing):
         return list(listed_servers(TrackerAddress("127.0.0.1", self.port)))
 
     def wait_listed(self, condition: Callable[[dict[str, ListedServer]], bool]) -> dict[str, ListedServer]:
-        """Everything listed, by the name of its worker or else its address, once that is as it should be."""
+        """Return everything listed, by the name of its worker or else its address, once ``condition`` holds."""
 
         def look() -> dict[str, ListedServer]:
-            found = {each.registration.name if each.registration else each.address: each for each in self.listed()}
-            return found if condition(found) else {}
+            servers = {
+                server.registration.name if server.registration else server.address: server for server in self.listed()
+            }
+            return servers if condition(servers) else {}
 
         return eventually(look, f"the tracker lists what is expected; the lab's log is {self._log.name}")
 
     def restart_tracker(self) -> None:
-        """As if its machine was switched off and on again."""
+        """Restart a server, as if its machine were switched off and on again."""
         kill_group(self._tracker)
         # Its child has the socket, and may answer a moment longer.
         eventually(lambda: not self._tracker_answers(), "the tracker that was killed has gone")
@@ -93,7 +95,7 @@ class RpcLab(Closing):
         self._wait_for(self._tracker_answers)
 
     def kill_server(self, index: int) -> None:
-        """As if the machine lost its power: the server and what it runs are gone at once."""
+        """Kill the server and everything that it runs at once, as if the machine lost its power."""
         kill_group(self.servers[index])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Scenarios by hand: a chain of stages, each on a machine of its own or dealt out to replicas; and what limits any."""
+"""Scenarios written by hand: a chain of stages, each on one machine or on replicas; and the lower bound of a period."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_split.simulation.scenario import LinkTimes, MachineTimes, Scenario, Sta
 
 
 def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
-    """What a planning problem says of stages for it, with the shares that turns give replicas."""
+    """Return the scenario of stages for a planning problem, with the replicas' shares of the round-robin schedule."""
     return scenario_of(predict(problem, lower(problem, with_turns(stages)), Certificate()))
 
 
@@ -26,7 +26,7 @@ def chain(
     replicas: int = 1,
     shares_memory: bool = False,
 ) -> Scenario:
-    """Stages that compute so long, and the wires before, between and behind them; all stages have as many replicas."""
+    """Return a chain of stages with these computing times, and links before, between and behind them."""
     latencies = [0.0] * len(wires) if latencies is None else latencies
     names = [[f"m{index}{'abc'[number]}" for number in range(replicas)] for index in range(len(computing))]
     stages = {f"stage_{index}": (tuple(machines), tuple(range(replicas))) for index, machines in enumerate(names)}
@@ -40,25 +40,25 @@ def chain(
                 links[source, end] = LinkTimes(latency, {f"tensor_{number}": wire}, shares_memory)
     machines = {
         name: MachineTimes({f"stage_{index}": StageTimes(seconds, seconds)})
-        for index, (each, seconds) in enumerate(zip(names, computing, strict=True))
-        for name in each
+        for index, (machine_names, seconds) in enumerate(zip(names, computing, strict=True))
+        for name in machine_names
     }
     return Scenario(program_of(stages, tensors), machines, links)
 
 
 def busiest(scenario: Scenario) -> float:
-    """No pipeline gives a result sooner: what the busiest machine, link or cores take of one, on average."""
+    """Return a lower bound of the period: the average time that the busiest machine, link or cores need per result."""
     computing = dict.fromkeys(scenario.machines, 0.0)
     for stage in scenario.program.stages:
         seconds = scenario.machines[stage.machine].stages[stage.name].stream_seconds
         computing[stage.machine] += seconds * stage.own_turns.share
     wires = []
     for (source, end), times in scenario.links.items():
-        own = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
-        wires.append(math.fsum(times.wire_seconds.get(route.tensor.name, 0.0) * route.when.share for route in own))
+        routes = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
+        wires.append(math.fsum(times.wire_seconds.get(route.tensor.name, 0.0) * route.when.share for route in routes))
     cores = [
-        math.fsum(computing[name] * scenario.machines[name].cores for name in each.machines if name in computing)
-        / each.cores
-        for each in scenario.shared_cores
+        math.fsum(computing[name] * scenario.machines[name].cores for name in group.machines if name in computing)
+        / group.cores
+        for group in scenario.shared_cores
     ]
     return max([*computing.values(), *wires, *cores])

@@ -1,4 +1,4 @@
-"""Sessions that time no kernel: each has a time by the size of its arguments, and noise by a script."""
+"""Sessions that time no kernel: a kernel's time follows from the size of its arguments, with scripted noise."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def undisturbed_seconds(kernel: TimedKernel) -> float:
 
 @dataclass
 class Noise:
-    """How many times longer the measurements of each machine take, one after the other; the last number is repeated.
+    """The factors of each machine's successive measurements; the last one is repeated.
 
-    ``measured`` lists the machines as they were timed.
+    ``measured`` lists the machines in the order in which they were timed.
     """
 
     script: dict[str, Sequence[float]] = field(default_factory=dict)
@@ -26,13 +26,13 @@ class Noise:
     _last: dict[str, float] = field(default_factory=dict)
 
     def change(self, script: Sequence[float]) -> None:
-        """From now on, for the machine of a test that has one."""
+        """Use other factors from now on, for a test with one machine."""
         self.script, self._left = {"machine-a": script}, {}
 
     def factor(self, machine: str) -> float:
         self.measured.append(machine)
-        left = self._left.setdefault(machine, iter(self.script.get(machine, ())))
-        self._last[machine] = next(left, self._last.get(machine, 1.0))
+        factors = self._left.setdefault(machine, iter(self.script.get(machine, ())))
+        self._last[machine] = next(factors, self._last.get(machine, 1.0))
         return self._last[machine]
 
 

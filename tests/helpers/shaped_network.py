@@ -1,8 +1,7 @@
-"""Workers in network namespaces, behind links that the kernel holds to a bandwidth. As root, with iproute2.
+"""Workers in network namespaces, behind links whose bandwidth the kernel limits. Needs root and iproute2.
 
-Each namespace is joined to a bridge, as machines are to a switch, and everything that leaves or enters it passes a
-token bucket. The client is outside, on the bridge. Unlike a `Relay` this takes little of the processor, so that it
-serves for gigabits, too.
+Each namespace is joined to a bridge, as machines are to a switch, and all its traffic passes a token bucket. The client
+is outside, on the bridge. Unlike a `Relay` this takes little processor time, so that it works for gigabits, too.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 END_SECONDS = 20.0
 SUBNET = "10.213.77"
 QUEUED = "50ms"
-"""So long may what waits for the link take to leave; TCP fills it."""
+"""The longest time that data wait for the link; TCP fills this queue."""
 
 
 def can_shape() -> bool:
-    """Whether this process may make namespaces and has what it takes."""
+    """Whether this process may create namespaces and has the necessary tools."""
     return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "tc"))
 
 
@@ -32,10 +31,10 @@ def can_shape() -> bool:
 def shaped_workers(
     names: Sequence[str], bits_per_second: float, cache: Path
 ) -> Iterator[tuple[Mapping[str, WorkerEndpoint], Mapping[str, int]]]:
-    """Where workers of one core each listen, and their processes; in the end all are gone, and so is the network.
+    """Yield the endpoints of workers of one core each, and their processes; at the end, remove them and the network.
 
     Raises:
-        CalledProcessError: the network cannot be made; says by which command.
+        CalledProcessError: the network cannot be created; names the command.
     """
     bridge = f"ts{os.getpid()}"
     with ExitStack() as until_end:
@@ -62,7 +61,7 @@ def _worker(name: str, number: int, bridge: str, bits_per_second: float, cache: 
         _ip(f"-n {space} addr add {SUBNET}.{number + 2}/24 dev {inner}")
         _ip(f"-n {space} link set {inner} up")
         _ip(f"-n {space} link set lo up")
-        # A millisecond's worth: with more, a tensor of some kilobytes now and then would pass as if nothing held it.
+        # One millisecond of data: with more, a tensor of some kilobytes would sometimes pass without limit.
         burst = max(10_000, int(bits_per_second / 8 / 1000))
         shape = f"root tbf rate {bits_per_second:.0f}bit burst {burst} latency {QUEUED}"
         _run(f"tc qdisc add dev {outer} {shape}")
@@ -87,7 +86,7 @@ def _made(until_end: ExitStack, make: str, undo: str) -> None:
 
 
 def _undone(command: str) -> None:
-    with suppress(subprocess.CalledProcessError):  # an interface goes with its namespace
+    with suppress(subprocess.CalledProcessError):  # an interface is removed with its namespace
         _ip(command)
 
 

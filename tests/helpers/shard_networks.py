@@ -1,4 +1,4 @@
-"""Graphs that are split inside their layers, written operation by operation as the frontends give them."""
+"""Graphs that are split inside their layers, written operation by operation in the form of the frontends."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Network:
 
 
 def require_same(module: tvm.IRModule, sharded: Sharded, *inputs: np.ndarray) -> None:
-    """The graph computes what it did, and only cuts and joins are of no machine."""
+    """Assert that the graph computes the same values, and that only cuts and joins have no machine."""
     relax.analysis.well_formed(sharded.module)
-    for found, wanted in zip(values_of(sharded.module, *inputs), values_of(module, *inputs), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * abs(wanted).max())
+    for actual, expected in zip(values_of(sharded.module, *inputs), values_of(module, *inputs), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9 * abs(expected).max())
     operations = {binding.var.name: binding.value for binding in operations_of(main_function(sharded.module))}
     assert set(sharded.machine_of) == set(sharded.source_of) <= set(operations)
     for name, machine in sharded.machine_of.items():

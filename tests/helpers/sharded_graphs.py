@@ -1,4 +1,4 @@
-"""Graphs split inside a layer: beside the whole, and by short names of machines."""
+"""Graphs split inside a layer, compared with the whole graph; their machines have short names."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ BOTH: tuple[Exchange, ...] = ("fused", "each")
 def region_of(
     module: tvm.IRModule, shares: Sequence[float], first: str | int | None = None, last: str | int | None = None
 ) -> Region:
-    """The variables from ``first`` to ``last``, by name or place; all without them."""
-    names = [each.var.name for each in operations_of(main_function(module))]
+    """Return the variables from ``first`` to ``last``, by name or position; without them, all variables."""
+    names = [operation.var.name for operation in operations_of(main_function(module))]
     begin = names.index(first) if isinstance(first, str) else first
     end = names.index(last) + 1 if isinstance(last, str) else last
     return Region(tuple(names[begin:end]), MACHINES[: len(shares)], tuple(shares))
 
 
 def assert_all_placed(module: tvm.IRModule, sharded: Sharded) -> None:
-    """Whatever stands in the region's place has a machine or is a cut or join; nothing else is new."""
+    """Assert that every operation in place of the region has a machine or is a cut or join; nothing else is new."""
     before, after = (
-        {binding.var.name for binding in operations_of(main_function(each))} for each in (module, sharded.module)
+        {binding.var.name for binding in operations_of(main_function(ir_module))}
+        for ir_module in (module, sharded.module)
     )
     assert after - before <= set(sharded.machine_of) <= after
     assert set(sharded.source_of) == set(sharded.machine_of)
@@ -44,7 +45,7 @@ def assert_splits_like_whole(
     first: str | None = None,
     last: str | None = None,
 ) -> None:
-    """What is split along ``axis``, in each of the ways to exchange, computes what the whole does."""
+    """Assert that the graph split along ``axis``, with each kind of exchange, computes what the whole graph does."""
     region = region_of(module, shares, first, last)
     modules = {"whole": module}
     for exchange in exchanges:
@@ -55,7 +56,7 @@ def assert_splits_like_whole(
 
 
 def refusal(expression: Callable[[Any], Any], axis: ShardAxis = "rows", shape: Sequence[int] = (2, 2, 8, 8)) -> str:
-    """The message with which one operation on an image is refused."""
+    """Return the message with which one operation on an image is refused."""
     module = graph({"x": shape}, lambda emit, x: [emit(expression(x), "layer")])
     with pytest.raises(ShardError) as caught:
         shard(module, region_of(module, (0.5, 0.5)), axis=axis, exchange="fused")

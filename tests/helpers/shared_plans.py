@@ -1,4 +1,4 @@
-"""Plans for graphs of three machines of which some stages are shared, and what any placed model has to be."""
+"""Plans for graphs on three machines with some shared stages, and the properties of every placed model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
 
 MACHINES = tuple(PlannedMachine(f"machine-{letter}", {"kind": "llvm"}, 1) for letter in "abc")
-A, B, C = (each.name for each in MACHINES)
+A, B, C = (machine.name for machine in MACHINES)
 HALVES = {A: 0.5, B: 0.5}
 
 
@@ -27,17 +27,17 @@ def shared(axis: Axis, *layers: str, shares: Mapping[str, float] | None = None, 
 
 def planned(*stages: Stage) -> Plan:
     named = tuple(
-        Stage(each.machines, each.layers, each.shares, f"stage_{index}", each.sharding)
-        for index, each in enumerate(stages)
+        Stage(stage.machines, stage.layers, stage.shares, f"stage_{index}", stage.sharding)
+        for index, stage in enumerate(stages)
     )
     return Plan("tiny", "latency", "by hand", MACHINES, named)
 
 
 def require_consistent(placed: Partition) -> None:
-    """Plan, placement and layers are of one graph, and a stage reads only from stages before it."""
+    """Assert that plan, placement and layers are of one graph, and that a stage reads only from earlier stages."""
     operations = operations_of(main_function(placed.model.module))
     stage_of = placed.stage_of
-    assert [each.var.name for each in operations] == list(placed.model.layers)
+    assert [operation.var.name for operation in operations] == list(placed.model.layers)
     assert set(stage_of) == set(placed.model.layers)
     for binding in operations:
         index = stage_of[binding.var.name]

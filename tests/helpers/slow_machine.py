@@ -1,7 +1,7 @@
-"""A slow machine on this host: a running worker that gets half of its cores, the other half goes to busy processes.
+"""A slow machine on this host: a running worker gets half of its cores' time, busy processes get the other half.
 
-A competitor of equal weight on each of its cores is smoother than stopping and continuing the worker (the system
-shares a core in slices of some milliseconds), leaves its heartbeats alone, and needs no privileges.
+A competitor of equal weight on each core is smoother than to stop and continue the worker (the system shares a core in
+slices of some milliseconds), does not disturb its heartbeats, and needs no privileges.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-# Ends with its standard input, so with whoever started it; the line says that it is in its place.
+# It ends when its standard input does, so with the process that started it; the line says that it is running.
 _BUSY = """\
 import os, sys, threading
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -28,7 +28,7 @@ while True:
 
 @contextlib.contextmanager
 def half_speed(process: int, cores: Sequence[int]) -> Iterator[list[psutil.Process]]:
-    """Pins all threads of a process to ``cores``, and gives the processes that take half of each away from it."""
+    """Pin all threads of a process to ``cores``, and yield the processes that take half of each core from it."""
     before = os.sched_getaffinity(process)
     _pin(process, set(cores))
     competitors: list[subprocess.Popen[str]] = []
@@ -40,13 +40,13 @@ def half_speed(process: int, cores: Sequence[int]) -> Iterator[list[psutil.Proce
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    start_new_session=True,  # where the system shares by session, a worker's own counts as much
+                    start_new_session=True,  # where the system shares by session, a worker has one of its own
                 )
             )
         for competitor in competitors:
             assert competitor.stdout is not None
             assert competitor.stdout.readline() == "busy\n"
-        yield [psutil.Process(each.pid) for each in competitors]
+        yield [psutil.Process(competitor.pid) for competitor in competitors]
     finally:
         for competitor in competitors:
             competitor.kill()

@@ -1,4 +1,4 @@
-"""A network in the middle of which half a megabyte crosses that codecs can make less of."""
+"""A network that transfers half a megabyte in the middle, which codecs can compress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 CROSSING_BYTES = 32 * 64 * 64 * 4
 CUT = (("0", "1"), ("2", "3", "4", "5"))
-"""The layers before what crosses, and those behind."""
+"""The layers before the transfer, and those behind it."""
 
 
 def smooth_network() -> tuple[nn.Module, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a split inside a layer costs beyond the layers: bytes between machines, what is computed twice, and weights."""
+"""The costs of a split inside a layer: bytes between machines, repeated computation, and weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from relay_passes.sharding.region import Region, Sharded, part_name
 
 
 def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:
-    """The bytes a micro-batch that cross from one machine to another, by both; a value crosses once to each.
+    """Return the bytes per micro-batch that are sent from one machine to another; a value is sent once to each.
 
-    None as the first is what comes from before the region or from a cut, None as the second what goes to a join or
-    behind the region.
+    None as the source stands for values from before the region or from a cut, None as the destination for a join or
+    what follows the region.
     """
     function = main_function(sharded.module)
-    readers = [(sharded.machine_of.get(each.var.name), each.value) for each in operations_of(function)]
+    readers = [(sharded.machine_of.get(operation.var.name), operation.value) for operation in operations_of(function)]
     readers += [(None, field) for field in returned_fields(function)]
     sizes: dict[tuple[str, str | None, str | None], int] = {}
     for reader, value in readers:
@@ -42,22 +42,24 @@ def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]
 
 
 def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Mapping[str, int]:
-    """By variable of the region, how many elements of it are computed more than once, counted for each time.
+    """Return, for each variable of the region, the number of elements that are computed again, counted each time.
 
     ``module`` is the graph before the split.
     """
-    parts = {each.var.name: each.var.ty for each in operations_of(main_function(sharded.module))}
-    found = {}
+    parts = {operation.var.name: operation.var.ty for operation in operations_of(main_function(sharded.module))}
+    extra_elements = {}
     for whole in operations_of(main_function(module)):
         name = whole.var.name
-        own = [parts[part] for part in (part_name(name, machine) for machine in region.machines) if part in parts]
-        if name in region.names and own:
-            found[name] = sum(_elements(each) for each in own) - _elements(whole.var.ty)
-    return found
+        part_types = [
+            parts[part] for part in (part_name(name, machine) for machine in region.machines) if part in parts
+        ]
+        if name in region.names and part_types:
+            extra_elements[name] = sum(_elements(part_type) for part_type in part_types) - _elements(whole.var.ty)
+    return extra_elements
 
 
 def weight_bytes(sharded: Sharded) -> dict[str, int]:
-    """The constants that the machines' operations take, each once a machine, by the machine's name."""
+    """Return the constants that each machine's operations use, each once per machine, by the machine's name."""
     held: dict[str, dict[relax.Expr, int]] = {}
     for binding in bindings_of(main_function(sharded.module)):
         machine = sharded.machine_of.get(binding.var.name)
@@ -78,5 +80,5 @@ def _elements(kind: relax.Type) -> int:
 
 def _bytes(kind: relax.Type) -> int:
     if isinstance(kind, relax.TupleType):
-        return sum(_bytes(each) for each in kind.fields)
+        return sum(_bytes(field) for field in kind.fields)
     return _elements(kind) * np.dtype(str(kind.dtype.dtype)).itemsize

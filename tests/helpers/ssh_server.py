@@ -1,4 +1,4 @@
-"""A real sshd on loopback, with keys and settings of its own, and nothing of the user's."""
+"""A real sshd on loopback with its own keys and settings, which uses nothing of the user's."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/s
 
 
 def require_ssh() -> str:
-    """The path of sshd; skips where there is none."""
+    """Return the path of sshd; skip the test where there is none."""
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("needs ssh and sshd (Debian: openssh-client, openssh-server)")
     return SSHD
 
 
 class SshServer(Closing):
-    """``command`` is an ssh that reaches it as ``box``, or with a key that it does not know as ``stranger``.
+    """``command`` is an ssh that reaches it as ``box``, or with an unknown key as ``stranger``.
 
     Sessions get ``environment``.
     """
@@ -39,7 +39,8 @@ class SshServer(Closing):
             subprocess.run(make, check=True, timeout=60)
         shutil.copy(folder / "mine.pub", folder / "authorized")
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where it locks itself in until a caller is known
+            # sshd confines itself to this folder until a caller is authenticated.
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         pairs = " ".join(f'"{name}={value}"' for name, value in environment.items())
         settings = f"SetEnv {pairs}\n" if pairs else ""
         (folder / "sshd_config").write_text(

@@ -1,4 +1,4 @@
-"""The toy plug-in as an installed package of a test."""
+"""Install the toy plug-in for a test."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "toy_plugin"
-"""What a process has on its path (``PYTHONPATH``) for which the plug-in is installed."""
+"""The folder on a process's path (``PYTHONPATH``) with which the plug-in is installed."""
 
 
 @contextmanager
 def toy_plugin_installed() -> Iterator[None]:
-    """Within, tvm-split finds what the plug-in adds."""
+    """Let tvm-split find the plug-in in this context."""
     sys.path.insert(0, str(FOLDER))
     try:
         yield
     finally:
         sys.path.remove(str(FOLDER))
-        for name in [each for each in sys.modules if each.partition(".")[0] == "toy_plugin"]:
+        for name in [module for module in sys.modules if module.partition(".")[0] == "toy_plugin"]:
             del sys.modules[name]

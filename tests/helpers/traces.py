@@ -1,4 +1,4 @@
-"""Traces and what was planned, written by hand."""
+"""Traces and plans, written by hand."""
 
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
@@ -41,14 +41,14 @@ def plan_for(program: Program, predicted=None) -> Plan:
 
 
 def events_of(program: Program, compute=(10, 6), wire: float = 2, count: int = 20) -> list[TraceEvent]:
-    """A micro-batch every 10 ms: each stage receives and sends ``wire`` ms, and computes as given."""
+    """Return events, with a micro-batch every 10 ms: a stage receives and sends for ``wire`` ms."""
     events = []
     for sequence in range(count):
-        for each, milliseconds in zip(program.stages, compute, strict=True):
+        for spec, milliseconds in zip(program.stages, compute, strict=True):
             start = sequence * 10 * MILLISECOND
             for kind, length in ((RECEIVE, wire), (COMPUTE, milliseconds), (SEND, wire)):
                 end = start + int(length * MILLISECOND)
-                events.append(TraceEvent(each.machine, each.name, sequence, kind, start, end))
+                events.append(TraceEvent(spec.machine, spec.name, sequence, kind, start, end))
     return events
 
 

@@ -1,7 +1,7 @@
-"""How long a fuzzer tries, and the worker that it attacks, which has to come through unharmed.
+"""The duration of a fuzzer, and the worker that it attacks, which must survive unharmed.
 
-``FUZZ_SECONDS`` is the time for each fuzzer (by default a second, so that they are ordinary tests), ``FUZZ_SEED``
-where they begin. ``make fuzz SECONDS=600`` sets both.
+``FUZZ_SECONDS`` is the time for each fuzzer (by default a second, so that they are ordinary tests), ``FUZZ_SEED`` its
+seed. ``make fuzz SECONDS=600`` sets both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MORE_MEMORY_BYTES = 48 << 20
 
 @dataclass
 class Trials:
-    """Iterate over it: a number for each trial, until the time is over. ``found`` counts how trials ended."""
+    """Yields the numbers of trials until the time is over. ``found`` counts the results of trials."""
 
     source: random.Random
     seconds: float = SECONDS
@@ -44,7 +44,7 @@ class Trials:
 
 @dataclass
 class Standing:
-    """A worker under attack, with its process and the honest deployment beside."""
+    """A worker under attack, with its process and an honest deployment beside it."""
 
     endpoint: WorkerEndpoint
     process: int
@@ -53,7 +53,7 @@ class Standing:
 
 
 class Memory:
-    """Checks, when a deployment has ended, that a process takes no more than when it had warmed up."""
+    """Checks, when a deployment has ended, that a process uses no more memory than after its warm-up."""
 
     def __init__(self, process: int) -> None:
         self._process = psutil.Process(process)

@@ -157,7 +157,7 @@ def test_the_end_begins_at_the_convolution(stage: Computation) -> None:
 
 
 def test_the_beginning_ends_at_the_convolution(stage: Computation) -> None:
-    """With what else is needed there: the second convolution's result, which is added."""
+    """The receiving end also needs the second convolution's result, which is added."""
 
     @I.ir_module
     class Expected:

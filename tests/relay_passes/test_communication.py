@@ -117,7 +117,7 @@ def test_a_machine_hands_over_to_its_own_later_stage(whole: tvm.IRModule) -> Non
 
 @pytest.mark.parametrize("on_one_machine", [False, True])
 def test_what_crosses_is_shown_in_its_layout(on_one_machine: bool) -> None:
-    """As it is compiled: both ends have the blocked shape, and the change on either side is to be seen."""
+    """Both ends have the blocked shape, as they are compiled, and the layout change on either side is shown."""
 
     @I.ir_module
     class Image:

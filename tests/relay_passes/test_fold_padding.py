@@ -11,7 +11,7 @@ from tests.helpers.placements import run
 from tests.helpers.relax_graphs import module_of
 
 SPACE = [0, 0, 0, 0, 0, 1, 2, 1]
-"""Nothing above, one row below, two columns before and one behind."""
+"""Padding of no row above, one row below, two columns on the left and one on the right."""
 
 
 def _module(widths: list[int], layout: str = "NCHW", twice: bool = False, **options: object) -> tvm.IRModule:

@@ -1,4 +1,4 @@
-"""What multiplies takes halves, and adds in float32; nothing else is changed."""
+"""Operators that multiply take half-precision operands and add in float32; other operators stay unchanged."""
 
 from __future__ import annotations
 

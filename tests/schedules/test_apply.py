@@ -1,4 +1,4 @@
-"""What `schedules.apply` promises of every module, whatever its kernels."""
+"""What `schedules.apply` ensures for every module."""
 
 import numpy as np
 import tvm_ffi

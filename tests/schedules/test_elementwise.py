@@ -84,7 +84,7 @@ def test_gates_grow_with_their_number_not_with_its_power():
 
 @pytest.mark.parametrize("bounds", ["relu", "relu6", "clip", "maximum", "minimum"])
 def test_bounds_keep_nan(bounds):
-    """Behind a convolution too, in whose tile they are computed."""
+    """They keep it behind a convolution too, where they are computed in its tile."""
     operators = {
         "clip": lambda x: relax.op.clip(x, -1, 2),
         "maximum": lambda x: relax.op.maximum(x, relax.const(-1.0, "float32")),

@@ -54,7 +54,7 @@ needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
 
 MODELS |= {f"published {name}": model for name, model in torch_models.published_models().items()}
 FAST = ("bert", "mobilenet")
-"""With all kinds of kernels that the others have."""
+"""Models that together have all kinds of kernels of the others."""
 
 
 def marks_of(name):

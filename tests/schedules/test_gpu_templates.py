@@ -59,7 +59,7 @@ def template_and_function(name):
 
 
 def some_choices(name, count):
-    """By chance, and of those with slices and without."""
+    """Return random choices, ``count`` with slices and ``count`` without."""
     template, function = template_and_function(name)
     offered = list(template.space(function, GPU).all_choices())
     kinds = [[choices for choices in offered if (choices["slices"] > 1) == cut] for cut in (False, True)]

@@ -105,7 +105,7 @@ def test_a_view_ends_at_what_computes() -> None:
 
 
 def test_a_transposed_left_operand_is_copied_first() -> None:
-    """Its rows would be read with a stride for every column."""
+    """Read in place, its rows would be read with a stride for every column."""
     module = graph_of(
         lambda builder, a, b: builder.emit(relax.op.matmul(builder.emit(relax.op.permute_dims(a)), b)),
         [normal(0, 64, 32), normal(1, 64, 48)],

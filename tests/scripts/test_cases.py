@@ -1,4 +1,4 @@
-"""The benchmarks' shortest forms: they run to their end and find something, however fast that is."""
+"""The benchmarks' shortest forms run to their end and measure something, however fast."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def test_no_subject_is_begun_after_the_time_limit() -> None:
 
 
 def test_subjects_are_chosen_by_words_in_their_names() -> None:
-    made = {name: (lambda setup: [counting([], "side", [1])]) for name in ("resnet, 1", "resnet, 2", "vgg, 1")}
-    assert list(measured(toy(made), only=("net, 2", "vgg")).subjects) == ["resnet, 2", "vgg, 1"]
+    subjects = {name: (lambda setup: [counting([], "side", [1])]) for name in ("resnet, 1", "resnet, 2", "vgg, 1")}
+    assert list(measured(toy(subjects), only=("net, 2", "vgg")).subjects) == ["resnet, 2", "vgg, 1"]
 
 
 @contextmanager
@@ -107,10 +107,10 @@ def test_sides_run_in_processes_of_any_checkout() -> None:
         return [setup.side("adds", adds, checkout, first=2.0, loud=True) for checkout in setup.checkouts]
 
     report = measured(toy({"one": sides}, rounds=1), also=(sys.executable,))
-    (name, other), content = report.subjects["one"]["medians"], report.subjects["one"]
-    assert content["medians"] == {name: {"sum_seconds": 2.0}, other: {"sum_seconds": 2.0}}
-    assert content["facts"] == {name: {"first": 2.0}, other: {"first": 2.0}}
-    assert content["ratios"] == {f"sum_seconds: {name} / {other}": 1.0}
+    (name, other_name), content = report.subjects["one"]["medians"], report.subjects["one"]
+    assert content["medians"] == {name: {"sum_seconds": 2.0}, other_name: {"sum_seconds": 2.0}}
+    assert content["facts"] == {name: {"first": 2.0}, other_name: {"first": 2.0}}
+    assert content["ratios"] == {f"sum_seconds: {name} / {other_name}": 1.0}
 
 
 @pytest.mark.parametrize(

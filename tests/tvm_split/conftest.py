@@ -1,4 +1,4 @@
-"""What tests of all parts of the front door share."""
+"""Fixtures for the tests of all front-end packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm_split.profiling import cluster_timing, link_model, link_probing, link_t
 
 @pytest.fixture(scope="module")
 def busy_machine() -> Iterator[None]:
-    """Kernels have the times of `ScriptedKernels`, and links any time: the machine that runs tests may be busy."""
+    """Give kernels the times of `ScriptedKernels` and accept any times of links: the test machine may be busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             cluster_timing,

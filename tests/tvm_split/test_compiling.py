@@ -1,4 +1,4 @@
-"""Compiling: readable, reproducible, for other machines too."""
+"""Compiling: readable and reproducible, also for other machines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_machine_can_be_read(bundle: tvm_split.Bundle) -> None:
     assert 'R.call_packed("tvm_split.send", relu_sent, R.str("relu"), R.str("machine-b")' in bundle.ir["machine-a"]
     assert 'R.call_packed("tvm_split.receive", R.str("relu"), R.str("machine-a")' in bundle.ir["machine-b"]
     assert "R.to_vdevice(relu_sent" in bundle.ir["annotated"]
-    # What is shown is what is compiled: what crosses has the shape that the bundle says.
+    # The printed program is the compiled one: transferred tensors have the shapes that the bundle states.
     (crossing,) = bundle.program.stages[0].outputs
     assert f"relu: R.Tensor(({', '.join(map(str, crossing.shape))})" in bundle.ir["machine-b"]
 
@@ -74,10 +74,10 @@ def test_a_bundle_survives_its_folder(bundle: tvm_split.Bundle, tmp_path: Path) 
     assert loaded.digest == bundle.digest
     x = np.ones((1, 3, 8, 8), np.float32)
     with (
-        tvm_split.deploy(bundle, Cluster.in_process(2, threads=1)) as one,
-        tvm_split.deploy(loaded, Cluster.in_process(2, threads=1)) as other,
+        tvm_split.deploy(bundle, Cluster.in_process(2, threads=1)) as deployment,
+        tvm_split.deploy(loaded, Cluster.in_process(2, threads=1)) as reloaded,
     ):
-        np.testing.assert_array_equal(one.run(x)[0], other.run(x)[0])
+        np.testing.assert_array_equal(deployment.run(x)[0], reloaded.run(x)[0])
 
 
 def test_a_bundle_is_not_written_over_other_files(bundle: tvm_split.Bundle, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_stage_for_another_cpu(
 ) -> None:
     cluster = Cluster((Machine("machine-a"), Machine("machine-b", target=target)), launcher=Local())
     planned = tvm_split.plan(model, cluster, split=SPLIT)
-    # Verified too: a stage that cannot run here is compiled once more for this host, and the bundle says so.
+    # It is verified too: a stage that cannot run here is also compiled for this host, and the bundle says so.
     bundle = tvm_split.compile(model, planned)
     assert machine_of(bundle.blob_path(bundle.program.stages[1].library.sha256)) == expected
     assert bundle.verified is verified
@@ -146,6 +146,6 @@ def test_a_cuda_target_needs_its_architecture(model: tvm_split.Model) -> None:
 
 def test_a_plan_for_another_model_is_refused(model: tvm_split.Model) -> None:
     planned = tvm_split.plan(model, Cluster.local(2), split=SPLIT)
-    other = tvm_split.load_model(nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))
+    other_model = tvm_split.load_model(nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))
     with pytest.raises(tvm_split.PlanError, match="the plan is for model 'Network', the model is 'Linear'"):
-        tvm_split.compile(other, planned)
+        tvm_split.compile(other_model, planned)

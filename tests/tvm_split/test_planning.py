@@ -1,4 +1,4 @@
-"""Plans from models and clusters: measured on worker processes, estimated, by hand; and improved by what happened."""
+"""Plans from models and clusters: measured on worker processes, estimated, by hand; and improved by measurements."""
 
 import dataclasses
 
@@ -49,12 +49,12 @@ def layer_counts(plan):
 
 def test_measured_on_workers_and_kept(model):
     steps = []
-    found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), on_progress=lambda *step: steps.append(step[0]))
-    assert found.origin == "measured"
-    prediction = found.prediction
+    plan = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), on_progress=lambda *step: steps.append(step[0]))
+    assert plan.origin == "measured"
+    prediction = plan.prediction
     assert prediction.lower_bound_seconds <= prediction.period_seconds * (1 + 1e-9)
     assert {machine.estimated_share for machine in prediction.machines} == {0.0}
-    assert [each.name for each in prediction.baselines if each.name.startswith("one machine")]
+    assert [baseline.name for baseline in prediction.baselines if baseline.name.startswith("one machine")]
     assert prediction.profiled_at > 0
     assert steps[-1] == "searching for the best plan"
     again = tvm_split.plan(model, tvm_split.Cluster.local(workers=2))
@@ -64,33 +64,35 @@ def test_measured_on_workers_and_kept(model):
 
 def test_estimates_start_nothing(model):
     before = set(psutil.Process().children(recursive=True))
-    found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), estimate=True)
-    assert found.origin == "estimated"
-    assert {machine.estimated_share for machine in found.prediction.machines} == {1.0}
-    assert found.prediction.profiled_at == 0
+    plan = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), estimate=True)
+    assert plan.origin == "estimated"
+    assert {machine.estimated_share for machine in plan.prediction.machines} == {1.0}
+    assert plan.prediction.profiled_at == 0
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def enough(*machines):
-    """However few cores this host has."""
+    """Return shared cores that are enough, however few this host has."""
     return (SharedCores((*machines, "client"), 8),)
 
 
 def test_cores_that_are_shared_are_counted(wide):
     machines = Machine(A), Machine(B)
-    one = tvm_split.Cluster(machines, shared_cores=(SharedCores((A, B, "client"), 1),), launcher=Local())
-    assert len(tvm_split.plan(wide, one, estimate=True).stages) == 1
-    forced = tvm_split.plan(wide, one, estimate=True, stages=2).prediction
+    one_core = tvm_split.Cluster(machines, shared_cores=(SharedCores((A, B, "client"), 1),), launcher=Local())
+    assert len(tvm_split.plan(wide, one_core, estimate=True).stages) == 1
+    forced = tvm_split.plan(wide, one_core, estimate=True, stages=2).prediction
     assert forced.limiting == "computing on the one core that machine-a, machine-b and the client share"
-    assert forced.period_seconds == pytest.approx(sum(each.compute_seconds for each in forced.machines))
-    two = tvm_split.Cluster(machines, shared_cores=enough(A, B), launcher=Local())
-    assert tvm_split.plan(wide, two, estimate=True, stages=2).prediction.period_seconds < 0.6 * forced.period_seconds
+    assert forced.period_seconds == pytest.approx(sum(machine.compute_seconds for machine in forced.machines))
+    two_cores = tvm_split.Cluster(machines, shared_cores=enough(A, B), launcher=Local())
+    assert (
+        tvm_split.plan(wide, two_cores, estimate=True, stages=2).prediction.period_seconds < 0.6 * forced.period_seconds
+    )
 
 
 def test_estimates_of_what_is_worth_two_machines(wide):
-    found = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), estimate=True)
-    assert layers_on(found) == {A: ("0", "1"), B: ("2", "3")}
-    assert found.prediction.links[1].bytes == 128 * 512 * 4
+    plan = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), estimate=True)
+    assert layers_on(plan) == {A: ("0", "1"), B: ("2", "3")}
+    assert plan.prediction.links[1].bytes == 128 * 512 * 4
     slow = (Link(A, B, 1e5, 0.01),)
     alone = tvm_split.plan(wide, tvm_split.Cluster((Machine(A), Machine(B)), slow, launcher=Local()), estimate=True)
     assert len(alone.stages) == 1
@@ -109,9 +111,9 @@ def test_a_closed_link_is_not_used(wide):
 
 
 def test_in_process_nothing_is_measured(wide):
-    found = tvm_split.plan(wide, tvm_split.Cluster.in_process(machines=2, threads=1))
-    assert found.origin == "estimated"
-    assert found.prediction.links[0].seconds == 0
+    plan = tvm_split.plan(wide, tvm_split.Cluster.in_process(machines=2, threads=1))
+    assert plan.origin == "estimated"
+    assert plan.prediction.links[0].seconds == 0
     assert tvm_split.plan(wide, tvm_split.Cluster.in_process()).prediction is None
 
 
@@ -142,17 +144,17 @@ def test_limits_and_counts(wide):
 def test_replicas(wide):
     machines = tuple(Machine(name) for name in (A, B, "machine-c"))
     cluster = tvm_split.Cluster(machines, shared_cores=enough(A, B, "machine-c"), launcher=Local())
-    found = tvm_split.plan(wide, cluster, estimate=True, replicas=True, stages=1)
-    assert found.stages[0].machines == (A, B, "machine-c")
-    assert {machine.machine for machine in found.prediction.machines} == {A, B, "machine-c"}
-    assert found.prediction.period_seconds < found.prediction.baselines[-1].period_seconds
+    plan = tvm_split.plan(wide, cluster, estimate=True, replicas=True, stages=1)
+    assert plan.stages[0].machines == (A, B, "machine-c")
+    assert {machine.machine for machine in plan.prediction.machines} == {A, B, "machine-c"}
+    assert plan.prediction.period_seconds < plan.prediction.baselines[-1].period_seconds
 
 
 def test_memory_of_the_cluster(wide):
     tight = tuple(Machine(name, memory_bytes=4_000_000) for name in (A, B))
-    found = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", estimate=True)
-    assert len(found.stages) == 2
-    assert not any(each.name.startswith("one machine") for each in found.prediction.baselines)
+    plan = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", estimate=True)
+    assert len(plan.stages) == 2
+    assert not any(baseline.name.startswith("one machine") for baseline in plan.prediction.baselines)
     smaller = tuple(Machine(name, memory_bytes=1_500_000) for name in (A, B))
     with pytest.raises(PlanError, match="memory"):
         tvm_split.plan(wide, tvm_split.Cluster(smaller, launcher=Local()), estimate=True)
@@ -176,30 +178,30 @@ def test_pins_that_cannot_be_meant_are_refused_before_any_worker_is_asked(wide, 
 
 
 def test_demands_are_never_dropped(model):
-    two, one = tvm_split.Cluster.local(workers=2), tvm_split.Cluster.local(workers=1)
+    two_workers, one_worker = tvm_split.Cluster.local(workers=2), tvm_split.Cluster.local(workers=1)
     with pytest.raises(PlanError, match="by hand leaves nothing to search"):
-        tvm_split.plan(model, two, split={A: ["conv_1"]}, pin={"dense": B})
+        tvm_split.plan(model, two_workers, split={A: ["conv_1"]}, pin={"dense": B})
     with pytest.raises(PlanError, match="3 stages on 2 machines go round"):
-        tvm_split.plan(model, two, stages=3, maximum_latency_seconds=1.0)
+        tvm_split.plan(model, two_workers, stages=3, maximum_latency_seconds=1.0)
     with pytest.raises(PlanError, match="machine-b"):
-        tvm_split.plan(model, one, estimate=True, pin={"dense": B})
+        tvm_split.plan(model, one_worker, estimate=True, pin={"dense": B})
     with pytest.raises(PlanError, match="'size'"):
-        tvm_split.plan(model, two, objective="size")
+        tvm_split.plan(model, two_workers, objective="size")
 
 
 def test_a_split_by_hand_is_predicted_by_a_profile(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
-    found = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=profile)
+    plan = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=profile)
     best = tvm_split.plan(wide, cluster, profile=profile)
-    assert found.origin == "by hand"
-    assert found.prediction.method.startswith("given")
-    assert found.prediction.lower_bound_seconds == pytest.approx(best.prediction.period_seconds)
-    assert found.prediction.period_seconds > best.prediction.period_seconds
+    assert plan.origin == "by hand"
+    assert plan.prediction.method.startswith("given")
+    assert plan.prediction.lower_bound_seconds == pytest.approx(best.prediction.period_seconds)
+    assert plan.prediction.period_seconds > best.prediction.period_seconds
 
 
 def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
-    """Machines with several stages, which pass on to each other; what is simulated of them is as predicted."""
+    """Machines have several stages and send tensors to each other; the simulation agrees with the prediction."""
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
@@ -210,8 +212,8 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     )
     assert twice.prediction.latency_seconds > once.prediction.latency_seconds
     assert twice.prediction.lower_bound_seconds <= twice.prediction.period_seconds
-    better, found = replan(wide, cluster, twice, Measured({A: 1.0, B: 1.0}), request=PlanRequest(profile=profile))
-    assert found.changed
+    better, change = replan(wide, cluster, twice, Measured({A: 1.0, B: 1.0}), request=PlanRequest(profile=profile))
+    assert change.changed
     assert better.prediction.period_seconds < twice.prediction.period_seconds
     alone = simulate(scenario_of_plan(twice), micro_batches=2).single
     assert alone.mean_seconds == pytest.approx(twice.prediction.latency_seconds)
@@ -222,17 +224,17 @@ def test_improved_by_what_happened(wide):
     profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     slow = Measured({B: 3.0}, profiled_at=0.0)
-    better, found = replan(wide, cluster, current, slow, request=PlanRequest(profile=profile))
-    assert found.changed
+    better, change = replan(wide, cluster, current, slow, request=PlanRequest(profile=profile))
+    assert change.changed
     assert layer_counts(better) == {A: 3, B: 1}
     assert better.origin == "corrected by measurements"
     assert dict(better.prediction.corrections.compute_ratios) == {B: 3.0}
-    same, found = replan(wide, cluster, better, slow, request=PlanRequest(profile=profile))
-    assert not found.changed
+    same, change = replan(wide, cluster, better, slow, request=PlanRequest(profile=profile))
+    assert not change.changed
     assert same.stages == better.stages
     as_predicted = Measured({A: 1.0, B: 1.0}, earlier=better.prediction.corrections, profiled_at=0.0)
-    same, found = replan(wide, cluster, better, as_predicted, request=PlanRequest(profile=profile))
-    assert not found.changed
+    same, change = replan(wide, cluster, better, as_predicted, request=PlanRequest(profile=profile))
+    assert not change.changed
     assert same.prediction.period_seconds == pytest.approx(better.prediction.period_seconds)
 
 
@@ -240,8 +242,8 @@ def test_the_precision_stays_that_of_the_plan(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     half = tvm_split.plan(wide, cluster, precision="float16", estimate=True)
     slow = Measured({B: 3.0}, profiled_at=0.0)
-    better, found = replan(wide, cluster, half, slow, request=PlanRequest(estimate=True))
-    assert found.changed
+    better, change = replan(wide, cluster, half, slow, request=PlanRequest(estimate=True))
+    assert change.changed
     assert (half.precision, better.precision) == ("float16", "float16")
 
 
@@ -251,8 +253,8 @@ def test_replicas_are_kept_when_nothing_is_better(wide):
     request = PlanRequest(profile=profile, replicas=True, stages=1)
     current = tvm_split.plan(wide, cluster, request=request)
     assert current.stages[0].machines == (A, B)
-    same, found = replan(wide, cluster, current, Measured({A: 1.1, B: 1.1}), request=request)
-    assert not found.changed
+    same, change = replan(wide, cluster, current, Measured({A: 1.1, B: 1.1}), request=request)
+    assert not change.changed
     assert same.stages == current.stages
 
 
@@ -289,10 +291,10 @@ def test_graphs_of_any_shape(network, inputs):
     torch.manual_seed(0)
     loaded = tvm_split.load_model(network().eval(), inputs)
     for constraints in ({}, {"objective": "latency"}, {"stages": 2}):
-        found = tvm_split.plan(loaded, tvm_split.Cluster.local(workers=2), estimate=True, **constraints)
-        placed = [layer for stage in found.stages for layer in stage.layers]
+        plan = tvm_split.plan(loaded, tvm_split.Cluster.local(workers=2), estimate=True, **constraints)
+        placed = [layer for stage in plan.stages for layer in stage.layers]
         assert sorted(placed) == sorted(loaded.layer_names)
-        tvm_split.compile(loaded, found)
+        tvm_split.compile(loaded, plan)
 
 
 def test_a_tiny_network_is_not_distributed():
@@ -315,7 +317,7 @@ def test_a_network_that_computes_and_sends_nothing(estimate):
     for cluster in (tvm_split.Cluster.in_process(2), tvm_split.Cluster.local(2)):
         prediction = tvm_split.plan(nothing, cluster, stages=1, estimate=estimate).prediction
         assert min(prediction.period_seconds, prediction.latency_seconds) > 0
-        # What is measured of a stream and of one alone are two measurements.
+        # A stream and a single input are measured separately.
         assert not estimate or prediction.period_seconds <= prediction.latency_seconds
         assert 0 <= prediction.gap <= 1
 

@@ -1,4 +1,4 @@
-"""What takes long says so where no bar can be drawn, too, unless it is told not to."""
+"""Long operations report their progress also without a terminal, unless that is disabled."""
 
 import threading
 import time
@@ -21,15 +21,15 @@ def takes_a_while(on_progress=None):
 
 
 def test_lines_where_there_is_no_terminal(capsys):
-    said = []
+    output = []
 
     def takes_until_it_is_said_twice(on_progress=None):
         on_progress("lowering", 1, 4)
-        counted = lambda: said.append(capsys.readouterr().err) or "".join(said).count("lowering (25% done), ")  # noqa: E731
+        counted = lambda: output.append(capsys.readouterr().err) or "".join(output).count("lowering (25% done), ")  # noqa: E731
         eventually(lambda: counted() >= 2, "two lines are written")
 
     progress.says_progress("working")(takes_until_it_is_said_twice)()
-    eventually(lambda: "progress" not in [each.name for each in threading.enumerate()], "the thread has ended")
+    eventually(lambda: "progress" not in [thread.name for thread in threading.enumerate()], "the thread has ended")
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""

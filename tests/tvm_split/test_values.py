@@ -1,4 +1,4 @@
-"""Values in files: what is wrong is said with its line, what is as usual is not written."""
+"""Values in files: an error names the line, and default values are not written."""
 
 from __future__ import annotations
 

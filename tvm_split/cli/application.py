@@ -159,8 +159,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(tvm_split.__version__)
         raise typer.Exit
 

@@ -32,39 +32,41 @@ def cache(
     from tvm_split.profiling import store
 
     measured = store.kept(store.default_folder())
-    others = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
+    other_folders = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
     if action == "clear":
-        for each in measured:
-            each.path.unlink(missing_ok=True)
+        for entry in measured:
+            entry.path.unlink(missing_ok=True)
     if json:
         print_json(
             {
                 "action": action,
                 "measurements": [
-                    {"path": str(each.path), **each.subject, "measured_at": each.measured_at} for each in measured
+                    {"path": str(entry.path), **entry.subject, "measured_at": entry.measured_at} for entry in measured
                 ],
-                "others": {name: {"path": str(folder), "bytes": _size(folder)} for name, folder in others.items()},
+                "others": {
+                    name: {"path": str(folder), "bytes": _size(folder)} for name, folder in other_folders.items()
+                },
             }
         )
         return
     done = "removed" if action == "clear" else "kept"
-    whole = bytes_text(sum(each.size_bytes for each in measured))
+    whole = bytes_text(sum(entry.size_bytes for entry in measured))
     lines = [
         *map(_line, measured),
         f"measurements: {whole} {done} in {store.default_folder()}",
-        *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in others.items()),
+        *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in other_folders.items()),
     ]
     for line in lines:
         STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # unwrapped, so that paths can be copied
 
 
-def _line(each: Kept) -> str:
-    if not each.measured_at:
-        return f"{each.path.name}: cannot be read, and is measured again"
-    of = f"links from {each.subject.get('links from')}"
-    if "machine" in each.subject:
-        of = f"{each.subject['machine']} on {each.subject.get('hostname')}, threads: {each.subject.get('threads')}"
-    return f"{of}: {len(each.measured_at)} measurements, up to {age_text(time.time() - min(each.measured_at))} old"
+def _line(entry: Kept) -> str:
+    if not entry.measured_at:
+        return f"{entry.path.name}: cannot be read, and is measured again"
+    of = f"links from {entry.subject.get('links from')}"
+    if "machine" in entry.subject:
+        of = f"{entry.subject['machine']} on {entry.subject.get('hostname')}, threads: {entry.subject.get('threads')}"
+    return f"{of}: {len(entry.measured_at)} measurements, up to {age_text(time.time() - min(entry.measured_at))} old"
 
 
 def _size(folder: Path) -> int:

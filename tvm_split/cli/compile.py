@@ -44,11 +44,11 @@ def compile(
         if machines != MachineOptions():
             raise WrongUseError("it says this already; leave the machines out", "--plan")
         _require_none(request)
-    made = None if plan is None else tvm_split.Plan.load(plan)
-    loaded = shapes.load(model, () if made is None else made.inputs)
-    made = made or planned(loaded, machines.machines(), request)
-    database = request.database or made.request.database
-    bundle = tvm_split.compile(loaded, made, verify=not no_verify, dump_folder=dump, database=database)
+    chosen_plan = None if plan is None else tvm_split.Plan.load(plan)
+    loaded = shapes.load(model, () if chosen_plan is None else chosen_plan.inputs)
+    chosen_plan = chosen_plan or planned(loaded, machines.machines(), request)
+    database = request.database or chosen_plan.request.database
+    bundle = tvm_split.compile(loaded, chosen_plan, verify=not no_verify, dump_folder=dump, database=database)
     bundle.save(output)
     if json:
         print_json({"folder": str(output), **as_json(bundle)})
@@ -57,7 +57,7 @@ def compile(
         print_parts([table])
         for note in notes:
             print_note(str(note))
-        elsewhere = any(machine.address is not None for machine in made.machines)
+        elsewhere = any(machine.address is not None for machine in chosen_plan.machines)
         where = f" {machines.words}" if elsewhere else ""
         if plan is not None and elsewhere:
             check = f"`tvm-split deploy {output}{where}`"

@@ -40,9 +40,9 @@ def demo(
     from tvm_split.display.demo import content_of, print_report, write_files
 
     with step_progress("starting") as report:
-        found = demonstrate(workers, output, report, shard=shard)
-    write_files(found, output)
+        demonstration = demonstrate(workers, output, report, shard=shard)
+    write_files(demonstration, output)
     if json:
-        print_json(content_of(found, output))
+        print_json(content_of(demonstration, output))
     else:
-        print_report(found, output)
+        print_report(demonstration, output)

@@ -28,17 +28,17 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 def doctor(json: options.JsonOption = False) -> None:
     """Check this installation: packages, compiler, linker, processor, and a network of two stages on two workers."""
-    found: list[Check] = []
+    checks: list[Check] = []
     for check in all_checks():
-        found.append(check)
+        checks.append(check)
         if not json:
             line = Text.assemble((f"{check.verdict:<5}", COLOURS[check.verdict]), f"{check.name}: {check.found}")
             if check.advice:
                 line.append(f"\n     → {check.advice}")
             STDOUT.print(line, soft_wrap=True)
-    failed = [check.name for check in found if check.verdict is Verdict.FAIL]
+    failed = [check.name for check in checks if check.verdict is Verdict.FAIL]
     if json:
-        print_json({"ok": not failed, "checks": [asdict(check) for check in found]})
+        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     if failed:
         raise typer.Exit(1)
 
@@ -82,8 +82,8 @@ def _python() -> Check:
     version = sys.version.split()[0]
     if PYTHON_FROM <= sys.version_info[:2] < PYTHON_BELOW:
         return Check("Python", Verdict.OK, version)
-    wanted = f"{'.'.join(map(str, PYTHON_FROM))} or newer, below {'.'.join(map(str, PYTHON_BELOW))}"
-    return Check("Python", Verdict.FAIL, version, f"use Python {wanted}")
+    versions = f"{'.'.join(map(str, PYTHON_FROM))} or newer, below {'.'.join(map(str, PYTHON_BELOW))}"
+    return Check("Python", Verdict.FAIL, version, f"use Python {versions}")
 
 
 def _packages() -> Iterator[Check]:
@@ -93,16 +93,20 @@ def _packages() -> Iterator[Check]:
     except metadata.PackageNotFoundError:
         yield Check("installation", Verdict.WARN, f"{DISTRIBUTION} is not installed as a package", "pip install -e .")
         return
-    own = [each for each in required if each.marker is None]
-    yield _versions("packages", own, Verdict.FAIL)
+    base_requirements = [requirement for requirement in required if requirement.marker is None]
+    yield _versions("packages", base_requirements, Verdict.FAIL)
     missing = []
     for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
-        its = [each for each in required if each.marker is not None and each.marker.evaluate({"extra": extra})]
+        extra_requirements = [
+            requirement
+            for requirement in required
+            if requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
+        ]
         if extra in NOT_FOR_USERS:
             continue
-        if any(_version(each.name) is None for each in its):
+        if any(_version(requirement.name) is None for requirement in extra_requirements):
             missing.append(extra)
-        elif (check := _versions(f"extra {extra}", its, Verdict.WARN)).verdict is not Verdict.OK:
+        elif (check := _versions(f"extra {extra}", extra_requirements, Verdict.WARN)).verdict is not Verdict.OK:
             yield check
     if missing:
         advice = f"where one is needed: pip install 'tvm-split[{missing[0]}]'"
@@ -110,16 +114,19 @@ def _packages() -> Iterator[Check]:
 
 
 def _versions(name: str, required: Sequence[Requirement], verdict: Verdict) -> Check:
-    found = {each.name: _version(each.name) for each in required}
+    versions = {requirement.name: _version(requirement.name) for requirement in required}
     wrong = [
-        each
-        for each in required
-        if (version := found[each.name]) is None or not each.specifier.contains(version, prereleases=True)
+        requirement
+        for requirement in required
+        if (version := versions[requirement.name]) is None
+        or not requirement.specifier.contains(version, prereleases=True)
     ]
-    text = ", ".join(f"{each.name} {found[each.name] or 'is not installed'}" for each in wrong or required)
+    text = ", ".join(
+        f"{requirement.name} {versions[requirement.name] or 'is not installed'}" for requirement in wrong or required
+    )
     if not wrong:
         return Check(name, Verdict.OK, text)
-    install = " ".join(f"'{each.name}{each.specifier}'" for each in wrong)
+    install = " ".join(f"'{requirement.name}{requirement.specifier}'" for requirement in wrong)
     return Check(name, verdict, text, f"pip install {install}")
 
 
@@ -135,12 +142,12 @@ def _compiler() -> Check:
 def _linker() -> Check:
     from tvm.support import cc
 
-    found = cc.get_cc()
-    if found is None:
+    linker = cc.get_cc()
+    if linker is None:
         return Check("linker", Verdict.FAIL, "no C compiler to link with", "install gcc or clang, or set CXX")
-    if shutil.which(found) is None:
-        return Check("linker", Verdict.FAIL, f"{found} does not exist", "set CXX to a compiler, or unset it")
-    return Check("linker", Verdict.OK, str(found))
+    if shutil.which(linker) is None:
+        return Check("linker", Verdict.FAIL, f"{linker} does not exist", "set CXX to a compiler, or unset it")
+    return Check("linker", Verdict.OK, str(linker))
 
 
 def _processor() -> Check:
@@ -148,18 +155,18 @@ def _processor() -> Check:
     from rpc_runtime.hardware import cpu_features
     from tvm_split.compiler.targets import host_target, target_text
 
-    found, features = target_text(host_target(1)), cpu_features()
+    target, features = target_text(host_target(1)), cpu_features()
     if not features:
         return Check(
             "processor",
             Verdict.WARN,
-            found,
+            target,
             "/proc/cpuinfo lists no instruction sets of this architecture: mount /proc, or kernels use the basic ones",
         )
     if platform.machine() == "x86_64" and "avx2" not in features:
         advice = "nothing to do; kernels are several times slower than on processors with AVX2"
-        return Check("processor", Verdict.WARN, found, advice)
-    return Check("processor", Verdict.OK, found)
+        return Check("processor", Verdict.WARN, target, advice)
+    return Check("processor", Verdict.OK, target)
 
 
 def _cores() -> Check:
@@ -198,15 +205,15 @@ def _deployment() -> Check:
     layers = {"first": "first", "second": "second"}
     specs = tuple(TensorSpec(name, (4, 16), "float32") for name in ("x", "second"))
     model = tvm_split.Model("doctor", "Relax", builder.get(), specs[:1], specs[1:], layers)
-    given = np.random.default_rng(2).standard_normal((4, 16), dtype="float32")
+    array = np.random.default_rng(2).standard_normal((4, 16), dtype="float32")
     with tvm_split.Cluster.local(workers=2) as cluster:
         plan = tvm_split.plan(model, cluster, split={"machine-a": ["first"], "machine-b": ["second"]})
         with tvm_split.deploy(tvm_split.compile(model, plan, verify=False), cluster) as deployment:
-            (result,) = deployment.run(given)
-    difference = float(np.abs(result - given @ weights[0] @ weights[1]).max())
+            (result,) = deployment.run(array)
+    difference = float(np.abs(result - array @ weights[0] @ weights[1]).max())
     if not difference < 1e-3:
-        found = f"two stages on two workers differ from numpy by {difference:g}"
-        return Check("deployment", Verdict.FAIL, found, "install apache-tvm again")
+        problem = f"two stages on two workers differ from numpy by {difference:g}"
+        return Check("deployment", Verdict.FAIL, problem, "install apache-tvm again")
     return Check("deployment", Verdict.OK, "two stages on two workers give the right answer")
 
 

@@ -61,8 +61,8 @@ def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches
                 "more leading axis for several micro-batches"
             )
     if len(set(counts.values())) > 1:
-        found = ", ".join(f"{name}: {'one' if count is None else count}" for name, count in counts.items())
-        raise InputError(f"{path}: the inputs have different numbers of micro-batches: {found}")
+        listed = ", ".join(f"{name}: {'one' if count is None else count}" for name, count in counts.items())
+        raise InputError(f"{path}: the inputs have different numbers of micro-batches: {listed}")
     count = next(iter(counts.values()), None)
     if count is None:
         return MicroBatches(1, lambda index: arrays, str(path))
@@ -112,27 +112,27 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path} is no .npz file of plain arrays: {error}") from error
 
 
-def _by_input(expected: Sequence[TensorSpec], found: Mapping[str, np.ndarray], path: Path) -> Arrays:
+def _by_input(expected: Sequence[TensorSpec], named: Mapping[str, np.ndarray], path: Path) -> Arrays:
     from tvm_split.frontends.names import identifier
 
     names = [spec.name for spec in expected]
     numbered = [f"arr_{position}" for position in range(len(expected))]
     # The ONNX input in/put:0 is named in_put_0 here; the file may use either name.
-    renamed = {identifier(name): array for name, array in found.items()}
-    for arrays, keys in ((found, names), (found, numbered), (renamed, names)):
-        if set(arrays) == set(keys) and len(arrays) == len(found):
+    renamed = {identifier(name): array for name, array in named.items()}
+    for arrays, keys in ((named, names), (named, numbered), (renamed, names)):
+        if set(arrays) == set(keys) and len(arrays) == len(named):
             return tuple(_with_dtype(spec, arrays[key], path) for spec, key in zip(expected, keys, strict=True))
     raise InputError(
-        f"{path} has the arrays {', '.join(sorted(found)) or 'none'}; the model takes {', '.join(map(str, expected))}. "
+        f"{path} has the arrays {', '.join(sorted(named)) or 'none'}; the model takes {', '.join(map(str, expected))}. "
         f"Name them so, or {', '.join(numbered)}"
     )
 
 
 def _with_dtype(spec: TensorSpec, array: np.ndarray, path: Path) -> np.ndarray:
-    wanted = np.dtype(spec.dtype)
-    if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize and wanted.kind == "V":
-        return array.view(wanted)  # numpy's files keep the bytes of bfloat16, but not the dtype
-    if array.dtype != wanted:
+    dtype = np.dtype(spec.dtype)
+    if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize and dtype.kind == "V":
+        return array.view(dtype)  # numpy's files keep the bytes of bfloat16, but not the dtype
+    if array.dtype != dtype:
         raise InputError(
             f"{path}: the model takes {spec}, the file has {array.dtype}; convert it: array.astype({spec.dtype!r})"
         )

@@ -31,11 +31,11 @@ SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Let both signals end the process in this context, unless it was started ignoring them. For the main thread."""
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # before the handlers, so that no signal is lost
+    wakeup_reader, wakeup_writer = os.pipe()
+    os.set_blocking(wakeup_writer, False)
+    signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)  # before the handlers, so that no signal is lost
     ending = threading.Event()
-    threading.Thread(target=_wait, args=(heard, ending), name="signals", daemon=True).start()
+    threading.Thread(target=_wait, args=(wakeup_reader, ending), name="signals", daemon=True).start()
     for number in WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _heard)

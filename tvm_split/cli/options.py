@@ -79,10 +79,10 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
 
     @functools.wraps(command)
-    def with_options(**given: Any) -> None:
+    def with_options(**values: Any) -> None:
         for name, group in groups.items():
-            given[name] = _instance(group, {field.name: given.pop(field.name) for field in options(group)})
-        command(**given)
+            values[name] = _instance(group, {field.name: values.pop(field.name) for field in options(group)})
+        command(**values)
 
     del with_options.__wrapped__  # so that typer sees the options instead
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -101,10 +101,10 @@ def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
 
 
-def _instance(group: type, given: Mapping[str, Any]) -> Any:
+def _instance(group: type, values: Mapping[str, Any]) -> Any:
     """Make a group from its options; errors name the command-line flags instead of the fields."""
     try:
-        return group(**{name: value for name, value in given.items() if value not in (None, [])})
+        return group(**{name: value for name, value in values.items() if value not in (None, [])})
     except TvmSplitError as error:
         raise wrong_use(group, error) from error
 

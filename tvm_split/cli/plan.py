@@ -50,17 +50,17 @@ def plan(
         raise WrongUseError(text, "--split" if request.split else "--shard")
     cluster = machines.machines()
     if batches is not None:
-        for given, option in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
-            if given is not None:
+        for value, option in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
+            if value is not None:
                 both = ", ".join(sorted([option, "--batches"]))
                 raise WrongUseError("every size is a batch and a problem of its own", both)
-        best, *others = _sizes(model, batches, shapes, request, cluster)
-        shown.show(model, best.model, best.plan, len(cluster.machines), (best, *others))
+        best, *other_results = _sizes(model, batches, shapes, request, cluster)
+        shown.show(model, best.model, best.plan, len(cluster.machines), (best, *other_results))
         return
     on_problem = None if write_problem is None else partial(_write_problem, write_problem)
     loaded = shapes.load(model)
-    found = planned(loaded, cluster, request, on_problem=on_problem)
-    shown.show(model, loaded, found, len(cluster.machines))
+    new_plan = planned(loaded, cluster, request, on_problem=on_problem)
+    shown.show(model, loaded, new_plan, len(cluster.machines))
 
 
 def _sizes(
@@ -71,19 +71,19 @@ def _sizes(
     from tvm_split.planner.micro_batches import plan_sizes
 
     try:
-        wanted = [int(size) for size in batches.split(",")]
+        sizes = [int(size) for size in batches.split(",")]
     except ValueError:
         raise WrongUseError(f"{batches!r} is no list of numbers such as 1,2,4", "--batches") from None
-    found = plan_sizes(
-        wanted,
+    results = plan_sizes(
+        sizes,
         lambda size: replace(shapes, batch=size).load(source),
         lambda model: planned(model, cluster, request),
         request.latency_limit_seconds,
     )
-    for size in wanted:
-        if size not in {each.size for each in found}:
+    for size in sizes:
+        if size not in {result.size for result in results}:
             print_note(f"micro-batches of {size}: no plan keeps to what is demanded")
-    return found
+    return results
 
 
 def _write_problem(path: Path, problem: Problem) -> None:

@@ -37,18 +37,18 @@ def profile(
     Example: tvm-split profile net.onnx --threads 4
     """
     if machines.is_elsewhere or machines.workers is not None:
-        for given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):
-            if given:
+        for is_given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):
+            if is_given:
                 raise WrongUseError("this is for one machine, without a cluster or --workers", option)
         cluster = machines.machines()
         loaded = shapes.load(model)
         from tvm_split.profiling.cluster_profile import profile_model
 
         with step_progress("profiling") as report:
-            found = profile_model(
+            measured = profile_model(
                 loaded, cluster, database=database, refresh=refresh, timeout_seconds=timeout, on_progress=report
             )
-        write(found, json=json)
+        write(measured, json=json)
         return
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
@@ -56,11 +56,11 @@ def profile(
     from tvm_split.display.profile import ProfiledKernels  # imported here, since it loads TVM
     from tvm_split.profiling.kernel_report import ROUNDS
 
-    here = tvm_split.Cluster.in_process(1, machines.threads)
-    planned = tvm_split.plan(loaded, here, database=database)
+    this_host = tvm_split.Cluster.in_process(1, machines.threads)
+    planned = tvm_split.plan(loaded, this_host, database=database)
     bundle = tvm_split.compile(loaded, planned, verify=False, database=database)
     with step_progress("timing") as report:
-        threads = here.machines[0].threads
+        threads = this_host.machines[0].threads
         times = tvm_split.profile(
             loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report
         )

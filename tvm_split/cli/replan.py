@@ -44,9 +44,9 @@ def replan(
     cluster = machines.machines()
     current = _read_plan(plan, measured)
     loaded = shapes.load(model, current.inputs)
-    asked = replace(current.request.searched(refresh=False), **request.given)
-    found = read_measured(measured, loaded.name)
-    better, change = tvm_split.replan(loaded, cluster, current, found, threshold, asked)
+    new_request = replace(current.request.searched(refresh=False), **request.given)
+    measurements = read_measured(measured, loaded.name)
+    better, change = tvm_split.replan(loaded, cluster, current, measurements, threshold, new_request)
     if not change.changed:
         print_note(f"the plan stays: another gains {change.gain:.1%}, no more than {threshold:.1%}")
     elif change.gain > threshold:

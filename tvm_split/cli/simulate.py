@@ -92,7 +92,7 @@ def simulate(
     what_if = WhatIf(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
     with step_progress("simulating") as report:
-        found = tvm_split.simulate(
+        simulation = tvm_split.simulate(
             scenario,
             what_if,
             micro_batches=micro_batches,
@@ -102,13 +102,13 @@ def simulate(
         )
     machines = scenario.program.machines
     if picture is not None:
-        draw_picture(found.events, machines, f"{title}, simulated", [picture])
+        draw_picture(simulation.events, machines, f"{title}, simulated", [picture])
         print_note(f"picture written to {picture}")
-    write(SimulatedPlan(title, found, what_if, *predicted), json=json)
+    write(SimulatedPlan(title, simulation, what_if, *predicted), json=json)
     if timeline and not json:
-        drawn = draw(lanes(found.events, machines, columns_in(STDOUT.width, machines)))
+        drawn = draw(lanes(simulation.events, machines, columns_in(STDOUT.width, machines)))
         STDOUT.print(drawn, markup=False, highlight=False, no_wrap=True, overflow="crop")
-    if found.results < found.wanted:
+    if simulation.results < simulation.wanted:
         raise typer.Exit(1)
 
 
@@ -150,12 +150,12 @@ def _loss(text: str) -> Loss:
     return Loss(machine, _number(moment, text, "--lose"))
 
 
-def _number(text: str, given: str, option: str) -> float:
+def _number(text: str, argument: str, option: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
         form = "MACHINE=FACTOR[@SECONDS], like box=2 or box=2@1.5" if option == "--slow" else "MACHINE@SECONDS"
-        raise WrongUseError(f"{given!r} is not {form}", option)
+        raise WrongUseError(f"{argument!r} is not {form}", option)
     return number

@@ -44,24 +44,24 @@ class ModelOptions:
         """
         shapes = [_tensor(text) for text in self.input_shape]
         dimensions = dict(map(_dimension, self.dimension))
-        given, examples, batch = source, None, self.batch
-        known = () if self != ModelOptions() else inputs
+        network, examples, batch = source, None, self.batch
+        planned_inputs = () if self != ModelOptions() else inputs
         if is_file(source):
             if not Path(source).exists():
                 raise WrongUseError(f"there is no file {source!r}", "MODEL")
             if shapes:
                 text = "a file knows its inputs; bind open sizes with --batch or --dimension"
                 raise WrongUseError(text, "--input-shape")
-            shapes = list(known)
+            shapes = list(planned_inputs)
         else:
-            given, examples = _from_python(source)
-            rows = {each.shape[:1] for each in known}
+            network, examples = _from_python(source)
+            rows = {spec.shape[:1] for spec in planned_inputs}
             batch = min(rows)[0] if len(rows) == 1 and rows != {()} else batch
         if shapes:
             (examples,) = random_inputs(shapes, 1).stream(1)
         load_tvm()
         try:
-            return tvm_split.load_model(given, examples, batch=batch, dimensions=dimensions or None)
+            return tvm_split.load_model(network, examples, batch=batch, dimensions=dimensions or None)
         except OpenAxesError as error:
             raise ModelImportError(f"{error.problem}; give sizes, for example {error.options}") from error
 
@@ -127,23 +127,23 @@ def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split
     if machines.is_elsewhere:
         return machines.machines()
     used = [bundle.plan.machine(name) for name in bundle.program.machines]
-    elsewhere = ", ".join(f"{each.name} at {each.address}" for each in used if each.address is not None)
+    elsewhere = ", ".join(f"{machine.name} at {machine.address}" for machine in used if machine.address is not None)
     if elsewhere and machines.workers is None and not machines.is_in_process:
         raise ClusterError(
             f"the bundle was compiled for {elsewhere}: give --cluster with the file that names them, or try it on this "
             f"host with --workers {len(used)}"
         )
-    for each in used:
-        if not runs_here(each.target):
+    for machine in used:
+        if not runs_here(machine.target):
             raise ClusterError(
-                f"the stages of {each.name!r} are compiled for {dict(each.target)}, which this host cannot run; "
+                f"the stages of {machine.name!r} are compiled for {dict(machine.target)}, which this host cannot run; "
                 "give --cluster with the machines that the bundle was compiled for, or compile for this host"
             )
     if not machines.is_in_process and (machines.workers or len(used)) < len(used):
-        names = ", ".join(each.name for each in used)
+        names = ", ".join(machine.name for machine in used)
         raise ClusterError(f"the bundle needs {len(used)} workers ({names}), --workers gives {machines.workers}")
     launcher = InProcess() if machines.is_in_process else Local()
-    machines_here = tuple(Machine(each.name, machines.threads or each.threads) for each in used)
+    machines_here = tuple(Machine(machine.name, machines.threads or machine.threads) for machine in used)
     return tvm_split.Cluster(machines_here, launcher=launcher)
 
 
@@ -164,18 +164,18 @@ def _from_python(reference: str) -> tuple[Any, Any]:
         except ImportError as error:
             raise WrongUseError(str(error), "MODEL") from error
     try:
-        found = importlib.import_module(module_name)
+        value = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         meant = f"; give the module, without its ending: {module_name[:-3]}:{name}" * module_name.endswith(".py")
         raise WrongUseError(f"cannot import {module_name!r}: {error}{meant}", "MODEL") from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise WrongUseError(f"{module_name!r} has no {name!r}", "MODEL")
-        found = getattr(found, part)
-    if not is_network(found) and callable(found):
-        _require_callable_alone(found, reference)
-        found = found()
-    model, examples = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        value = getattr(value, part)
+    if not is_network(value) and callable(value):
+        _require_callable_alone(value, reference)
+        value = value()
+    model, examples = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if is_network(model) and hasattr(model, "eval"):
         model.eval()  # a network in training mode, for example with dropout, is not deterministic
     return model, examples
@@ -189,10 +189,10 @@ def _require_callable_alone(function: Any, reference: str) -> None:
         pass  # implemented in C, without a signature
     except TypeError as error:
         name = reference.rpartition(":")[2]
-        made = f"{name}(…)" if isinstance(function, type) else f"{name}(…), (example inputs,)"
+        expression = f"{name}(…)" if isinstance(function, type) else f"{name}(…), (example inputs,)"
         raise WrongUseError(
             f"{reference!r} cannot be called without arguments ({error}): name an nn.Module, or a function without "
-            f"parameters that returns one and its example inputs, such as `def network(): return {made}`",
+            f"parameters that returns one and its example inputs, such as `def network(): return {expression}`",
             "MODEL",
         ) from error
 

@@ -47,11 +47,11 @@ def status(machines: MachineOptions, timeout: options.TimeoutOption = 5.0, json:
     if not machines.is_elsewhere:
         raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
     launcher = launcher_at(machines.location)
-    asked, settings = launcher.ask(timeout), NO_SETTINGS
-    if asked is None:
+    answers, settings = launcher.ask(timeout), NO_SETTINGS
+    if answers is None:
         cluster = launcher.find()
-        asked, settings = _ask_all(cluster, timeout), cluster.link_settings
-    rows = list(map(_row, asked))
+        answers, settings = _ask_all(cluster, timeout), cluster.link_settings
+    rows = list(map(_row, answers))
     links = _links(rows, settings)
     if json:
         print_json({"workers": rows, "links": [link._asdict() for link in links]})
@@ -81,12 +81,12 @@ def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]
         return list(pool.map(ask, cluster.machines, workers.endpoints().values()))
 
 
-def _row(asked: AskedMachine) -> dict[str, Any]:
+def _row(answer: AskedMachine) -> dict[str, Any]:
     """Return a worker's answer as JSON values; a normal state such as tuning is a reason, not an error."""
-    place = {"machine": asked.name, "address": asked.endpoint.address}
-    worker = {} if asked.worker is None else {**dataclasses.asdict(asked.worker), "worker": asked.worker.machine}
-    row = {**place, "reachable": asked.worker is not None, **worker, **place, "reason": asked.reason}
-    return {**row, "error": f"{asked.endpoint}: {asked.reason}"} if asked.is_fault else row
+    place = {"machine": answer.name, "address": answer.endpoint.address}
+    worker = {} if answer.worker is None else {**dataclasses.asdict(answer.worker), "worker": answer.worker.machine}
+    row = {**place, "reachable": answer.worker is not None, **worker, **place, "reason": answer.reason}
+    return {**row, "error": f"{answer.endpoint}: {answer.reason}"} if answer.is_fault else row
 
 
 def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[ExpectedLink]:

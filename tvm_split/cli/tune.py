@@ -81,12 +81,12 @@ def tune(
 
     ask_first(machines, tracker, key)
     loaded = shapes.load(model)
-    known = request.database if request.database is not None and request.database.is_dir() else None
-    made = planned(loaded, machines, replace(request, database=known))
+    existing_database = request.database if request.database is not None and request.database.is_dir() else None
+    chosen_plan = planned(loaded, machines, replace(request, database=existing_database))
     with _stop_at_interrupt() as should_stop, tuning_progress() as report:
-        found = tvm_split.tune(
+        result = tvm_split.tune(
             loaded,
-            made,
+            chosen_plan,
             database=request.database,
             trials=0 if list_only else trials,
             machine=machine,
@@ -95,8 +95,8 @@ def tune(
             on_progress=report,
             should_stop=should_stop,
         )
-    write(found, json=json)
-    if found.stopped:
+    write(result, json=json)
+    if result.stopped:
         print_note("stopped; everything measured so far is kept, and the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
 
@@ -121,34 +121,34 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> tvm_
     )
 
 
-def _merge(database: Path | None, other: Path, json: bool) -> None:
+def _merge(database: Path | None, other_folder: Path, json: bool) -> None:
     from tvm_split.compiler.tuning_folder import usable_folder
 
     folder = usable_folder(database)
-    taken = tvm_split.merge_databases(folder, other)
+    record_count = tvm_split.merge_databases(folder, other_folder)
     if json:
-        print_json({"database": str(folder), "merged": str(other), "records": taken})
+        print_json({"database": str(folder), "merged": str(other_folder), "records": record_count})
     else:
-        print_unwrapped(f"{taken} records of {other} are now in {folder}")
+        print_unwrapped(f"{record_count} records of {other_folder} are now in {folder}")
 
 
 @contextmanager
 def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
     """Make the first Ctrl-C end the run after the measurements in progress, and a second one end it immediately."""
-    asked = False
+    is_stopping = False
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal is_stopping
+        if is_stopping:
             signal.signal(signal.SIGINT, before)
             signal.raise_signal(signal.SIGINT)
             return
         # Keep this handler for now: with the previous one, the signal thread would end the process for this signal.
-        asked = True
+        is_stopping = True
         print_note("stopping after the measurements under way; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, ask)
     try:
-        yield lambda: asked
+        yield lambda: is_stopping
     finally:
         signal.signal(signal.SIGINT, before)

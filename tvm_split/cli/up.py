@@ -56,9 +56,9 @@ def down(
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.ssh.ssh_cluster import stop_workers
 
-    found = stop_workers(Cluster.from_yaml(file), remove)
+    ended = stop_workers(Cluster.from_yaml(file), remove)
     if json:
-        print_json({"ended": found})
+        print_json({"ended": ended})
         return
-    for machine, process in sorted(found.items()):
+    for machine, process in sorted(ended.items()):
         print_line(f"{machine}: " + (f"ended (process {process} there)" if process else "no worker ran"))

@@ -60,9 +60,9 @@ def worker_kit(
 def _python_of(text: str | None) -> tuple[int, int]:
     if text is None:
         return sys.version_info[:2]
-    for each in PYTHONS:
-        if text == f"{each[0]}.{each[1]}":
-            return each
+    for version in PYTHONS:
+        if text == f"{version[0]}.{version[1]}":
+            return version
     raise WrongUseError(f"a worker runs with Python 3.11, 3.12 or 3.13, got {text!r}", "--python")
 
 

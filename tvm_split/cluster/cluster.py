@@ -141,7 +141,7 @@ class Cluster:
         for machine in self.machines:
             if machine.name == name:
                 return machine
-        reasons = "".join(f"\n  left out: {other}, {reason}" for other, reason in self.left_out.items())
+        reasons = "".join(f"\n  left out: {machine_name}, {reason}" for machine_name, reason in self.left_out.items())
         raise ClusterError(f"no machine is named {name!r}; the cluster has {short_list(self.machine_names)}{reasons}")
 
     @cached_property

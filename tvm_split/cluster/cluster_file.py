@@ -111,15 +111,16 @@ class _Checked:
         except ValidationError as error:
             for problem in error.errors(include_url=False):
                 location = (*place, *problem["loc"])
-                known = _keys_of(next((_INNER[step] for step in location[-2::-1] if step in _INNER), form))
+                keys = _keys_of(next((_INNER[step] for step in location[-2::-1] if step in _INNER), form))
                 text = sentence(problem)
                 if problem["type"] == "unexpected_keyword_argument":
-                    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-                    text += f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+                    close = difflib.get_close_matches(str(location[-1]), keys, n=1)
+                    text += f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(keys)}"
                 self.add(location, text)
             return None
 
     def add(self, location: Location, text: str) -> None:
+        """Note a fault at the part with these keys and positions; `require_valid` raises it."""
         self._faults.append((location, text))
 
     def require_valid(self) -> None:
@@ -137,10 +138,10 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     checked = _Checked(document)
     file = checked.value(_File, document.content)
     entries = [] if file is None else file.machines
-    found = [_machine(checked, tree, path, entry, index) for index, entry in enumerate(entries)]
+    read_machines = [_machine(checked, tree, path, entry, index) for index, entry in enumerate(entries)]
     checked.require_valid()
     assert file is not None  # noqa: S101 (valid)
-    machines = tuple(machine for machine in found if machine is not None)
+    machines = tuple(machine for machine in read_machines if machine is not None)
     try:
         members = members_of([machine.name for machine in machines], file.groups)
     except ClusterError as error:
@@ -226,7 +227,11 @@ _INNER: dict[str | int, type] = {"ssh": SshAccess, "shared_cores": SharedCores}
 
 def _keys_of(form: type) -> list[str]:
     """Return the keys of a form in a file; those of a machine include its `_Access`."""
-    names = [_ALIASES.get((form, each.name), each.name) for each in fields(form) if each.name not in _HIDDEN]
+    names = [
+        _ALIASES.get((form, attribute.name), attribute.name)
+        for attribute in fields(form)
+        if attribute.name not in _HIDDEN
+    ]
     return [names[0], *_keys_of(_Access), *names[1:]] if form is Machine else names
 
 
@@ -241,26 +246,29 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
     Raises:
         ClusterError: a group has the name of a machine, an unknown member, or contains itself.
     """
-    known = {CLIENT, *machines}
-    found: dict[str, tuple[str, ...]] = {}
+    machine_names = {CLIENT, *machines}
+    resolved: dict[str, tuple[str, ...]] = {}
     for name in groups:
-        if name in known:
+        if name in machine_names:
             raise ClusterError(f"group {name!r} has the name of a machine, or of the client; give it another")
-        _resolve(name, groups, known, found)
-    return found
+        _resolve(name, groups, machine_names, resolved)
+    return resolved
 
 
 def _resolve(
-    name: str, groups: Mapping[str, Sequence[str]], known: set[str], found: dict[str, tuple[str, ...]]
+    name: str, groups: Mapping[str, Sequence[str]], machine_names: set[str], resolved: dict[str, tuple[str, ...]]
 ) -> None:
     """Find a group's machines, inner groups first; without recursion, since files may nest thousands of groups."""
     inside = {name: iter(groups[name])}  # the groups being expanded, with their members left to visit
     while inside:
         group = next(reversed(inside))
-        member = next((each for each in inside[group] if each not in known and each not in found), None)
+        member = next(
+            (candidate for candidate in inside[group] if candidate not in machine_names and candidate not in resolved),
+            None,
+        )
         if member is None:
-            parts = (found.get(each, (each,)) for each in groups[group])
-            found[group] = tuple(dict.fromkeys(machine for part in parts for machine in part))
+            parts = (resolved.get(candidate, (candidate,)) for candidate in groups[group])
+            resolved[group] = tuple(dict.fromkeys(machine for part in parts for machine in part))
             del inside[group]
         elif member in inside:
             names = list(inside)
@@ -270,7 +278,7 @@ def _resolve(
         elif member not in groups:
             raise ClusterError(
                 f"group {group!r} has {member!r}, which is no machine or group; there are "
-                f"{short_list(sorted({*known, *groups} - {CLIENT}))}"
+                f"{short_list(sorted({*machine_names, *groups} - {CLIENT}))}"
             )
         else:
             inside[member] = iter(groups[member])
@@ -288,7 +296,7 @@ def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str
     pairs all count, so that the caller can report the duplicate.
     """
     fitting = [
-        [(one, other) for one, other in product(*(members.get(end, (end,)) for end in ends)) if one != other]
+        [(first, second) for first, second in product(*(members.get(end, (end,)) for end in ends)) if first != second]
         if members.keys() & {*ends}
         else [ends]
         for ends in entries
@@ -296,7 +304,7 @@ def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str
     sizes = [len(pairs) if members.keys() & {*ends} else 0 for ends, pairs in zip(entries, fitting, strict=True)]
     fewest: dict[Pair, int] = {}
     for size, pairs in zip(sizes, fitting, strict=True):
-        for one, other in pairs:
-            for pair in ((one, other), (other, one)):
+        for first, second in pairs:
+            for pair in ((first, second), (second, first)):
                 fewest[pair] = min(size, fewest.get(pair, size))
     return [[pair for pair in pairs if size <= fewest[pair]] for size, pairs in zip(sizes, fitting, strict=True)]

@@ -43,27 +43,27 @@ class AskedMachine:
 
 def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = None) -> AskedMachine:
     """Ask the worker at ``endpoint``, which must have the endpoint's name and, if given, this number of threads."""
-    asked = AskedMachine(endpoint, is_fault=True)
-    if asked.name == CLIENT:
+    answer = AskedMachine(endpoint, is_fault=True)
+    if answer.name == CLIENT:
         return replace(
-            asked, reason=f"its worker is named {CLIENT!r}, as the process that deploys is: give it another --name"
+            answer, reason=f"its worker is named {CLIENT!r}, as the process that deploys is: give it another --name"
         )
     try:
         worker = describe(endpoint, timeout_seconds)
     except TvmSplitError as error:
-        return replace(asked, reason=f"its worker does not answer: {error}")
-    if worker.machine != asked.name or threads not in (None, worker.threads):
+        return replace(answer, reason=f"its worker does not answer: {error}")
+    if worker.machine != answer.name or threads not in (None, worker.threads):
         return replace(
-            asked,
+            answer,
             worker=worker,
-            reason=f"it should be {asked.name!r}{f' with {threads} threads' if threads else ''}, and the worker that "
+            reason=f"it should be {answer.name!r}{f' with {threads} threads' if threads else ''}, and the worker that "
             f"answers is {worker.machine!r} with {worker.threads}",
         )
     return AskedMachine(endpoint, worker)
 
 
 def planned_machines(
-    found: Sequence[AskedMachine], place: str, advice: str
+    answers: Sequence[AskedMachine], place: str, advice: str
 ) -> tuple[tuple[Machine, ...], dict[str, str]]:
     """Return the machines to plan on, sorted by name, and the reasons for the others, keyed by name and address.
 
@@ -72,9 +72,9 @@ def planned_machines(
     Raises:
         ClusterError: there is no machine, or two of them have the same name.
     """
-    chosen = [machine for each in found if (machine := each.machine) is not None]
-    machines = tuple(sorted(chosen, key=lambda each: (each.name, each.address or "")))
-    left_out = {f"{each.name} at {each.endpoint.address}": each.reason for each in found if each.reason}
+    chosen = [machine for answer in answers if (machine := answer.machine) is not None]
+    machines = tuple(sorted(chosen, key=lambda machine: (machine.name, machine.address or "")))
+    left_out = {f"{answer.name} at {answer.endpoint.address}": answer.reason for answer in answers if answer.reason}
     if not machines:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         raise ClusterError(f"{place} has no machine that can be deployed to; {advice}{reasons}")

@@ -14,11 +14,13 @@ from tvm_split.cluster.shared_cores import SharedCores
 def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
     """Return the cores of machines that are on this host, without asking their workers."""
     if cluster.launcher.on_this_host and not cluster.launcher.in_process:
-        here = cluster.machine_names
+        local_names = cluster.machine_names
     else:
         addresses = {machine.name: machine.address for machine in cluster.machines}
-        here = tuple(name for name, address in addresses.items() if address and is_loopback(split_address(address)[0]))
-    return dict.fromkeys(here, own_cores())
+        local_names = tuple(
+            name for name, address in addresses.items() if address and is_loopback(split_address(address)[0])
+        )
+    return dict.fromkeys(local_names, own_cores())
 
 
 def shared_cores(cluster: Cluster, cores_of: Mapping[str, HostCores]) -> tuple[SharedCores, ...]:
@@ -34,7 +36,7 @@ def shared_cores(cluster: Cluster, cores_of: Mapping[str, HostCores]) -> tuple[S
     for name, cores in {**cores_of, CLIENT: own_cores()}.items():
         if name not in named and cores.host and cores.numbers:
             hosts.setdefault(cores.host, {})[name] = cores
-    found = [
+    groups = [
         SharedCores(tuple(members), usable_together(members.values())) for members in hosts.values() if len(members) > 1
     ]
-    return (*cluster.shared_cores, *found)
+    return (*cluster.shared_cores, *groups)

@@ -137,7 +137,7 @@ def launcher_at(location: str) -> Launcher:
     if name not in LAUNCHERS and head.endswith(FILE_SUFFIXES):
         name, argument = "file", head
     kind = LAUNCHERS[name]
-    given: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    parameters: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
 
     def wrong(text: str) -> ClusterError:
         return ClusterError(f"{location!r}: {text}; its parameters are {_parameters(kind)}")
@@ -145,13 +145,13 @@ def launcher_at(location: str) -> Launcher:
     if argument and not kind.argument:
         raise wrong(f"{name} takes nothing after a colon")
     if argument:
-        given[kind.argument] = argument
+        parameters[kind.argument] = argument
     if issubclass(kind, WithAccess):
-        if {"token", "tls"} & given.keys():  # a location names files of secrets, and holds none
+        if {"token", "tls"} & parameters.keys():  # a location names files of secrets, and holds none
             raise wrong("token and tls are unknown")
-        given |= _access(given)
+        parameters |= _access(parameters)
     try:
-        return TypeAdapter(kind).validate_python(given)
+        return TypeAdapter(kind).validate_python(parameters)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or name
@@ -159,15 +159,15 @@ def launcher_at(location: str) -> Launcher:
         raise wrong(f"{place}: {text}") from error
 
 
-def _access(given: dict[str, Any]) -> dict[str, Any]:
+def _access(parameters: dict[str, Any]) -> dict[str, Any]:
     """Remove the credential files from a location's parameters, and return the token and TLS files they stand for."""
-    tls = {place: Path(given.pop(key)) for key, place in TLS_KEYS.items() if key in given}
-    token = token_from(Path(given.pop("token_file")) if "token_file" in given else None)
+    tls = {place: Path(parameters.pop(key)) for key, place in TLS_KEYS.items() if key in parameters}
+    token = token_from(Path(parameters.pop("token_file")) if "token_file" in parameters else None)
     return {"token": token.text if token else None, "tls": TlsFiles(**tls) if tls else None}
 
 
 def _parameters(kind: type[Launcher]) -> str:
-    names = [each.name for each in fields(kind) if each.name not in ("token", "tls")]  # type: ignore[arg-type]
+    names = [attribute.name for attribute in fields(kind) if attribute.name not in ("token", "tls")]  # type: ignore[arg-type]
     return ", ".join([*names, *(["token_file", *TLS_KEYS] if issubclass(kind, WithAccess) else [])])
 
 

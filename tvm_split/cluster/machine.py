@@ -148,37 +148,37 @@ class Link:
     codec: str = NONE
 
     def __post_init__(self) -> None:
-        here = f"the link from {self.source!r} to {self.destination!r}"
+        label = f"the link from {self.source!r} to {self.destination!r}"
         if self.source == self.destination:
-            raise ClusterError(f"{here} joins a machine to itself; tensors inside a machine need no link")
+            raise ClusterError(f"{label} joins a machine to itself; tensors inside a machine need no link")
         if self.bytes_per_second and not SLOWEST <= self.bytes_per_second <= MOST_AMOUNT:
             raise ClusterError(
-                f"{here} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
+                f"{label} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
                 f"{MOST_AMOUNT:g}), 0 for no traffic, or None to have it measured"
             )
         if not 0 <= self.latency_seconds <= MOST_AMOUNT:
             raise ClusterError(
-                f"{here} has latency_seconds={self.latency_seconds}; give 0 or more, and at most {MOST_AMOUNT:g}"
+                f"{label} has latency_seconds={self.latency_seconds}; give 0 or more, and at most {MOST_AMOUNT:g}"
             )
         if self.latency_seconds and not self.bytes_per_second:
-            raise ClusterError(f"{here} has a latency and no bytes_per_second; give both, or neither to measure them")
+            raise ClusterError(f"{label} has a latency and no bytes_per_second; give both, or neither to measure them")
         if self.address is not None and CLIENT in (self.source, self.destination):
-            raise ClusterError(f"{here} has an address; what the client calls is the address of the machine itself")
+            raise ClusterError(f"{label} has an address; what the client calls is the address of the machine itself")
         if self.transport != AUTO:
-            self._require_transport(here)
+            self._require_transport(label)
         if not is_link_codec(self.codec):
-            known = ", ".join((AUTO_CODEC, *CODECS))
-            raise ClusterError(f"{here} has codec {self.codec!r}; there are {known}")
+            codecs = ", ".join((AUTO_CODEC, *CODECS))
+            raise ClusterError(f"{label} has codec {self.codec!r}; there are {codecs}")
         if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, NONE):
             raise ClusterError(
-                f"{here} has the transport {self.transport}, by which no codec writes: leave out codec {self.codec}"
+                f"{label} has the transport {self.transport}, by which no codec writes: leave out codec {self.codec}"
             )
 
-    def _require_transport(self, here: str) -> None:
+    def _require_transport(self, label: str) -> None:
         if self.transport not in TRANSPORTS:
-            raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join((AUTO, *TRANSPORTS))}")
+            raise ClusterError(f"{label} has transport {self.transport!r}; there are {', '.join((AUTO, *TRANSPORTS))}")
         if CLIENT in (self.source, self.destination) and not transport_named(self.transport).joins_client:
-            raise ClusterError(f"{here} has the transport {self.transport}, which joins no client: leave it auto")
+            raise ClusterError(f"{label} has the transport {self.transport}, which joins no client: leave it auto")
 
     @property
     def is_closed(self) -> bool:

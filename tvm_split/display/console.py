@@ -75,13 +75,15 @@ def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
             best = ""
             if progress.best_seconds and progress.default_seconds:
                 best = f": best {progress.best_seconds * 1e6:.1f} µs, default {progress.default_seconds * 1e6:.1f} µs"
-            left = "" if progress.seconds_left is None else f"{timedelta(seconds=round(progress.seconds_left))} left"
+            remaining = (
+                "" if progress.seconds_left is None else f"{timedelta(seconds=round(progress.seconds_left))} left"
+            )
             bars.update(
                 task,
                 description=f"{progress.doing}, {progress.kernel}{best}",
                 completed=progress.trials_done,
                 total=progress.trials,
-                left=left,
+                left=remaining,
             )
 
         yield report

@@ -36,23 +36,23 @@ from tvm_split.units import seconds_text
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
 
 
-def content_of(found: Demonstration, folder: Path) -> dict[str, Any]:
+def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
     """Return all measurements and the paths of the files, for ``report.json``."""
     return {
-        "network": found.bundle.model,
-        "test_images": found.test_images,
+        "network": demo.bundle.model,
+        "test_images": demo.test_images,
         "micro_batch_images": MICRO_BATCH,
-        "micro_batches": found.micro_batches,
-        "accuracy_unsplit": found.accuracy_unsplit,
-        "accuracy_split": found.accuracy_split,
-        "largest_difference": found.largest_difference,
-        "pipelined_seconds": found.ran.pipelined_seconds,
-        "one_by_one_seconds": found.ran.one_by_one_seconds,
-        "gain": found.ran.one_by_one_seconds / found.ran.pipelined_seconds,
-        "machines_at_work_at_once": _at_once(found, LANE_NAMES),
-        "machines_computing_at_once": _at_once(found, (COMPUTE,)),
-        "stages": [asdict(each) for each in found.ran.statistics],
-        "compiled": as_json(found.bundle)["stages"],
+        "micro_batches": demo.micro_batches,
+        "accuracy_unsplit": demo.accuracy_unsplit,
+        "accuracy_split": demo.accuracy_split,
+        "largest_difference": demo.largest_difference,
+        "pipelined_seconds": demo.ran.pipelined_seconds,
+        "one_by_one_seconds": demo.ran.one_by_one_seconds,
+        "gain": demo.ran.one_by_one_seconds / demo.ran.pipelined_seconds,
+        "machines_at_work_at_once": _at_once(demo, LANE_NAMES),
+        "machines_computing_at_once": _at_once(demo, (COMPUTE,)),
+        "stages": [asdict(statistics) for statistics in demo.ran.statistics],
+        "compiled": as_json(demo.bundle)["stages"],
         "timeline": str(folder / "timeline.png"),
         "files": {
             "bundle": str(folder / "bundle"),
@@ -63,46 +63,46 @@ def content_of(found: Demonstration, folder: Path) -> dict[str, Any]:
     }
 
 
-def write_files(found: Demonstration, folder: Path) -> None:
+def write_files(demo: Demonstration, folder: Path) -> None:
     """Write the timeline as pictures and text, and ``report.json``."""
-    machines = found.bundle.program.machines
-    title = f"{found.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
+    machines = demo.bundle.program.machines
+    title = f"{demo.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
     pictures = [folder / "timeline.png", folder / "timeline.svg"]
-    draw_picture(found.ran.first_events, machines, title, pictures)
-    (folder / "timeline.txt").write_text(draw(timeline(found.ran.first_events, machines)) + "\n")
-    (folder / "report.json").write_text(json.dumps(content_of(found, folder), indent=2) + "\n")
+    draw_picture(demo.ran.first_events, machines, title, pictures)
+    (folder / "timeline.txt").write_text(draw(timeline(demo.ran.first_events, machines)) + "\n")
+    (folder / "report.json").write_text(json.dumps(content_of(demo, folder), indent=2) + "\n")
 
 
-def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) -> None:
+def print_report(demo: Demonstration, folder: Path, console: Console = STDOUT) -> None:
     """Print the report, from the IR of each machine to the timeline."""
-    machines = found.bundle.program.machines
+    machines = demo.bundle.program.machines
     console.print(Rule("What each machine does"))
-    for text in found.short_forms.values():
+    for text in demo.short_forms.values():
         console.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0), word_wrap=True))
     console.print(
         "Shortened: every line is one binding of the IR, without attributes and devices. In full:", style="dim"
     )
     console.print(f"{folder}/bundle/ir", style="dim", soft_wrap=True)
     console.print(Rule("What was compiled"))
-    show(found.bundle, console)
+    show(demo.bundle, console)
     console.print(Rule("What came out"))
-    console.print(_outcome(found))
-    title = f"{found.ran.statistics[0].micro_batches} micro-batches in all"
-    print_parts([statistics_table(found.ran.statistics, title)], console)
+    console.print(_outcome(demo))
+    title = f"{demo.ran.statistics[0].micro_batches} micro-batches in all"
+    print_parts([statistics_table(demo.ran.statistics, title)], console)
     console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     columns = columns_in(console.width, machines)
-    console.print(_coloured(timeline(found.ran.first_events, machines, columns)), no_wrap=True, overflow="crop")
-    console.print(Text(_overlap(found)))
+    console.print(_coloured(timeline(demo.ran.first_events, machines, columns)), no_wrap=True, overflow="crop")
+    console.print(Text(_overlap(demo)))
     console.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
 
 
-def _outcome(found: Demonstration) -> RenderableType:
-    per_second = found.test_images / found.ran.pipelined_seconds
-    one_by_one = found.test_images / found.ran.one_by_one_seconds
+def _outcome(demo: Demonstration) -> RenderableType:
+    per_second = demo.test_images / demo.ran.pipelined_seconds
+    one_by_one = demo.test_images / demo.ran.one_by_one_seconds
     return Text(
-        f"{found.test_images} test images in {found.micro_batches} micro-batches of {MICRO_BATCH}\n"
-        f"accuracy: {found.accuracy_unsplit:.2%} before the split (torch), {found.accuracy_split:.2%} after it\n"
-        f"largest difference of any score: {found.largest_difference:.2g}\n"
+        f"{demo.test_images} test images in {demo.micro_batches} micro-batches of {MICRO_BATCH}\n"
+        f"accuracy: {demo.accuracy_unsplit:.2%} before the split (torch), {demo.accuracy_split:.2%} after it\n"
+        f"largest difference of any score: {demo.largest_difference:.2g}\n"
         f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other: "
         f"{per_second / one_by_one:.2f} times as many"
     )
@@ -121,14 +121,14 @@ def _coloured(drawn: Timeline) -> Group:
     return Group(*lines)
 
 
-def _overlap(found: Demonstration) -> str:
+def _overlap(demo: Demonstration) -> str:
     def share_of_time(kinds: Collection[str], least: int) -> str:
         return (
-            f"{sum(share for count, share in machines_at_once(found.ran.events, kinds).items() if count >= least):.0%}"
+            f"{sum(share for count, share in machines_at_once(demo.ran.events, kinds).items() if count >= least):.0%}"
         )
 
-    alone = found.ran.one_by_one_seconds / found.micro_batches
-    computing = sum(stage.median_compute_seconds for stage in found.ran.statistics)
+    alone = demo.ran.one_by_one_seconds / demo.micro_batches
+    computing = sum(stage.median_compute_seconds for stage in demo.ran.statistics)
     text = (
         "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of some "
         f"seconds, a machine computed {share_of_time((COMPUTE,), 1)} of the time, and two or more at once "
@@ -136,12 +136,12 @@ def _overlap(found: Demonstration) -> str:
         f"{share_of_time(LANE_NAMES, 2)} of it. A micro-batch by itself takes {seconds_text(alone)}, of which machines "
         f"compute {seconds_text(computing)}; the rest is the way between processes."
     )
-    cores, processes = own_cores().count, len(found.bundle.program.machines) + 1
+    cores, processes = own_cores().count, len(demo.bundle.program.machines) + 1
     if cores < processes:
         text += f" This host has {cores} cores for {processes} processes, so they also wait for each other."
     return text
 
 
-def _at_once(found: Demonstration, kinds: Collection[str]) -> dict[str, float]:
+def _at_once(demo: Demonstration, kinds: Collection[str]) -> dict[str, float]:
     """Return the result of `machines_at_once` with text keys, as JSON requires."""
-    return {str(count): share for count, share in machines_at_once(found.ran.events, kinds).items()}
+    return {str(count): share for count, share in machines_at_once(demo.ran.events, kinds).items()}

@@ -13,11 +13,11 @@ def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
 
     Two directions with the same transport are one entry. Links with an unknown (empty) transport are left out.
     """
-    known = {(source, destination): transport for source, destination, transport in links if transport}
+    transports = {(source, destination): transport for source, destination, transport in links if transport}
     ends: dict[str, list[str]] = {}
     listed = set()
-    for (source, destination), transport in known.items():
-        both_ways = known.get((destination, source)) == transport
+    for (source, destination), transport in transports.items():
+        both_ways = transports.get((destination, source)) == transport
         if not (both_ways and (destination, source) in listed):
             ends.setdefault(transport, []).append(f"{source} {'↔' if both_ways else '→'} {destination}")
             listed.add((source, destination))

@@ -158,7 +158,7 @@ def view_of_kit(kit: WorkerKit, *, details: bool = False) -> View:
 @view.register
 def view_of_model(model: Model, *, details: bool = False) -> View:
     """Return a model's inputs, outputs and number of layers."""
-    tensors = [("input", each) for each in model.inputs] + [("output", output) for output in model.outputs]
-    rows = [(kind, each.name, each.dtype, " × ".join(map(str, each.shape))) for kind, each in tensors]
+    tensors = [("input", tensor) for tensor in model.inputs] + [("output", output) for output in model.outputs]
+    rows = [(kind, tensor.name, tensor.dtype, " × ".join(map(str, tensor.shape))) for kind, tensor in tensors]
     title = f"{model.name}: {len(model.layer_names)} layers, from {model.framework}"
     return [Table(title, ("", "tensor", "dtype", "shape"), (), rows)]

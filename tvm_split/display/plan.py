@@ -72,7 +72,7 @@ def result_as_json(result: PlanResult) -> dict[str, Any]:
     return {
         "model": model.name,
         "framework": model.framework,
-        "inputs": [dataclasses.asdict(each) for each in model.inputs],
+        "inputs": [dataclasses.asdict(spec) for spec in model.inputs],
         "outputs": [dataclasses.asdict(output) for output in model.outputs],
         "stages": [
             {**dataclasses.asdict(stage), "machine": stage.machine, "estimated_share": share}
@@ -118,10 +118,10 @@ def plan_parts(
         return
     yield ""
     yield from certificate_lines(prediction, plan.objective)
-    for title, others in (("Without a planner", prediction.baselines), ("Plans that lost", prediction.alternatives)):
-        if others:
-            yield _comparison_table(title, plan, prediction, others)
-            yield from (f"• {other.name}: {other.why}" for other in others if other.why)
+    for title, plans in (("Without a planner", prediction.baselines), ("Plans that lost", prediction.alternatives)):
+        if plans:
+            yield _comparison_table(title, plan, prediction, plans)
+            yield from (f"• {compared.name}: {compared.why}" for compared in plans if compared.why)
 
 
 def shard_lines(plan: Plan) -> list[str]:
@@ -150,9 +150,9 @@ def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
     content["samples_per_second"] = prediction.samples_per_second
     for machine, row in zip(prediction.machines, content["machines"], strict=True):
         row["memory_bytes"] = machine.memory_bytes
-    for name, others in (("baselines", prediction.baselines), ("alternatives", prediction.alternatives)):
-        for other, row in zip(others, content[name], strict=True):
-            row["ratio"] = ratio_to_plan(other, prediction, plan.objective)
+    for name, plans in (("baselines", prediction.baselines), ("alternatives", prediction.alternatives)):
+        for compared, row in zip(plans, content[name], strict=True):
+            row["ratio"] = ratio_to_plan(compared, prediction, plan.objective)
     return content
 
 
@@ -170,9 +170,9 @@ def _sizes_table(sizes: Sequence[SizedPlan]) -> Table:
     return Table("micro-batch sizes", (), ("size", "stages", "samples a second", "latency ms"), rows)
 
 
-def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
+def ratio_to_plan(compared: ComparedPlan, prediction: Prediction, objective: str) -> float:
     """Return how many times as good as the predicted plan another plan is, by the objective; below 1 is worse."""
-    value = objective_seconds(objective, other)
+    value = objective_seconds(objective, compared)
     return objective_seconds(objective, prediction) / value if value > 0 else 1.0
 
 
@@ -224,9 +224,9 @@ def certificate_lines(prediction: Prediction, objective: str) -> list[str]:
 def _best_others(plan: Plan, prediction: Prediction) -> list[str]:
     """Return a line each for the best baseline and the best alternative plan."""
     return [
-        f"{title}: {others[0].name}, {ratio_to_plan(others[0], prediction, plan.objective):.2f} times as good"
-        for title, others in (("Best without a planner", prediction.baselines), ("Next", prediction.alternatives))
-        if others
+        f"{title}: {plans[0].name}, {ratio_to_plan(plans[0], prediction, plan.objective):.2f} times as good"
+        for title, plans in (("Best without a planner", prediction.baselines), ("Next", prediction.alternatives))
+        if plans
     ]
 
 
@@ -269,13 +269,13 @@ def _machine_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, st
     """Yield the number of stages, the machine, their number of layers, and the machine's share of the model's work."""
     rows = list(_stage_rows(plan, shares))
     for name in dict.fromkeys(machine for _, machine, _, _ in rows):
-        own = [stage for stage in plan.stages if name in stage.machines]
-        layers = f"{sum(len(stage.layers) for stage in own)} layers"
-        yield f"{len(own)} stages", name, layers, sum(share for _, machine, _, share in rows if machine == name)
+        stages = [stage for stage in plan.stages if name in stage.machines]
+        layers = f"{sum(len(stage.layers) for stage in stages)} layers"
+        yield f"{len(stages)} stages", name, layers, sum(share for _, machine, _, share in rows if machine == name)
 
 
 def _cells(machine: MachinePrediction) -> list[str]:
-    times = [_ms(each) for each in (machine.compute_seconds, machine.receive_seconds, machine.send_seconds)]
+    times = [_ms(seconds) for seconds in (machine.compute_seconds, machine.receive_seconds, machine.send_seconds)]
     return [*times, memory_text(machine.memory_bytes, machine.memory_limit_bytes), f"{machine.estimated_share:.0%}"]
 
 
@@ -286,18 +286,18 @@ def _layers_text(layers: Sequence[str], most: int) -> str:
     return f"{', '.join(names) if len(names) <= most else f'{names[0]} … {names[-1]}'} {count}"
 
 
-def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
+def _comparison_table(title: str, plan: Plan, prediction: Prediction, plans: Sequence[ComparedPlan]) -> Table:
     stages = tuple(("+".join(stage.machines), len(stage.layers)) for stage in plan.stages)
-    own = ComparedPlan("this plan", stages, prediction.period_seconds, prediction.latency_seconds)
+    this_plan = ComparedPlan("this plan", stages, prediction.period_seconds, prediction.latency_seconds)
     rows = [
         (
-            other.name,
-            short_list([f"{machine}: {count}" for machine, count in other.stages], MACHINES_SHOWN),
-            f"{1 / other.period_seconds if other.period_seconds > 0 else math.inf:.4g}",
-            _ms(other.latency_seconds),
-            f"{ratio_to_plan(other, prediction, plan.objective):.2f}",
+            compared.name,
+            short_list([f"{machine}: {count}" for machine, count in compared.stages], MACHINES_SHOWN),
+            f"{1 / compared.period_seconds if compared.period_seconds > 0 else math.inf:.4g}",
+            _ms(compared.latency_seconds),
+            f"{ratio_to_plan(compared, prediction, plan.objective):.2f}",
         )
-        for other in (own, *others)
+        for compared in (this_plan, *plans)
     ]
     caption = "× plan: by the plan's objective; 0.50 is half as good"
     return Table(title, ("", "layers on machines"), ("a second", "latency ms", "× plan"), rows, caption)

@@ -59,27 +59,27 @@ class ProfiledKernels:
         if calls:
             return cls(profile, [_Row((kernel,)) for kernel in profile.kernels])
         groups: dict[str, list[KernelProfile]] = {}
-        for each in profile.kernels:
-            groups.setdefault(each.kernel.function, []).append(each)
+        for kernel_profile in profile.kernels:
+            groups.setdefault(kernel_profile.kernel.function, []).append(kernel_profile)
         return cls(profile, sorted((_Row(tuple(group)) for group in groups.values()), key=lambda row: -row.seconds))
 
 
 @as_json.register
 def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
     """Return the time, operations and bytes of each kernel, with the machine's peaks, as JSON values."""
-    found = profiled.profile
+    profile = profiled.profile
     return {
-        "model": found.model,
-        "threads": found.threads,
-        "seconds": found.seconds,
-        "kernel_seconds": found.kernel_seconds,
-        "operations": found.operations,
-        "operations_per_second": found.operations / found.seconds,
-        "share_of_peak": found.share_of_peak(found.operations, found.seconds),
-        "peak_operations_per_second": found.ceilings.operations_per_second,
-        "peak_bytes_per_second": found.ceilings.bytes_per_second,
-        "slow_share": found.slow_share,
-        "untimed": found.untimed,
+        "model": profile.model,
+        "threads": profile.threads,
+        "seconds": profile.seconds,
+        "kernel_seconds": profile.kernel_seconds,
+        "operations": profile.operations,
+        "operations_per_second": profile.operations / profile.seconds,
+        "share_of_peak": profile.share_of_peak(profile.operations, profile.seconds),
+        "peak_operations_per_second": profile.ceilings.operations_per_second,
+        "peak_bytes_per_second": profile.ceilings.bytes_per_second,
+        "slow_share": profile.slow_share,
+        "untimed": profile.untimed,
         "kernels": [
             {
                 "function": row.calls[0].kernel.function,
@@ -88,10 +88,10 @@ def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
                 "slow": row.calls[0].kernel.is_slow,
                 "calls": len(row.calls),
                 "seconds": row.seconds,
-                "share_of_time": row.seconds / found.kernel_seconds,
+                "share_of_time": row.seconds / profile.kernel_seconds,
                 "operations": row.operations,
                 "moved_bytes": row.moved_bytes,
-                "share_of_peak": found.share_of_peak(row.operations, row.seconds),
+                "share_of_peak": profile.share_of_peak(row.operations, row.seconds),
                 "layers": row.layers,
             }
             for row in profiled.rows
@@ -102,39 +102,41 @@ def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
 @view.register
 def view_of_kernels(profiled: ProfiledKernels, *, details: bool = False) -> View:
     """Return a table with a row for each kernel, with its share of the machine's peaks."""
-    found = profiled.profile
-    peak, bandwidth = found.ceilings.operations_per_second, found.ceilings.bytes_per_second
-    threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
-    title = f"{found.model}: {found.seconds * 1e3:.2f} ms, one input at a time, {threads}"
+    profile = profiled.profile
+    peak, bandwidth = profile.ceilings.operations_per_second, profile.ceilings.bytes_per_second
+    threads = f"{profile.threads} thread{'' if profile.threads == 1 else 's'}"
+    title = f"{profile.model}: {profile.seconds * 1e3:.2f} ms, one input at a time, {threads}"
     cells = [
         (
             row.name,
             str(len(row.calls)),
             f"{row.seconds * 1e3:.3f}",
-            f"{row.seconds / found.kernel_seconds:.1%}",
+            f"{row.seconds / profile.kernel_seconds:.1%}",
             f"{row.operations / row.seconds / 1e9:.1f}",
-            f"{found.share_of_peak(row.operations, row.seconds):.0%}",
+            f"{profile.share_of_peak(row.operations, row.seconds):.0%}",
             f"{row.moved_bytes / row.seconds / 1e9:.1f}",
         )
         for row in profiled.rows
     ]
     numbers = ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s")
     lines = [
-        f"{found.operations / 1e9:.2f} GFLOP at {found.operations / found.seconds / 1e9:.0f} GFLOP/s, "
-        f"{found.share_of_peak(found.operations, found.seconds):.0%} of {peak / 1e9:.0f}; "
+        f"{profile.operations / 1e9:.2f} GFLOP at {profile.operations / profile.seconds / 1e9:.0f} GFLOP/s, "
+        f"{profile.share_of_peak(profile.operations, profile.seconds):.0%} of {peak / 1e9:.0f}; "
         f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)"
     ]
-    if found.untimed:
-        lines.append(f"{found.untimed} calls are not listed: their kernels need not end on made-up values")
-    if found.slow_share > 0:
-        lines.append(f"{found.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops")
+    if profile.untimed:
+        lines.append(f"{profile.untimed} calls are not listed: their kernels need not end on made-up values")
+    if profile.slow_share > 0:
+        lines.append(
+            f"{profile.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops"
+        )
     return [Table(title, ("kernel, rule, layers",), numbers, cells), *lines]
 
 
 @view.register
-def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
+def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View:
     """Return the measurements of each machine and link."""
-    profile = found.profile
+    profile = measured.profile
     title = f"{profile.model}: {len(profile.pieces)} pieces, one micro-batch"
     numbers = ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "free")
     machines = [
@@ -147,7 +149,7 @@ def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
             f"{machine.bytes_per_second / 1e9:.1f}",
             bytes_text(machine.memory_free_bytes),
         )
-        for machine, report in zip(profile.machines, found.reports, strict=True)
+        for machine, report in zip(profile.machines, measured.reports, strict=True)
     ]
     links = [
         (
@@ -166,10 +168,10 @@ def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
             f"{machine.machine}: a stream takes {cost.transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
             f"computing {cost.ratio:.2f} times as long"
         )
-    for report in found.reports:
+    for report in measured.reports:
         for problem in report.problems:
             lines.append(f"{report.machine}: estimated where a kernel could not be timed: {problem}")
-    if any(report.cached for report in found.reports):
+    if any(report.cached for report in measured.reports):
         lines.append("what is cached is measured again with --refresh")
     return [
         Table(title, ("machine", "kernels"), numbers, machines),
@@ -179,9 +181,9 @@ def view_of_cluster(found: MeasuredCluster, *, details: bool = False) -> View:
 
 
 @as_json.register
-def cluster_as_json(found: MeasuredCluster) -> dict[str, Any]:
+def cluster_as_json(measured: MeasuredCluster) -> dict[str, Any]:
     """Return the profile, and a report for each machine, as JSON values."""
-    return {**asdict(found.profile), "reports": [asdict(report) for report in found.reports]}
+    return {**asdict(measured.profile), "reports": [asdict(report) for report in measured.reports]}
 
 
 def _origins(report: MachineReport) -> str:

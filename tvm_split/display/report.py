@@ -74,7 +74,7 @@ def summary(report: DeploymentReport) -> list[str]:
     lines = []
     if any(machine.compute.predicted is not None for machine in report.machines):
         lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
-        times = [each for part in report.machines for each in (part.compute, part.receive, part.send)]
+        times = [time for part in report.machines for time in (part.compute, part.receive, part.send)]
         if any(time.inconclusive for time in (*times, *(link.seconds for link in report.links))):
             lines.append(f"{UNSURE.capitalize()}: in its range, which is not known better than {WIDEST_RANGE:g} to 1.")
     if report.period.measured is not None:

@@ -62,45 +62,47 @@ def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
 
 
 def _sentences(result: SimulatedPlan) -> Iterator[str]:
-    found = result.simulation
-    if found.samples_per_second is not None and found.period_seconds is not None:
+    simulation = result.simulation
+    if simulation.samples_per_second is not None and simulation.period_seconds is not None:
         period = result.predicted_period_seconds
         beside = f" (predicted: {1 / period:.4g})" if period > 0 else ""
-        every = seconds_text(found.period_seconds)
-        yield f"{found.samples_per_second:.4g} micro-batches a second{beside}, one every {every}"
-    elif found.period_seconds is not None:
+        every = seconds_text(simulation.period_seconds)
+        yield f"{simulation.samples_per_second:.4g} micro-batches a second{beside}, one every {every}"
+    elif simulation.period_seconds is not None:
         yield "Nothing takes any time"
-    elif found.results == found.wanted:
+    elif simulation.results == simulation.wanted:
         yield (
-            f"Replicas have had all their turns after {found.turns} results: a throughput needs --micro-batches "
-            f"{2 * found.turns}"
+            f"Replicas have had all their turns after {simulation.turns} results: a throughput needs --micro-batches "
+            f"{2 * simulation.turns}"
         )
-    if found.single is not None:
+    if simulation.single is not None:
         predicted = seconds_text(result.predicted_latency_seconds)
-        yield f"Alone: {_latency_text(found.single)} (predicted: {predicted})"
-    if found.streamed is not None:
-        yield f"In the stream, at most {found.under_way} under way: {_latency_text(found.streamed)}"
-    yield from _loss_lines(result.what_if.losses, found)
+        yield f"Alone: {_latency_text(simulation.single)} (predicted: {predicted})"
+    if simulation.streamed is not None:
+        yield f"In the stream, at most {simulation.under_way} under way: {_latency_text(simulation.streamed)}"
+    yield from _loss_lines(result.what_if.losses, simulation)
 
 
 def _latency_text(latencies: Latencies) -> str:
-    percentiles = [f"{each}% in {seconds_text(value)}" for each, value in latencies.percentiles_seconds.items()]
+    percentiles = [
+        f"{percentile}% in {seconds_text(value)}" for percentile, value in latencies.percentiles_seconds.items()
+    ]
     if len(set(percentiles)) == 1 or latencies.largest_seconds - latencies.mean_seconds < 1e-9 * latencies.mean_seconds:
         return seconds_text(latencies.mean_seconds)
     return f"{seconds_text(latencies.mean_seconds)} on average, {', '.join(percentiles)}"
 
 
-def _loss_lines(losses: Sequence[Loss], found: Simulation) -> list[str]:
+def _loss_lines(losses: Sequence[Loss], simulation: Simulation) -> list[str]:
     """Return lines about lost machines and their effect; all requested results may arrive nevertheless."""
     lost = [
-        f"{each.machine} is lost at {seconds_text(each.at_seconds)}"
-        for each in sorted(losses, key=lambda loss: loss.at_seconds)
+        f"{loss.machine} is lost at {seconds_text(loss.at_seconds)}"
+        for loss in sorted(losses, key=lambda loss: loss.at_seconds)
     ]
     if not lost:
         return []
-    last = seconds_text(found.seconds)
-    if found.results >= found.wanted:
-        return [*lost, f"All {found.wanted} results came, the last at {last}: of later ones this says nothing"]
-    came = f"{found.results} results came, the last at {last}" if found.results else "No result came"
-    left = found.submitted - found.results
-    return [*lost, f"{came}; {left} micro-batches are under way and lost, since turns do not change"]
+    last = seconds_text(simulation.seconds)
+    if simulation.results >= simulation.wanted:
+        return [*lost, f"All {simulation.wanted} results came, the last at {last}: of later ones this says nothing"]
+    came = f"{simulation.results} results came, the last at {last}" if simulation.results else "No result came"
+    remaining = simulation.submitted - simulation.results
+    return [*lost, f"{came}; {remaining} micro-batches are under way and lost, since turns do not change"]

@@ -43,7 +43,7 @@ def view_of_solution(solved: SolvedProblem, *, details: bool = False) -> View:
         f"no plan has a {kind} below {seconds_text(solution.lower_bound_seconds)} (gap {solution.gap:.2%}); "
         f"{solution.method}",
         *filter(None, solution.why_no_more_machines.split("; ")),
-        *(f"instead, {other.name}: {other.why}" for other in solution.alternatives),
+        *(f"instead, {alternative.name}: {alternative.why}" for alternative in solution.alternatives),
     ]
 
 

@@ -113,7 +113,7 @@ def _value(op: Arranger, expr: relax.Expr, values: Mapping[relax.Var, Result]) -
     if isinstance(expr, relax.Var):
         return values[expr]
     if isinstance(expr, relax.Tuple):
-        return [one for field in expr.fields for one in _listed(_value(op, field, values))]
+        return [result for field in expr.fields for result in _listed(_value(op, field, values))]
     return in_place(expr)
 
 
@@ -122,7 +122,9 @@ def _converted(op: Arranger, expr: relax.Expr, values: Mapping[relax.Var, Result
         return _listed(_value(op, expr.tuple_value, values))[int(expr.index)]
     if not isinstance(expr, relax.Call):
         return _value(op, expr, values)
-    tensors = [value for each in expr.args if _is_tensor(each) for value in _listed(_value(op, each, values))]
+    tensors = [
+        value for argument in expr.args if _is_tensor(argument) for value in _listed(_value(op, argument, values))
+    ]
     rule: Rule | None = _RULES.get(expr.op.name)
     return rule(op, expr, tensors) if rule is not None else _as_it_is(op, expr, values)
 
@@ -140,8 +142,8 @@ def _as_it_is(op: Arranger, call: relax.Call, values: Mapping[relax.Var, Result]
             return relax.Tuple([substituted(field) for field in argument.fields])
         if not isinstance(argument, relax.Var):
             return argument
-        found = [op.in_order(value) for value in _listed(values[argument])]
-        return found[0] if isinstance(argument.ty, relax.TensorType) else relax.Tuple(found)
+        tensors = [op.in_order(value) for value in _listed(values[argument])]
+        return tensors[0] if isinstance(argument.ty, relax.TensorType) else relax.Tuple(tensors)
 
     result = _changed(op, call, [substituted(argument) for argument in call.args])
     if isinstance(result.ty, relax.TupleType):
@@ -163,7 +165,9 @@ def _elementwise(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> V
     ranked = [_with_rank(op, value, len(shape_of(call))) for value in operands]
     order = _leading_order([value for value in ranked if value.rank] or ranked)
     tensors = iter(op.in_order(value, order) if value.rank else value.expr for value in ranked)
-    return Value(_changed(op, call, [next(tensors) if _is_tensor(each) else each for each in call.args]), order)
+    return Value(
+        _changed(op, call, [next(tensors) if _is_tensor(argument) else argument for argument in call.args]), order
+    )
 
 
 def _with_rank(op: Arranger, value: Value, rank: int) -> Value:
@@ -183,14 +187,14 @@ def _transposed(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Va
 
 def _reduced(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     (data,) = operands
-    given, keeps = call.attrs.axis, bool(call.attrs.keepdims)
-    if given is None:
+    reduced, keeps = call.attrs.axis, bool(call.attrs.keepdims)
+    if reduced is None:
         return in_place(_changed(op, call, [op.in_order(data)]))
-    axes = {int(axis) % data.rank for axis in (given if hasattr(given, "__len__") else [given])}
+    axes = {int(axis) % data.rank for axis in (reduced if hasattr(reduced, "__len__") else [reduced])}
     places = sorted(data.order.index(axis) for axis in axes)
-    result = _changed(op, call, [data.expr], axis=places if hasattr(given, "__len__") else places[0])
-    left = [axis for axis in data.order if keeps or axis not in axes]
-    return Value(result, tuple(sorted(left).index(axis) for axis in left))
+    result = _changed(op, call, [data.expr], axis=places if hasattr(reduced, "__len__") else places[0])
+    remaining = [axis for axis in data.order if keeps or axis not in axes]
+    return Value(result, tuple(sorted(remaining).index(axis) for axis in remaining))
 
 
 def _along_one_axis(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
@@ -216,14 +220,14 @@ def _joined(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
 
 def _split(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> list[Value]:
     (data,) = operands
-    made = _changed(op, call, [data.expr], axis=data.order.index(int(call.attrs.axis) % data.rank))
-    return [Value(op.item(made, index), data.order) for index in range(len(call.ty.fields))]
+    pieces = _changed(op, call, [data.expr], axis=data.order.index(int(call.attrs.axis) % data.rank))
+    return [Value(op.item(pieces, index), data.order) for index in range(len(call.ty.fields))]
 
 
 def _cut(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     (data,) = operands
     axes = [data.order.index(int(axis.value) % data.rank) for axis in call.args[1].fields]
-    begin, end, *step = ([int(each.value) for each in argument.fields] for argument in call.args[2:])
+    begin, end, *step = ([int(number.value) for number in argument.fields] for argument in call.args[2:])
     result = op.strided_slice(data.expr, axes, begin, end, *step)
     return Value(result, data.order)
 

@@ -161,8 +161,10 @@ def convert(graph: Graph, importer: Importer) -> Built:
             shown = f"operator {operation.kind} of layer {operation.layer!r}"
             with named(shown):
                 call = importer.call(operation)
-                own = importer.conversions.get(operation.kind)
-                results = _results(importer.by_tvm(call) if own is None else own(op, call), builder, operation)
+                conversion = importer.conversions.get(operation.kind)
+                results = _results(
+                    importer.by_tvm(call) if conversion is None else conversion(op, call), builder, operation
+                )
             for key, result, kind in zip(operation.outputs, results, operation.results, strict=False):
                 if key is not None:
                     _check(result.ty, kind, shown, importer.framework)
@@ -216,9 +218,9 @@ def refuse(problems: Iterable[tuple[str, str]]) -> None:
     for operator, layer in problems:
         layers.setdefault(operator, []).append(layer)
     if layers:
-        found = "; ".join(f"{operator} in {short_list(list(dict.fromkeys(at)))}" for operator, at in layers.items())
+        details = "; ".join(f"{operator} in {short_list(list(dict.fromkeys(at)))}" for operator, at in layers.items())
         raise ModelImportError(
-            f"the model has operators that cannot be imported: {found}. Write these layers with other operators, or "
+            f"the model has operators that cannot be imported: {details}. Write these layers with other operators, or "
             "give the part of the model before or after them and compute them yourself"
         )
 
@@ -249,7 +251,7 @@ def _check(actual: relax.Type, kind: Any, operator: str, framework: str) -> None
         ) from error
     shape = sizes if kind.shape is None else list(kind.shape)
     if kind.may_repeat:
-        shape = [1 if own == 1 else size for size, own in zip(shape, sizes, strict=True)]
+        shape = [1 if imported_size == 1 else size for size, imported_size in zip(shape, sizes, strict=True)]
     if str(actual.dtype) != (kind.dtype or str(actual.dtype)) or sizes != shape:
         raise ModelImportError(
             f"{operator} gives {kind.dtype}{shape} in {framework}, imported it gives {actual.dtype}{sizes}"

@@ -41,13 +41,15 @@ class OpenSizes:
         """Bind a symbol to a size. Raises ModelImportError if another source gave a different size before."""
         if size is None:
             return
-        before, other = self.found.setdefault(symbol, (size, source))
-        if before != size:
-            raise ModelImportError(f"{source} is {size}, but {other} says {before} for the same size ({symbol!r})")
+        first_size, first_source = self.found.setdefault(symbol, (size, source))
+        if first_size != size:
+            raise ModelImportError(
+                f"{source} is {size}, but {first_source} says {first_size} for the same size ({symbol!r})"
+            )
 
-    def fixed(self, place: str, fixed: int, *said: tuple[int | None, str]) -> None:
-        """Record a fixed size. Raises ModelImportError if ``dimensions``, or a (size, source) of ``said``, differs."""
-        for size, source in ((self.dimensions.get(place), f"dimensions[{place!r}]"), *said):
+    def fixed(self, place: str, fixed: int, *sources: tuple[int | None, str]) -> None:
+        """Record a fixed size. Raises ModelImportError if ``dimensions`` or one of the (size, source) pairs differs."""
+        for size, source in ((self.dimensions.get(place), f"dimensions[{place!r}]"), *sources):
             if size is not None and size != fixed:
                 raise ModelImportError(
                     f"{source} gives {place} the size {size}, the model has the fixed size {fixed} there; "
@@ -60,8 +62,8 @@ class OpenSizes:
         for wrong in sorted(
             self.dimensions.keys() - self.places.keys() - set(self.places.values()) - self.fixed_places
         ):
-            known = ", ".join(f"{place} ({symbol!r})" for symbol, place in self.places.items()) or "none"
-            raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {known}")
+            listing = ", ".join(f"{place} ({symbol!r})" for symbol, place in self.places.items()) or "none"
+            raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {listing}")
         missing = {symbol: place for symbol, place in self.places.items() if symbol not in self.found}
         if missing:
             names = {symbol: symbol if self.symbols_are_names else place for symbol, place in missing.items()}
@@ -114,10 +116,10 @@ def bound_inputs(
     """
     symbols = symbols or {}
     examples = None if request.example_inputs is None else checked_examples(specs, request.example_inputs)
-    found = open_sizes(specs, examples, request, symbols).sizes()
+    sizes = open_sizes(specs, examples, request, symbols).sizes()
     shapes = [
         [
-            found[symbols.get(f"{name}[{axis}]", f"{name}[{axis}]")] if size is None else size
+            sizes[symbols.get(f"{name}[{axis}]", f"{name}[{axis}]")] if size is None else size
             for axis, size in enumerate(shape)
         ]
         for name, shape, _ in specs
@@ -131,7 +133,7 @@ def checked_examples(specs: Specs, given: Any) -> list[Array]:
     arrays = [np.asarray(value, order="C") for value in in_order([name for name, _, _ in specs], given)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
         fits = array.ndim == len(shape) and all(
-            size in (None, own) for size, own in zip(shape, array.shape, strict=True)
+            size in (None, example_size) for size, example_size in zip(shape, array.shape, strict=True)
         )
         if not fits or str(array.dtype) != dtype:
             shown = [size if size is not None else "open" for size in shape]
@@ -158,10 +160,10 @@ def open_sizes(
             sizes.fixed(place, size, *([(request.batch, "batch")] if axis == 0 and not has_open_batch else []))
         elif symbol:
             sizes.open(symbol, place)
-    said = set(sizes.found)
-    given = [size for array in examples or () for size in array.shape]
-    for (place, _, size), example in zip(places, given, strict=examples is not None):
+    bound = set(sizes.found)
+    example_sizes = [size for array in examples or () for size in array.shape]
+    for (place, _, size), example in zip(places, example_sizes, strict=examples is not None):
         symbol = symbols.get(place, place)
-        if size is None and symbol and symbol not in said:
+        if size is None and symbol and symbol not in bound:
             sizes.bind(symbol, example, f"the example input at {place}")
     return sizes

@@ -86,8 +86,8 @@ def _load_function(source: Any, request: ImportRequest) -> Model:
     arrays = with_rows(arrays, request.batch)
     names = [name for name, is_one in zip(_names(source, positional, keywords), is_array, strict=True) if is_one]
 
-    def on_arrays(*given: Any) -> Any:
-        waiting = iter(given)
+    def on_arrays(*inputs: Any) -> Any:
+        waiting = iter(inputs)
         mixed = [next(waiting) if is_one else leaf for leaf, is_one in zip(leaves, is_array, strict=True)]
         positional, keywords = tree_util.tree_unflatten(tree, mixed)
         return tree_util.tree_leaves(function.call(*positional, **keywords))
@@ -117,7 +117,7 @@ def traced_model(
     kinds = [shape_and_dtype(block_of(main_of(module)).arguments[place].type)[1] for place in places]
     examples = [array.astype(np.dtype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
     unique = UniqueNames()
-    inputs = {place: unique.take(each) for place, each in zip(places, names, strict=True)}
+    inputs = {place: unique.take(argument_name) for place, argument_name in zip(places, names, strict=True)}
     return model_of(
         module, dict(enumerate(weights)), inputs, examples if are_examples else None,
         framework=framework, name=name, naming=naming,
@@ -135,8 +135,8 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
             + "\n".join(str(error).strip().splitlines()[:6])
         ) from error
 
-    def with_weights(weights: Sequence[Any], *given: Any) -> Any:
-        return core.jaxpr_as_fun(core.ClosedJaxpr(closed.jaxpr, weights))(*given)
+    def with_weights(weights: Sequence[Any], *arguments: Any) -> Any:
+        return core.jaxpr_as_fun(core.ClosedJaxpr(closed.jaxpr, weights))(*arguments)
 
     lowered = jax.jit(with_weights, keep_unused=True).trace(closed.consts, *arrays).lower(lowering_platforms=("cpu",))
     weights = [np.asarray(weight) for weight in closed.consts]
@@ -153,11 +153,11 @@ def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -
     """Name each leaf of the arguments by its parameter and the keys below it."""
     try:
         bound = inspect.signature(source).bind_partial(*positional, **keywords)
-        known = [key for key, _ in zip(bound.arguments, positional, strict=False)]
+        parameters = [key for key, _ in zip(bound.arguments, positional, strict=False)]
         is_plain = all(
-            inspect.signature(source).parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL for key in known
+            inspect.signature(source).parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL for key in parameters
         )
-        called = known if is_plain and len(known) == len(positional) else []
+        called = parameters if is_plain and len(parameters) == len(positional) else []
     except (TypeError, ValueError):
         called = []
     called = called or [f"input_{place}" for place in range(len(positional))]
@@ -178,17 +178,17 @@ def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
     else:
         module = parsed(source.mlir_module_serialized, f"the exported function {source.fun_name!r}")
         symbols = [
-            [(axis, str(size)) for axis, size in enumerate(each.shape) if not isinstance(size, int)]
-            for each in source.in_avals
+            [(axis, str(size)) for axis, size in enumerate(aval.shape) if not isinstance(size, int)]
+            for aval in source.in_avals
         ]
         positional, keywords = tree_util.tree_unflatten(source.in_tree, list(range(len(source.in_avals))))
         names = _names(None, positional, keywords)
     arguments = list(block_of(main_of(module)).arguments)
     names = names or [f"input_{place}" for place in range(len(arguments))]
     specs = [(called, *shape_and_dtype(argument.type)) for called, argument in zip(names, arguments, strict=True)]
-    given = request.example_inputs
-    if given is not None and not isinstance(given, Mapping):
-        request = replace(request, example_inputs=tree_util.tree_leaves(given))
+    example_inputs = request.example_inputs
+    if example_inputs is not None and not isinstance(example_inputs, Mapping):
+        request = replace(request, example_inputs=tree_util.tree_leaves(example_inputs))
     by_place = {
         f"{called}[{axis}]": symbol for called, axes in zip(names, symbols, strict=False) for axis, symbol in axes
     }
@@ -253,10 +253,10 @@ def _nnx_function(module: Any, nnx: Any) -> Callable[..., Any]:
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         # Each trace gets its own copy, since it may write to counters and statistics.
-        own = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
-        paths = {id(part): path for path, part in nnx.iter_modules(own)}
-        with _naming(paths, {type(part) for _, part in nnx.iter_modules(own)}):
-            return own(*arguments, **keywords)
+        module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
+        paths = {id(part): path for path, part in nnx.iter_modules(module)}
+        with _naming(paths, {type(part) for _, part in nnx.iter_modules(module)}):
+            return module(*arguments, **keywords)
 
     return call
 
@@ -283,14 +283,14 @@ def _naming(paths: dict[int, tuple[Any, ...]], classes: set[type]) -> Iterator[N
 
         return scoped
 
-    own = {each: each.__dict__["__call__"] for each in classes for each in each.__mro__ if "__call__" in each.__dict__}
+    methods = {cls: cls.__dict__["__call__"] for cls in classes for cls in cls.__mro__ if "__call__" in cls.__dict__}
     try:
-        for each, call in own.items():
-            type.__setattr__(each, "__call__", named(call))
+        for cls, call in methods.items():
+            type.__setattr__(cls, "__call__", named(call))
         yield
     finally:
-        for each, call in own.items():
-            type.__setattr__(each, "__call__", call)
+        for cls, call in methods.items():
+            type.__setattr__(cls, "__call__", call)
 
 
 def _shown(path: tuple[Any, ...]) -> str:

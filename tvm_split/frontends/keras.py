@@ -47,14 +47,14 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
     called = request.name or source.name
 
     def call(*tensors: Any) -> list[Any]:
-        given: Any = list(tensors) if len(tensors) > 1 else tensors[0]
+        argument: Any = list(tensors) if len(tensors) > 1 else tensors[0]
         if takes_names:
-            given = dict(zip(names, tensors, strict=True))
+            argument = dict(zip(names, tensors, strict=True))
         elif structure is not None:
-            given = keras.tree.pack_sequence_as(structure, list(tensors))
-        return list(keras.tree.flatten(source(given, training=False)))
+            argument = keras.tree.pack_sequence_as(structure, list(tensors))
+        return list(keras.tree.flatten(source(argument, training=False)))
 
-    identifiers = [identifier(each) for each in names]
+    identifiers = [identifier(input_name) for input_name in names]
     if backend == "torch":
         model = _through_torch(call, source, arrays, identifiers, called)
         return model if request.example_inputs is not None else replace(model, example_inputs=None)
@@ -74,19 +74,19 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
 
 def _read(path: Path) -> Any:
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
-        found = next((each for each in BACKENDS if importlib.util.find_spec(each)), None)
-        if found is None:
+        backend = next((backend for backend in BACKENDS if importlib.util.find_spec(backend)), None)
+        if backend is None:
             raise ModelImportError(
                 f"{str(path)!r}: Keras needs something to compute with: pip install tvm-split[{BACKENDS[0]}] or "
                 f"tvm-split[{BACKENDS[1]}]"
             )
-        os.environ["KERAS_BACKEND"] = found
+        os.environ["KERAS_BACKEND"] = backend
     try:
         import keras
     except Exception as error:  # a missing backend raises an error of its own
-        told = os.environ.get("KERAS_BACKEND") or "what its keras.json says"
+        setting = os.environ.get("KERAS_BACKEND") or "what its keras.json says"
         raise ModelImportError(
-            f"{str(path)!r}: Keras cannot be imported with {told} to compute with (KERAS_BACKEND, which may be "
+            f"{str(path)!r}: Keras cannot be imported with {setting} to compute with (KERAS_BACKEND, which may be "
             f"{' or '.join(BACKENDS)}): {last_line(error)}"
         ) from error
     try:
@@ -98,14 +98,14 @@ def _read(path: Path) -> Any:
 def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndarray[Any, Any]]]:
     """Return the inputs' names and an array for each."""
     examples = request.example_inputs
-    known = _known_inputs(model)
-    names = [name for name, _, _ in known]
+    specs = _known_inputs(model)
+    names = [name for name, _, _ in specs]
     if examples is not None:
-        given = examples if isinstance(examples, Mapping | list | tuple) else [examples]
+        inputs = examples if isinstance(examples, Mapping | list | tuple) else [examples]
         if not names:
-            names = list(given) if isinstance(given, Mapping) else [f"input_{place}" for place in range(len(given))]
-        arrays = [_array(each) for each in in_order(names, given)]
-    elif not known:
+            names = list(inputs) if isinstance(inputs, Mapping) else [f"input_{place}" for place in range(len(inputs))]
+        arrays = [_array(value) for value in in_order(names, inputs)]
+    elif not specs:
         raise ModelImportError(
             f"the Keras model {model.name!r} does not know its inputs' shapes: give example_inputs, a tuple of arrays"
         )
@@ -113,15 +113,15 @@ def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndar
         raise ModelImportError(
             "dimensions and example_inputs both say the sizes of the inputs; give one of them, and batch if need be"
         )
-    if not known:
+    if not specs:
         return names, with_rows(arrays, request.batch)
     if examples is not None:
-        arrays = [array.astype(dtype) for array, (_, _, dtype) in zip(arrays, known, strict=True)]
+        arrays = [array.astype(dtype) for array, (_, _, dtype) in zip(arrays, specs, strict=True)]
         request = replace(request, example_inputs=with_rows(arrays, request.batch), batch=None)
     # All inputs of a Keras network have the same batch size.
     symbols = {f"{name}[0]": "batch" for name in names}
-    shapes, fitting = bound_inputs(known, request, symbols)
-    return names, fitting or [np.zeros(shape, dtype) for shape, (_, _, dtype) in zip(shapes, known, strict=True)]
+    shapes, fitting = bound_inputs(specs, request, symbols)
+    return names, fitting or [np.zeros(shape, dtype) for shape, (_, _, dtype) in zip(shapes, specs, strict=True)]
 
 
 def _known_inputs(model: Any) -> Specs:
@@ -136,7 +136,7 @@ def _known_inputs(model: Any) -> Specs:
     structure = getattr(model, "_inputs_struct", None)
     if isinstance(structure, Mapping) and len(structure) == len(tensors):
         names = [str(path[-1]) for path, _ in keras.tree.flatten_with_path(structure)]
-    return [(name, tuple(each.shape), str(each.dtype)) for name, each in zip(names, tensors, strict=True)]
+    return [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in zip(names, tensors, strict=True)]
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
@@ -162,9 +162,9 @@ def _through_torch(
         def forward(self, **tensors: Any) -> tuple[Any, ...]:
             return tuple(call(*(tensors[name] for name in names)))
 
-    given = {name: to_torch(array) for name, array in zip(names, arrays, strict=True)}
+    example_inputs = {name: to_torch(array) for name, array in zip(names, arrays, strict=True)}
     with _annotated(), preserve_node_meta():
-        loaded = load_torch(Network().eval(), ImportRequest(given, name=called), has_channels_last=True)
+        loaded = load_torch(Network().eval(), ImportRequest(example_inputs, name=called), has_channels_last=True)
     return replace(loaded, framework="keras")
 
 
@@ -181,18 +181,18 @@ def _annotated() -> Iterator[None]:
     calls: Counter[tuple[str, ...]] = Counter()
 
     @functools.wraps(original)
-    def told(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def annotated_call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         path.append(self.name)
-        own = tuple(path[1:])  # the first is the network itself
-        number = calls[own]
-        calls[own] += 1
+        layer_path = tuple(path[1:])  # the first is the network itself
+        number = calls[layer_path]
+        calls[layer_path] += 1
         try:
-            with annotate({LAYER_ANNOTATION: "/".join(own) + (f"@{number}" if number else "")}):
+            with annotate({LAYER_ANNOTATION: "/".join(layer_path) + (f"@{number}" if number else "")}):
                 return original(self, *arguments, **keywords)
         finally:
             path.pop()
 
-    keras.layers.Layer.__call__ = told
+    keras.layers.Layer.__call__ = annotated_call
     try:
         yield
     finally:

@@ -123,19 +123,26 @@ def _idle_child(memory_bytes: int | None) -> _Child | None:
 
 
 def _started(memory_bytes: int | None) -> _Child:
-    mine, other = Pipe()
+    connection, child_connection = Pipe()
     # -P: modules of the current folder do not stand in for installed ones.
-    command = [sys.executable, "-P", "-m", "tvm_split.frontends.reference", str(other.fileno()), str(memory_bytes or 0)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tvm_split.frontends.reference",
+        str(child_connection.fileno()),
+        str(memory_bytes or 0),
+    ]
     process = subprocess.Popen(  # noqa: S603
         command,
-        pass_fds=[other.fileno()],
+        pass_fds=[child_connection.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    other.close()
-    return _Child(process, mine, memory_bytes)
+    child_connection.close()
+    return _Child(process, connection, memory_bytes)
 
 
 def _failed(what: str) -> ReferenceFailedError:
@@ -154,8 +161,8 @@ def _answer(connection: Connection) -> None:
     reference: Any = None
     while connection.poll(_IDLE_SECONDS):
         try:
-            given, method, inputs = connection.recv()
-            reference = given or reference
+            new_reference, method, inputs = connection.recv()
+            reference = new_reference or reference
             if method == "values":
                 for variable, value in reference.values(inputs):
                     connection.send((variable, value))

@@ -33,10 +33,10 @@ def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
         for tensor in function.inputs
     ]
     shapes, examples = bound_inputs(specs, request)
-    given = [tf.zeros(shape, tensor.dtype) for shape, tensor in zip(shapes, function.inputs, strict=True)]
+    zeros = [tf.zeros(shape, tensor.dtype) for shape, tensor in zip(shapes, function.inputs, strict=True)]
     compiled = tf.function(lambda *tensors: function(*tensors), jit_compile=True)
     try:
-        code = compiled.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
+        code = compiled.experimental_get_compiler_ir(*zeros)(stage="stablehlo_serialized")
     except Exception as error:
         raise ModelImportError(f"TensorFlow cannot compile {str(path)!r} with XLA: {last_line(error)}") from error
     module = parsed(code, f"what TensorFlow makes of {str(path)!r}")
@@ -46,7 +46,7 @@ def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
             f"{str(path)!r} takes {len(specs)} inputs, compiled it takes {count}; inputs that nothing is computed of "
             "cannot be imported"
         )
-    inputs = {place: identifier(each) for place, (each, _, _) in enumerate(specs)}
+    inputs = {place: identifier(input_name) for place, (input_name, _, _) in enumerate(specs)}
     return model_of(
         module, {}, inputs, examples, framework="tensorflow", name=request.name or path.name, naming=scopes_of_keras
     )

@@ -60,7 +60,7 @@ class Kubernetes(WithAccess, Launcher):
     def _asked(self, pod: Mapping[str, Any], timeout_seconds: float) -> AskedMachine:
         try:
             name, phase = cleaned(str(pod["metadata"]["name"])), cleaned(str(pod["status"]["phase"]))
-            conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
+            conditions = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", ())}
             port = _port(pod["spec"]["containers"])
             host = cleaned(_host(pod))
         except (KeyError, TypeError, AttributeError) as error:
@@ -89,8 +89,8 @@ def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
     except subprocess.TimeoutExpired as error:
         raise DeadlineError(f"kubectl did not answer within {KUBECTL_SECONDS:g} s") from error
     if answer.returncode:
-        said = cleaned(answer.stderr.strip() or "it says nothing")
-        raise WorkerUnavailableError(f"`{' '.join(command)}` failed: {said}")
+        message = cleaned(answer.stderr.strip() or "it says nothing")
+        raise WorkerUnavailableError(f"`{' '.join(command)}` failed: {message}")
     try:
         items = json.loads(answer.stdout)["items"]
         return [dict(item) for item in items]

@@ -182,23 +182,25 @@ def worker_resources(threads: int, resources: Mapping[str, float]) -> dict[str, 
     if not isinstance(resources, Mapping):
         raise ClusterError(f'resources is a dictionary like {{"GPU": 1, "memory": 1e9}}, got {resources!r}')
     names = {option: key for key, option in OPTIONS.items()}
-    found: dict[str, float] = {}
-    for given, amount in resources.items():
-        name = names.get(given, given)
+    amounts: dict[str, float] = {}
+    for resource, amount in resources.items():
+        name = names.get(resource, resource)
         if not isinstance(name, str) or not name or name == "object_store_memory":
-            raise ClusterError(f"Ray's workers cannot take {given!r}: CPU, GPU, memory, or what a node calls its own")
-        if name in found:
+            raise ClusterError(
+                f"Ray's workers cannot take {resource!r}: CPU, GPU, memory, or what a node calls its own"
+            )
+        if name in amounts:
             raise ClusterError(f"resources has both {name} and {OPTIONS[name]}, which are the same; give one of them")
         is_number = isinstance(amount, Real) and not isinstance(amount, bool)
         if not is_number or not (amount == 0 or SMALLEST <= amount < math.inf):
-            raise ClusterError(f"a worker of Ray takes 0 of {given}, or {SMALLEST:g} and more, got {amount!r}")
+            raise ClusterError(f"a worker of Ray takes 0 of {resource}, or {SMALLEST:g} and more, got {amount!r}")
         if name == "GPU" and amount > 1 and amount % 1:
             raise ClusterError(f"a worker of Ray takes a part of one GPU, or whole ones, got {amount!r}")
-        found[name] = float(amount)
-    found = {name: amount for name, amount in {"CPU": float(threads), **found}.items() if amount}
-    if not found:
+        amounts[name] = float(amount)
+    amounts = {name: amount for name, amount in {"CPU": float(threads), **amounts}.items() if amount}
+    if not amounts:
         raise ClusterError(f"a worker of Ray takes some of its resources, got {dict(resources)}")
-    return found
+    return amounts
 
 
 def _join(ray: Any, address: str | None) -> bool:

@@ -147,10 +147,10 @@ def _edges(
     placements = [node.placement for node in nodes]
     for flow in flows:
         source = number_of[flow.source]
-        reached = set()
+        seen_placements = set()
         for destination in sorted({number_of[destination] for destination in flow.destinations} - {source}):
-            first = placements[destination] != placements[source] and placements[destination] not in reached
-            reached.add(placements[destination])
+            first = placements[destination] != placements[source] and placements[destination] not in seen_placements
+            seen_placements.add(placements[destination])
             edge = (source, destination)
             crossing[edge] = crossing.get(edge, 0) + (flow.bytes if first else 0)
     return tuple(

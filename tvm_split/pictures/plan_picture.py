@@ -110,16 +110,18 @@ def _boxes(graph: PictureGraph, labels: Sequence[Sequence[str]], machines: Seque
     for number, lane in enumerate(lanes):
         last = number == len(lanes) - 1
         rows.append(max((rows[source] + 1 for source in (range(number) if last else producers[number])), default=0))
-        wanted = [places[source][1] for source in producers[number] if lanes[source] == lane]
-        taken = {place for place, row in zip(places, rows, strict=False) if row == rows[number]}
-        free = (column for column in (*wanted, *range(len(lanes))) if (lane, column) not in taken)
+        preferred = [places[source][1] for source in producers[number] if lanes[source] == lane]
+        occupied = {place for place, row in zip(places, rows, strict=False) if row == rows[number]}
+        free = (column for column in (*preferred, *range(len(lanes))) if (lane, column) not in occupied)
         places.append((lane, next(free)))
     widths = [
         _text_width(max(lines, key=cell_len)) + 20 + _marks_width(node)
         for lines, node in zip(labels, graph.nodes, strict=True)
     ]
     columns = sorted(set(places))
-    column_widths = [max(width for width, place in zip(widths, places, strict=True) if place == own) for own in columns]
+    column_widths = [
+        max(width for width, place in zip(widths, places, strict=True) if place == column) for column in columns
+    ]
     boxes = []
     for row, place, width in zip(rows, places, widths, strict=True):
         column = columns.index(place)
@@ -177,11 +179,11 @@ def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tu
 
 def _machine_line(plan: Plan, machine: str) -> str:
     """Return what a machine computes, with which other machines, and the predicted times."""
-    own = [stage for stage in plan.stages if machine in stage.machines]
-    count = sum(len(stage.layers) for stage in own)
+    stages = [stage for stage in plan.stages if machine in stage.machines]
+    count = sum(len(stage.layers) for stage in stages)
     text = f"{machine}: {count} layers" if count != 1 else f"{machine}: 1 layer"
     for words, sharded in (("replicas with", False), ("shards with", True)):
-        members = [stage.machines for stage in own if (stage.sharding is not None) == sharded]
+        members = [stage.machines for stage in stages if (stage.sharding is not None) == sharded]
         partners = dict.fromkeys(name for names in members for name in names if name != machine)
         if partners:
             text += f", {words} {', '.join(partners)}"

@@ -28,7 +28,10 @@ def require_matplotlib() -> None:
 
 
 def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: str, paths: Sequence[Path]) -> None:
-    """Write the timeline to every path, in the format of its suffix, which is one of `SUFFIXES`.
+    """Write a timeline to every path, in the format of its suffix, which is one of `SUFFIXES`.
+
+    A micro-batch has one colour. ``machines`` are the rows from top to bottom; if there are many, they show computing
+    alone. The times of ``events`` are in nanoseconds of one clock, those of the picture in milliseconds.
 
     Raises:
         TvmSplitError: matplotlib is not installed.
@@ -48,22 +51,22 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     lanes: dict[tuple[str, str], list[TraceEvent]] = {}
     for event in shown:
         lanes.setdefault((event.machine, event.kind), []).append(event)
-    for lane, own in lanes.items():
+    for lane, lane_events in lanes.items():
         row, computes = place[lane], LANE_NAMES[lane[1]] == "compute"
         bars = [
-            ((each.start_nanoseconds - origin) / 1e6, (each.end_nanoseconds - each.start_nanoseconds) / 1e6)
-            for each in own
+            ((event.start_nanoseconds - origin) / 1e6, (event.end_nanoseconds - event.start_nanoseconds) / 1e6)
+            for event in lane_events
         ]
         axes.broken_barh(
             bars,
             (row - LANE_HEIGHT / 2, LANE_HEIGHT),
-            facecolors=[COLOURS[each.sequence % len(COLOURS)] for each in own],
+            facecolors=[COLOURS[event.sequence % len(COLOURS)] for event in lane_events],
             edgecolor="white" if in_full else "none",
             linewidth=0.5,
             alpha=1.0 if computes else 0.55,
         )
-        for (start, length), each in zip(bars, own, strict=True) if computes and in_full else ():
-            axes.text(start + length / 2, row, str(each.sequence), ha="center", va="center", fontsize=7, clip_on=True)
+        for (start, length), event in zip(bars, lane_events, strict=True) if computes and in_full else ():
+            axes.text(start + length / 2, row, str(event.sequence), ha="center", va="center", fontsize=7, clip_on=True)
     if in_full:
         for row in range(len(LANE_NAMES), len(rows), len(LANE_NAMES)):
             axes.axhline(row - 0.5, color="black", linewidth=0.6)

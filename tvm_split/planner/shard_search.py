@@ -221,22 +221,22 @@ def cheapest(
     )
 
 
-def relayout_seconds(links: Links, held: Layout, wanted: Layout, size: float) -> float:
-    """Seconds until each machine of ``wanted`` has what it needs of a value of ``size`` bytes; links work in parallel.
+def relayout_seconds(links: Links, held: Layout, target: Layout, size: float) -> float:
+    """Seconds until each machine of ``target`` has what it needs of a value of ``size`` bytes; links work in parallel.
 
     For rows, columns and samples a machine needs its own part, as far as it does not have it; neighbours along an axis
     exchange at least a halo. For channels and heads a machine needs the whole value.
     """
     slowest = 0.0
-    parts, needs = (list(zip(layout.machines, _ranges(layout), strict=True)) for layout in (held, wanted))
+    parts, needs = (list(zip(layout.machines, _ranges(layout), strict=True)) for layout in (held, target))
     for (source, has), (end, needed) in product(parts, needs):
-        if wanted.axis not in CUT_AXES:
+        if target.axis not in CUT_AXES:
             moved = has[1] - has[0]
-        elif held.axis == wanted.axis:
+        elif held.axis == target.axis:
             moved = max(0.0, min(has[1], needed[1]) - max(has[0], needed[0]))
         else:
             moved = (has[1] - has[0]) * (needed[1] - needed[0])
-        is_beside = held.axis == wanted.axis and wanted.axis in ("rows", "columns")
+        is_beside = held.axis == target.axis and target.axis in ("rows", "columns")
         if source != end and size and (moved > TOUCHES or (is_beside and _touch(has, needed))):
             link = links.get((source, end))
             seconds = math.inf if link is None else link.latency_seconds + size * moved / link.bytes_per_second

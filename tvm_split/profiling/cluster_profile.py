@@ -105,7 +105,7 @@ def measured_pieces(model: Model, cluster: Cluster, timing: ClusterTiming, **how
 def model_digest(model: Model) -> str:
     """Return the SHA-256 of a model's graph and shapes, without the values of its weights."""
     content = {
-        "inputs": [asdict(each) for each in model.inputs],
+        "inputs": [asdict(spec) for spec in model.inputs],
         "outputs": [asdict(output) for output in model.outputs],
         "layers": dict(model.layers),
         "graph": model.module.script(show_meta=False),
@@ -114,7 +114,7 @@ def model_digest(model: Model) -> str:
 
 
 def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTimes]) -> MeasuredCluster:
-    codes = {id(each.code): each.code for each in times}
+    codes = {id(machine_times.code): machine_times.code for machine_times in times}
     pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
     payers = {
         key: pieces_of_kernels(
@@ -137,21 +137,27 @@ def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTim
             )
             for index, piece in enumerate(pieces)
         ),
-        machines=tuple(_machine_profile(each, pieces, calls[id(each.code)]) for each in times),
+        machines=tuple(
+            _machine_profile(machine_times, pieces, calls[id(machine_times.code)]) for machine_times in times
+        ),
         links=(),
-        doubts=tuple(dict.fromkeys(each.doubt for each in times if each.doubt)),
+        doubts=tuple(dict.fromkeys(machine_times.doubt for machine_times in times if machine_times.doubt)),
         shared_cores=shared_cores(
-            cluster, {each.machine.name: replace(each.machine.cores, host=each.machine.host) for each in times}
+            cluster,
+            {
+                machine_times.machine.name: replace(machine_times.machine.cores, host=machine_times.machine.host)
+                for machine_times in times
+            },
         ),
     )
-    return MeasuredCluster(profile, tuple(_report(each) for each in times))
+    return MeasuredCluster(profile, tuple(_report(machine_times) for machine_times in times))
 
 
 def _calls_of_pieces(count: int, code: TargetCode, payers: Sequence[int]) -> list[list[KernelCall]]:
-    found: list[list[KernelCall]] = [[] for _ in range(count)]
+    piece_calls: list[list[KernelCall]] = [[] for _ in range(count)]
     for call, payer in zip(code.calls, payers, strict=True):
-        found[payer].append(call)
-    return found
+        piece_calls[payer].append(call)
+    return piece_calls
 
 
 def _machine_profile(
@@ -168,7 +174,7 @@ def _machine_profile(
         operations_per_second=seconds.ceilings.operations_per_second,
         bytes_per_second=seconds.ceilings.bytes_per_second,
         streaming=StreamingCost(),
-        pieces={piece[0]: seconds.of(own) for piece, own in zip(pieces, calls, strict=True)},
+        pieces={piece[0]: seconds.of(piece_calls) for piece, piece_calls in zip(pieces, calls, strict=True)},
         measured_at=_oldest(times),
         cores=0 if machine.has_gpu else min(machine.threads, machine.cores.count or machine.threads),
         bus=machine.bus,
@@ -177,7 +183,7 @@ def _machine_profile(
 
 def _oldest(times: MachineTimes) -> float:
     used: list[dict[str, Any]] = [times.alone, times.contended, times.ceiling_times]
-    return min((each.measured_at for found in used for each in found.values()), default=time.time())
+    return min((cached.measured_at for cached_times in used for cached in cached_times.values()), default=time.time())
 
 
 def _report(times: MachineTimes) -> MachineReport:

@@ -84,51 +84,53 @@ class ClusterTiming:
             self._codes[key] = self._code_of(machine)
 
     def _times(self, machines: Sequence[MachineFacts], folder: Path) -> list[MachineTimes]:
-        found = []
+        all_times = []
         for machine in machines:
             key = (_target_key(machine), machine.threads)
             if key not in self._ceilings:
                 self._ceilings[key] = None if machine.has_gpu else ceiling_code(machine.target, machine.threads)
-            others = [each for each in machines if each.host == machine.host and each is not machine]
-            companions = tuple(sorted(f"{other.name} with {other.threads} threads" for other in others))
+            neighbours = [
+                neighbour for neighbour in machines if neighbour.host == machine.host and neighbour is not machine
+            ]
+            companions = tuple(sorted(f"{neighbour.name} with {neighbour.threads} threads" for neighbour in neighbours))
             cache = Store(folder, machine.identity)
-            found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
-        return found
+            all_times.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
+        return all_times
 
     def _recall(self, times: Sequence[MachineTimes], cluster: Workers, timeout_seconds: float, steps: Steps) -> None:
         """Use the cached times of each machine unless a new measurement contradicts them."""
 
-        def library_of(each: MachineTimes, digest: str) -> BlobSpec:
-            return self._library(id(each.code), {digest}, partial(each.code.build, {digest}))
+        def library_of(machine_times: MachineTimes, digest: str) -> BlobSpec:
+            return self._library(id(machine_times.code), {digest}, partial(machine_times.code.build, {digest}))
 
-        for each in times:
-            each.recall()
-        known = [time for time in times if time.checked_kernel is not None]
-        steps.total += len(known)
-        if known:
-            HostTiming(known, partial(open_session, cluster, timeout_seconds), timeout_seconds, steps.begin).check(
+        for machine_times in times:
+            machine_times.recall()
+        recalled = [time for time in times if time.checked_kernel is not None]
+        steps.total += len(recalled)
+        if recalled:
+            HostTiming(recalled, partial(open_session, cluster, timeout_seconds), timeout_seconds, steps.begin).check(
                 library_of, self._blobs
             )
 
     def _measure(self, times: Sequence[MachineTimes], cluster: Workers, timeout_seconds: float, steps: Steps) -> None:
         """Measure missing times; different hosts at the same time."""
         hosts: dict[str, list[MachineTimes]] = {}
-        for each in times:
-            hosts.setdefault(each.machine.host, []).append(each)
+        for machine_times in times:
+            hosts.setdefault(machine_times.machine.host, []).append(machine_times)
         opened = partial(open_session, cluster, timeout_seconds)
         timings = [HostTiming(group, opened, timeout_seconds, steps.begin) for group in hosts.values()]
-        wanted: dict[int, set[str]] = {}
+        digests: dict[int, set[str]] = {}
         for timing, group in zip(timings, hosts.values(), strict=True):
-            for each in group:
-                wanted.setdefault(id(each.code), set()).update(timing.wanted[each.machine.name])
-        to_build = {id(time.code): time.code for time in times if wanted[id(time.code)]}
+            for machine_times in group:
+                digests.setdefault(id(machine_times.code), set()).update(timing.wanted[machine_times.machine.name])
+        to_build = {id(time.code): time.code for time in times if digests[id(time.code)]}
         ceilings = {id(time.ceilings): time.ceilings for time in times if time.lacks_ceilings and time.ceilings}
         steps.total += bool(to_build or ceilings) + sum(timing.steps for timing in timings)
         if not to_build and not ceilings:
             return
         steps.begin("building kernels")
         libraries = {
-            key: self._library(key, wanted[key], partial(code.build, wanted[key])) for key, code in to_build.items()
+            key: self._library(key, digests[key], partial(code.build, digests[key])) for key, code in to_build.items()
         }
         ceiling_libraries = {key: self._library(key, (), code.build) for key, code in ceilings.items()}
         if not cluster.launcher.in_process:
@@ -138,8 +140,8 @@ class ClusterTiming:
             for timing in timings:
                 timing.measure(libraries, ceiling_libraries, self._blobs)
 
-    def _library(self, code: int, wanted: Collection[str], build: Callable[[BlobFolder], BlobSpec]) -> BlobSpec:
-        key = (code, frozenset(wanted))
+    def _library(self, code: int, digests: Collection[str], build: Callable[[BlobFolder], BlobSpec]) -> BlobSpec:
+        key = (code, frozenset(digests))
         if key not in self._libraries:
             self._libraries[key] = build(self._blobs)
         return self._libraries[key]
@@ -164,24 +166,28 @@ class CallSeconds:
     def __init__(self, times: MachineTimes) -> None:
         self._times = times
         self.ceilings = _ceilings(times)
-        known = [digest for digest in times.code.distinct if digest in times.known]
-        alone = sum(times.alone[digest].seconds for digest in known)
-        self._slower = sum(times.contended[digest].seconds for digest in known) / alone if known else 1.0
+        known_digests = [digest for digest in times.code.distinct if digest in times.known]
+        alone = sum(times.alone[digest].seconds for digest in known_digests)
+        self._slower = (
+            sum(times.contended[digest].seconds for digest in known_digests) / alone if known_digests else 1.0
+        )
 
     def of(self, calls: Sequence[KernelCall]) -> PieceTime:
         """Return the time of calls that run one after the other."""
-        found = [self._of_call(call) for call in calls]
-        by_itself, in_company = (max(sum(each[place] for each in found), SHORTEST_SECONDS) for place in (0, 1))
+        call_times = [self._of_call(call) for call in calls]
+        by_itself, in_company = (
+            max(sum(call_time[place] for call_time in call_times), SHORTEST_SECONDS) for place in (0, 1)
+        )
         all_known = all(call.digest in self._times.known for call in calls)
         # Contention never makes kernels faster: a longer time alone was disturbed.
         return PieceTime(min(by_itself, in_company), in_company, "measured" if all_known else "estimated")
 
     def _of_call(self, call: KernelCall) -> tuple[float, float]:
-        given = len(call.weights) * self.ceilings.seconds_per_weight
+        weight_seconds = len(call.weights) * self.ceilings.seconds_per_weight
         if call.digest in self._times.known:
-            alone, contended = (each[call.digest].seconds for each in (self._times.alone, self._times.contended))
-            return alone + given, contended + given * self._slower
-        roofline = given + max(
+            alone, contended = (times[call.digest].seconds for times in (self._times.alone, self._times.contended))
+            return alone + weight_seconds, contended + weight_seconds * self._slower
+        roofline = weight_seconds + max(
             call.kernel.operations / self.ceilings.operations_per_second,
             call.kernel.moved_bytes / self.ceilings.bytes_per_second,
         )
@@ -205,13 +211,13 @@ def _ceilings(times: MachineTimes) -> Ceilings:
     """Return peak operations and bytes per second: measured, or else the best that any kernel reached."""
     code = times.ceilings
     if code is not None and not times.lacks_ceilings:
-        return code.ceilings({digest: each.seconds for digest, each in times.ceiling_times.items()})
-    reached = [
+        return code.ceilings({digest: cached.seconds for digest, cached in times.ceiling_times.items()})
+    measured_rates = [
         (call.kernel.operations / times.alone[digest].seconds, call.kernel.moved_bytes / seconds)
         for digest, call in times.code.distinct.items()
         if digest in times.alone and (seconds := times.alone[digest].seconds)
     ]
-    if not reached:
+    if not measured_rates:
         reasons = "; ".join(sorted(set(times.problems.values()))) or "none of its kernels can be timed"
         raise ProfileError(f"nothing could be measured on machine {times.machine.name!r}: {reasons}")
-    return Ceilings(*(max(rates) for rates in zip(*reached, strict=True)))
+    return Ceilings(*(max(rates) for rates in zip(*measured_rates, strict=True)))

@@ -102,7 +102,10 @@ class CodecTrials:
 
 
 def passed(codec: str, tensor: TensorSpec, array: np.ndarray) -> np.ndarray:
-    """Return a tensor after it was encoded and decoded."""
+    """Return the array that a receiver gets over a link with this codec; shape and dtype are those of ``array``.
+
+    If the codec cannot represent one of the values, the tensor is sent unencoded, so all values arrive exactly.
+    """
     coded, arrived = CODECS[codec](tensor), np.empty_like(array)
     coded.from_wire(coded.to_wire(flat_bytes(array)), flat_bytes(arrived))
     return arrived
@@ -118,10 +121,10 @@ def _median_seconds(call: Callable[[], Any]) -> float:
 
 
 def _relative_error(actual: np.ndarray, exact: np.ndarray) -> float:
-    left, right = actual.astype(np.float64), exact.astype(np.float64)
-    equal = (left == right) | (np.isnan(left) & np.isnan(right))
+    approximate, reference = actual.astype(np.float64), exact.astype(np.float64)
+    equal = (approximate == reference) | (np.isnan(approximate) & np.isnan(reference))
     if equal.all():
         return 0.0
-    gap = np.abs(left - right)[~equal]
-    largest = np.abs(right[np.isfinite(right)]).max(initial=0.0)
+    gap = np.abs(approximate - reference)[~equal]
+    largest = np.abs(reference[np.isfinite(reference)]).max(initial=0.0)
     return float(gap.max() / largest) if largest > 0 and np.isfinite(gap).all() else float("inf")

@@ -68,7 +68,7 @@ class HostTiming:
         self._round_seconds: dict[str, float] = {}
         # Machines of one target measure the same kernels, so that all have the same contention.
         self.wanted = {
-            machine.name: frozenset().union(*(other.missing for other in machines if other.code is machine.code))
+            machine.name: frozenset().union(*(peer.missing for peer in machines if peer.code is machine.code))
             & machine.timeable
             for machine in machines
         }
@@ -77,23 +77,23 @@ class HostTiming:
 
     @property
     def steps(self) -> int:
-        count = sum(bool(self.wanted[each.name]) for each in first_and_last(self._machines))
+        count = sum(bool(self.wanted[machine.name]) for machine in first_and_last(self._machines))
         return ROUNDS[0] * (count + 1 if count > 1 else count)
 
     def check(self, library_of: Callable[[MachineTimes, str], BlobSpec], blobs: BlobFolder) -> None:
         """Time one cached kernel on two machines of every kind; discard the times of a kind that has changed."""
-        known = [machine for machine in self._machines if machine.checked_kernel is not None]
+        recalled = [machine for machine in self._machines if machine.checked_kernel is not None]
         changed = set()
-        for each in first_and_last(known):
-            self._on_step(f"checking what is known of {each.name}")
-            digest = each.checked_kernel or ""
-            with contextlib.closing(self._open_session(each.machine)) as session:
-                session.load(each.kernel_set(frozenset({digest}), library_of(each, digest)), blobs.path)
-                if not each.is_consistent(session.measure(CHECK_EFFORT)[0]) and self._has_changed(each, session):
-                    changed.add(each.kind)
-        for each in known:
-            if each.kind in changed:
-                each.forget()
+        for machine in first_and_last(recalled):
+            self._on_step(f"checking what is known of {machine.name}")
+            digest = machine.checked_kernel or ""
+            with contextlib.closing(self._open_session(machine.machine)) as session:
+                session.load(machine.kernel_set(frozenset({digest}), library_of(machine, digest)), blobs.path)
+                if not machine.is_consistent(session.measure(CHECK_EFFORT)[0]) and self._has_changed(machine, session):
+                    changed.add(machine.kind)
+        for machine in recalled:
+            if machine.kind in changed:
+                machine.forget()
 
     def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
         """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
@@ -108,9 +108,14 @@ class HostTiming:
         lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_ceilings]
         timed = first_and_last(lacking)
         self._time(timed, libraries, peaks, blobs)
-        for each in lacking:
-            if each not in timed:
-                each.take_from(min((one for one in timed if one.kind == each.kind), key=lambda one: one.whole_seconds))
+        for machine in lacking:
+            if machine not in timed:
+                machine.take_from(
+                    min(
+                        (candidate for candidate in timed if candidate.kind == machine.kind),
+                        key=lambda candidate: candidate.whole_seconds,
+                    )
+                )
 
     def _time(
         self,
@@ -121,35 +126,37 @@ class HostTiming:
     ) -> None:
         with contextlib.ExitStack() as stack:
             sessions: dict[str, KernelSession] = {}
-            for each in machines:
-                sessions[each.name] = stack.enter_context(contextlib.closing(self._open_session(each.machine)))
+            for machine in machines:
+                sessions[machine.name] = stack.enter_context(contextlib.closing(self._open_session(machine.machine)))
             self._time_peaks(machines, sessions, peaks, blobs)
             timed = [machine for machine in machines if self.wanted[machine.name]]
             together = self._finding_cores(timed)
-            for each in dict.fromkeys((*timed, *together)):
-                if each.name not in sessions:
-                    sessions[each.name] = stack.enter_context(contextlib.closing(self._open_session(each.machine)))
-                kernels = each.kernel_set(self.wanted[each.name], libraries[id(each.code)])
-                sessions[each.name].load(kernels, blobs.path)
+            for machine in dict.fromkeys((*timed, *together)):
+                if machine.name not in sessions:
+                    sessions[machine.name] = stack.enter_context(
+                        contextlib.closing(self._open_session(machine.machine))
+                    )
+                kernels = machine.kernel_set(self.wanted[machine.name], libraries[id(machine.code)])
+                sessions[machine.name].load(kernels, blobs.path)
             measures: dict[str, Callable[[], Times]] = {
-                each.name: partial(self._measure_alone, each, sessions[each.name]) for each in timed
+                machine.name: partial(self._measure_alone, machine, sessions[machine.name]) for machine in timed
             }
             if len(together) > 1:
                 measures[TOGETHER] = partial(self._measure_together, together, sessions)
             limit = self._timeout_seconds * (len(timed) + 1)
-            found = confirmed_fastest(measures, _all_seconds, limit_seconds=limit)
-        for each in timed:
-            alone = found[each.name]
-            contended = found.get(TOGETHER, alone)
-            if each not in together:
+            confirmed = confirmed_fastest(measures, _all_seconds, limit_seconds=limit)
+        for machine in timed:
+            alone = confirmed[machine.name]
+            contended = confirmed.get(TOGETHER, alone)
+            if machine not in together:
                 contended = alone
             if not alone.is_confirmed:
-                each.doubt = _doubt(each.name)
+                machine.doubt = _doubt(machine.name)
             elif not contended.is_confirmed:
-                each.doubt = _doubt(f"{each.name} and others at the same time")
-            each.take(alone.fastest[each.name], (), is_confirmed=alone.is_confirmed)
-            if each.companions:
-                each.take(contended.fastest[each.name], each.companions, is_confirmed=contended.is_confirmed)
+                machine.doubt = _doubt(f"{machine.name} and others at the same time")
+            machine.take(alone.fastest[machine.name], (), is_confirmed=alone.is_confirmed)
+            if machine.companions:
+                machine.take(contended.fastest[machine.name], machine.companions, is_confirmed=contended.is_confirmed)
 
     def _time_peaks(
         self,
@@ -162,9 +169,9 @@ class HostTiming:
             machine: machine.ceilings for machine in machines if machine.lacks_ceilings and machine.ceilings is not None
         }
 
-        def load(each: MachineTimes) -> None:
-            code = lacking[each]
-            sessions[each.name].load(code.kernel_set(each.name, peaks[id(code)]), blobs.path)
+        def load(machine: MachineTimes) -> None:
+            code = lacking[machine]
+            sessions[machine.name].load(code.kernel_set(machine.name, peaks[id(code)]), blobs.path)
 
         if len(lacking) > 1:
             # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
@@ -172,24 +179,24 @@ class HostTiming:
                 list(pool.map(load, lacking))
         elif lacking:
             load(*lacking)
-        for each in lacking:
-            each.take_ceilings(sessions[each.name].measure(PEAK_EFFORT))
+        for machine in lacking:
+            machine.take_ceilings(sessions[machine.name].measure(PEAK_EFFORT))
 
     def _finding_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
         """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
         cores = usable_together(machine.machine.cores for machine in self._machines)
         together: list[MachineTimes] = []
-        for each in dict.fromkeys((*timed, *self._machines)) if timed else ():
-            threads = sum(other.machine.threads for other in (*together, each))
-            if self.wanted[each.name] and (not cores or threads <= cores):
-                together.append(each)
+        for machine in dict.fromkeys((*timed, *self._machines)) if timed else ():
+            threads = sum(chosen.machine.threads for chosen in (*together, machine))
+            if self.wanted[machine.name] and (not cores or threads <= cores):
+                together.append(machine)
         return together
 
     def _measure_alone(self, times: MachineTimes, session: KernelSession) -> Times:
         self._on_step(f"timing {len(self.wanted[times.name])} kernels on {times.name}")
-        found = session.measure(self._limited(ROUND_EFFORT.minimum_seconds))
-        self._round_seconds[times.name] = seconds_of(found)
-        return {times.name: found}
+        kernel_times = session.measure(self._limited(ROUND_EFFORT.minimum_seconds))
+        self._round_seconds[times.name] = seconds_of(kernel_times)
+        return {times.name: kernel_times}
 
     def _measure_together(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> Times:
         names = [machine.name for machine in machines]
@@ -214,7 +221,7 @@ def first_and_last(machines: Iterable[MachineTimes]) -> list[MachineTimes]:
     kinds: dict[tuple[int, str], list[MachineTimes]] = {}
     for machine in machines:
         kinds.setdefault(machine.kind, []).append(machine)
-    return [each for kind in kinds.values() for each in dict.fromkeys((kind[0], kind[-1]))]
+    return [machine for kind in kinds.values() for machine in dict.fromkeys((kind[0], kind[-1]))]
 
 
 def seconds_of(times: Sequence[KernelTime]) -> float:

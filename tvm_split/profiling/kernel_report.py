@@ -135,6 +135,6 @@ def _kernel_seconds(code: TargetCode, threads: int, rounds: int) -> dict[str, fl
     blobs = BlobFolder.temporary()
     kernels = tuple(map(code.timed, timeable))
     library, target = code.build(timeable, blobs), target_text(code.target)
-    wanted = KernelSet("here", code.device, library, kernels, code.weight_bytes, target)
-    found = time_here(wanted, blobs, threads, TimingEffort(rounds, 0.0, MAXIMUM_LIMIT_SECONDS))
-    return {digest: each.seconds for digest, each in zip(timeable, found, strict=True)}
+    kernel_set = KernelSet("here", code.device, library, kernels, code.weight_bytes, target)
+    times = time_here(kernel_set, blobs, threads, TimingEffort(rounds, 0.0, MAXIMUM_LIMIT_SECONDS))
+    return {digest: kernel_time.seconds for digest, kernel_time in zip(timeable, times, strict=True)}

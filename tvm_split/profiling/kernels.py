@@ -54,7 +54,7 @@ class KernelCall:
     @property
     def activation_bytes(self) -> int:
         """Bytes of operands and results, without weights."""
-        return sum(each.size_bytes for i, each in enumerate(self.arguments) if i not in self.weight_positions)
+        return sum(argument.size_bytes for i, argument in enumerate(self.arguments) if i not in self.weight_positions)
 
 
 def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[KernelCall, ...]:
@@ -62,24 +62,24 @@ def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[Ker
     digests: dict[str, str] = {}
     made_by: dict[str, frozenset[int]] = {}
     consumers: list[set[int]] = [set() for _ in kernels]
-    found: list[tuple[Kernel, relax.Call]] = []
+    calls: list[tuple[Kernel, relax.Call]] = []
     for binding in bindings_of(main_function(module)):
         sources: frozenset[int] = frozenset().union(
             *(made_by.get(used.name, frozenset()) for used in used_variables(binding.value))
         )
         if operator_name(binding.value) == "relax.call_tir":
-            position = len(found)
+            position = len(calls)
             for source in sources:
                 consumers[source].add(position)
-            found.append((kernels[position], binding.value))
+            calls.append((kernels[position], binding.value))
             sources = frozenset({position})
         made_by[binding.var.name] = sources
-    for kernel, _ in found:
+    for kernel, _ in calls:
         if kernel.function not in digests:
             digests[kernel.function] = kernel_digest(module[kernel.function])
     return tuple(
         _kernel_call(kernel, call, digests[kernel.function], tuple(sorted(after)))
-        for (kernel, call), after in zip(found, consumers, strict=True)
+        for (kernel, call), after in zip(calls, consumers, strict=True)
     )
 
 
@@ -105,15 +105,15 @@ def is_safe_to_time(function: tirx.PrimFunc) -> bool:
 
 
 def _occurs(kind: type, expression: object) -> bool:
-    found: list[object] = []
-    tvm_ffi.structural_walk(expression, [(kind, found.append)])
-    return bool(found)
+    matches: list[object] = []
+    tvm_ffi.structural_walk(expression, [(kind, matches.append)])
+    return bool(matches)
 
 
 def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple[int, ...]) -> KernelCall:
     operands = list(call.args[1].fields)
     results = tensors_in(call.ty)
-    constants = [i for i, each in enumerate(operands) if is_tensor_constant(each)]
+    constants = [i for i, operand in enumerate(operands) if is_tensor_constant(operand)]
     weights = {
         Weight(operands[i].value.data_ptr(), size_bytes(operands[i].ty))
         for i in constants
@@ -154,10 +154,10 @@ class TargetCode:
     @cached_property
     def distinct(self) -> dict[str, KernelCall]:
         """The first call of every distinct kernel, by digest, in the order of the model."""
-        found: dict[str, KernelCall] = {}
+        first_calls: dict[str, KernelCall] = {}
         for call in self.calls:
-            found.setdefault(call.digest, call)
-        return found
+            first_calls.setdefault(call.digest, call)
+        return first_calls
 
     @cached_property
     def untimeable(self) -> frozenset[str]:
@@ -170,8 +170,8 @@ class TargetCode:
 
     def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
         """Build a library of the kernels with these digests."""
-        wanted = {symbol(digest): self.functions[digest] for digest in self.distinct if digest in digests}
-        return library_of(wanted, self.target, blobs, f"the library of {len(wanted)} kernels to time")
+        functions = {symbol(digest): self.functions[digest] for digest in self.distinct if digest in digests}
+        return library_of(functions, self.target, blobs, f"the library of {len(functions)} kernels to time")
 
     def timed(self, digest: str) -> TimedKernel:
         call = self.distinct[digest]

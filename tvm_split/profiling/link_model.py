@@ -152,32 +152,32 @@ def in_chain(line: LinkLine, along: Sequence[LinkLine], chain: ChainCost) -> Lin
     is shortened in proportion. Similar links get equal latencies; otherwise a plan would select the fastest by noise. A
     byte takes at least as long as in the chain.
     """
-    apart = statistics.fmean(each.latency_seconds for each in along)
-    alike = [each.latency_seconds for each in along if are_alike(each.latency_seconds, line.latency_seconds)]
-    own = statistics.fmean(alike or [line.latency_seconds])
-    latency = own + chain.hop_seconds - apart if chain.hop_seconds > apart else own * chain.hop_seconds / apart
+    apart = statistics.fmean(hop.latency_seconds for hop in along)
+    alike = [hop.latency_seconds for hop in along if are_alike(hop.latency_seconds, line.latency_seconds)]
+    typical = statistics.fmean(alike or [line.latency_seconds])
+    latency = typical + chain.hop_seconds - apart if chain.hop_seconds > apart else typical * chain.hop_seconds / apart
     return LinkLine(latency, 1 / max(1 / line.bytes_per_second, chain.hop_seconds_per_byte))
 
 
-def are_alike(one: float, other: float) -> bool:
+def are_alike(first: float, second: float) -> bool:
     """Whether the times of two machines or links are equal within noise."""
-    return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= DISAGREEMENT * min(one, other)
+    return abs(first - second) <= ALIKE_SECONDS or max(first, second) <= DISAGREEMENT * min(first, second)
 
 
-def handed_on_bytes(wanted: Sequence[int]) -> int:
-    """Return the size of tensors that a probed chain forwards: the median of the ``wanted`` sizes, as a power of two.
+def handed_on_bytes(tensor_sizes: Sequence[int]) -> int:
+    """Return the size of tensors that a probed chain forwards: the median of ``tensor_sizes``, as a power of two.
 
     0 if all sizes are so small that bytes do not count.
     """
-    if max(wanted, default=0) < SECOND_BYTES // 4:
+    if max(tensor_sizes, default=0) < SECOND_BYTES // 4:
         return 0
-    middle: int = 2 ** math.ceil(math.log2(statistics.median(wanted)))
+    middle: int = 2 ** math.ceil(math.log2(statistics.median(tensor_sizes)))
     return min(max(middle, SECOND_BYTES), LARGEST_BYTES)
 
 
-def probe_sizes(wanted: Sequence[int]) -> tuple[int, int, int]:
-    """Return the three sizes to probe for tensors of the ``wanted`` sizes; powers of two, so that few differ."""
-    largest = 2 ** math.ceil(math.log2(max(max(wanted, default=1), 1)))
+def probe_sizes(tensor_sizes: Sequence[int]) -> tuple[int, int, int]:
+    """Return the three sizes to probe for tensors of ``tensor_sizes``; powers of two, so that few differ."""
+    largest = 2 ** math.ceil(math.log2(max(max(tensor_sizes, default=1), 1)))
     return SMALLEST_BYTES, SECOND_BYTES, min(max(largest, LEAST_LARGEST_BYTES), LARGEST_BYTES)
 
 
@@ -203,13 +203,13 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
     largest = samples[-1]
     # The median of the slopes between all pairs (Theil–Sen estimator) is robust against one disturbed sample.
     seconds_per_byte = statistics.median(
-        (two.single_seconds - one.single_seconds) / (two.size_bytes - one.size_bytes)
-        for one, two in combinations(samples, 2)
+        (larger.single_seconds - smaller.single_seconds) / (larger.size_bytes - smaller.size_bytes)
+        for smaller, larger in combinations(samples, 2)
     )
     streamed = [sample for sample in samples if sample.stream_seconds is not None]
-    for one, two in pairwise(streamed[-2:]):
-        rise = (two.stream_seconds or 0.0) - (one.stream_seconds or 0.0)
-        seconds_per_byte = max(seconds_per_byte, rise / (two.size_bytes - one.size_bytes))
+    for smaller, larger in pairwise(streamed[-2:]):
+        rise = (larger.stream_seconds or 0.0) - (smaller.stream_seconds or 0.0)
+        seconds_per_byte = max(seconds_per_byte, rise / (larger.size_bytes - smaller.size_bytes))
     # If a small tensor was disturbed, the slope to a large one may be near 0. That is noise, not bandwidth: limit it.
     arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
     seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
@@ -226,8 +226,8 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     single run limits its period.
     """
     short, long = (
-        replace(each, period_seconds=min(each.period_seconds, SLOWEST_STREAM * each.single_seconds))
-        for each in (min(samples, key=_compute), max(samples, key=_compute))
+        replace(sample, period_seconds=min(sample.period_seconds, SLOWEST_STREAM * sample.single_seconds))
+        for sample in (min(samples, key=_compute), max(samples, key=_compute))
     )
     difference = long.compute_seconds - short.compute_seconds
     ratio = (long.period_seconds - short.period_seconds) / difference if difference > 0 else 1.0
@@ -299,23 +299,23 @@ def link_profiles(
     """
     ends = (CLIENT, *cluster.machine_names)
     for source, destination in ((a, b) for a in ends for b in ends if a != b):
-        given = cluster.link(source, destination)
-        if given is not None and given.is_closed:
+        link = cluster.link(source, destination)
+        if link is not None and link.is_closed:
             continue
-        if given is not None and given.bytes_per_second is not None:
-            speed = (given.bytes_per_second, given.latency_seconds)
+        if link is not None and link.bytes_per_second is not None:
+            speed = (link.bytes_per_second, link.latency_seconds)
             transport = cluster.transport_between_gpus(source, destination)
             yield LinkProfile(source, destination, *speed, "given", time.time(), transport)
             continue
-        found: MachineProbe | PairProbe
+        probe: MachineProbe | PairProbe
         if CLIENT in (source, destination):
-            found = machines.values[source if destination == CLIENT else destination]
+            probe = machines.values[source if destination == CLIENT else destination]
             # The probe may come from a similar machine, and then names that machine.
-            (transport,) = (how for end, how in found.transports.items() if (end == CLIENT) == (destination == CLIENT))
+            (transport,) = (how for end, how in probe.transports.items() if (end == CLIENT) == (destination == CLIENT))
             is_assumed = not machines.assumed.isdisjoint((source, destination))
         else:
-            found = pairs.values[source, destination]
-            transport = found.transport
+            probe = pairs.values[source, destination]
+            transport = probe.transport
             is_assumed = (source, destination) in pairs.assumed
         line = _line(cluster, (source, destination), machines.values, pairs.values)
         through = {chains.get(end) for end in (source, destination) if end != CLIENT}
@@ -333,7 +333,7 @@ def link_profiles(
             line.bytes_per_second,
             line.latency_seconds,
             "estimated" if is_assumed else "measured",
-            found.measured_at,
+            probe.measured_at,
             transport,
         )
 
@@ -346,9 +346,9 @@ def _line(
 ) -> LinkLine:
     """Return a link's line as given in the cluster, or as measured without other traffic."""
     source, destination = ends
-    given = cluster.link(source, destination)
-    if given is not None and given.bytes_per_second is not None:
-        return LinkLine(given.latency_seconds, given.bytes_per_second)
+    link = cluster.link(source, destination)
+    if link is not None and link.bytes_per_second is not None:
+        return LinkLine(link.latency_seconds, link.bytes_per_second)
     if source == CLIENT:
         return fitted_line(machines[destination].to_machine)
     return fitted_line(machines[source].from_machine if destination == CLIENT else pairs[ends].samples)

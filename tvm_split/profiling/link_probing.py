@@ -140,11 +140,15 @@ class _Probing:
         place_of, kind_of = self._places.__getitem__, self._kind_of_pair
         self._steps.total = len(first_of(names, place_of)) + len(self._rounds(first_of(pairs, kind_of))) + len(hosts)
         machines = spot_checked(
-            names, place_of, self._probe_machines, _agree_on_machines, lambda each: each.round_trip_seconds
+            names, place_of, self._probe_machines, _agree_on_machines, lambda probe: probe.round_trip_seconds
         )
         probe_pairs = partial(self._probe_pairs, machines.values)
         measured = spot_checked(
-            pairs, kind_of, probe_pairs, _agree_on_pairs, lambda each: sum(one.single_seconds for one in each.samples)
+            pairs,
+            kind_of,
+            probe_pairs,
+            _agree_on_pairs,
+            lambda probe: sum(sample.single_seconds for sample in probe.samples),
         )
         costs = dict.fromkeys(names, StreamingCost())
         waking = dict.fromkeys(names, 0.0)
@@ -154,16 +158,16 @@ class _Probing:
             samples = self._alone_streams(host)
             chain = self._chain(host) if len(host) > 1 else None
             for name in host:
-                own = stream_cost(samples[name])
+                stream = stream_cost(samples[name])
                 # Each stage receives one tensor and sends one, so the cost is halved per transfer.
-                transfer_seconds = own.seconds / 2
+                transfer_seconds = stream.seconds / 2
                 per_byte = machines.values[name].seconds_per_byte
                 waking[name] = waking_seconds(samples[name], machines.values[name].round_trip_seconds)
                 if chain is not None:
                     chains[name] = chain
                     transfer_seconds = chain.cost.transfer_seconds
                     per_byte = max(per_byte, chain.cost.transfer_seconds_per_byte)
-                costs[name] = StreamingCost(transfer_seconds, per_byte, own.ratio)
+                costs[name] = StreamingCost(transfer_seconds, per_byte, stream.ratio)
         self._steps.done()
         return LinkProbe(tuple(link_profiles(self._cluster, machines, measured, waking, chains)), costs)
 
@@ -204,19 +208,19 @@ class _Probing:
                 measured.update(zip(together, threads.map(probe, together), strict=True))
         return measured
 
-    def _is_believable(self, name: str, known: MachineProbe) -> bool:
+    def _is_believable(self, name: str, cached: MachineProbe) -> bool:
         """Whether a round trip now agrees with the cached one, by its best run if slower, by its median if faster."""
         now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
         slowest = link_model.DISAGREEMENT * now.single_seconds
-        return now.best_seconds / link_model.DISAGREEMENT <= known.round_trip_seconds <= slowest
+        return now.best_seconds / link_model.DISAGREEMENT <= cached.round_trip_seconds <= slowest
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """Return the machines of every host without spare cores for transfers, grouped by host."""
-        found: dict[str, list[str]] = {}
+        busy: dict[str, list[str]] = {}
         for name, worker in self._workers.items():
             if not has_spare_cores(name, self._workers):
-                found.setdefault(worker.host, []).append(name)
-        return [tuple(names) for names in found.values()]
+                busy.setdefault(worker.host, []).append(name)
+        return [tuple(names) for names in busy.values()]
 
     def _alone_streams(self, host: Sequence[str]) -> dict[str, tuple[StreamSample, ...]]:
         """Probe streams on the first machine of each kind, for all of it; their round trips were similar."""
@@ -243,8 +247,8 @@ class _Probing:
         return Chain(names, chain_cost(probe.samples, len(names)))
 
     def _is_measured(self, source: str, destination: str) -> bool:
-        given = self._cluster.link(source, destination)
-        return given is None or given.bytes_per_second is None
+        link = self._cluster.link(source, destination)
+        return link is None or link.bytes_per_second is None
 
     def _probe_machine(self, name: str) -> MachineProbe:
         base = self._pass([name], [SMALLEST_BYTES] * 2, 3 * SERIES_SECONDS)
@@ -252,16 +256,16 @@ class _Probing:
         first = LinkSample(SMALLEST_BYTES, half, None)
         passages: dict[str, list[Passage]] = {"to": [], "from": []}
         samples: dict[str, list[LinkSample]] = {"to": [first], "from": [first]}
-        for direction, found in samples.items():
+        for direction, direction_samples in samples.items():
             for size in self._sizes[1:]:
-                worthwhile = worthwhile_size(size, found)
+                worthwhile = worthwhile_size(size, direction_samples)
                 if worthwhile is None:
                     break
                 ends = [worthwhile, SMALLEST_BYTES] if direction == "to" else [SMALLEST_BYTES, worthwhile]
                 passage = self._pass([name], ends, SERIES_SECONDS)
                 passages[direction].append(passage)
                 single = max(passage.single_seconds - half, 0.0)
-                found.append(LinkSample(worthwhile, single, passage.stream_seconds))
+                direction_samples.append(LinkSample(worthwhile, single, passage.stream_seconds))
         per_byte = [
             (passages[direction][-1].processor_seconds[name] - base.processor_seconds[name])
             / (samples[direction][-1].size_bytes - SMALLEST_BYTES)
@@ -327,21 +331,21 @@ class _Probing:
         )
 
 
-def _agree_on_machines(one: MachineProbe, other: MachineProbe) -> bool:
-    return are_alike(one.round_trip_seconds, other.round_trip_seconds)
+def _agree_on_machines(first: MachineProbe, second: MachineProbe) -> bool:
+    return are_alike(first.round_trip_seconds, second.round_trip_seconds)
 
 
-def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
-    return len(one.samples) == len(other.samples) and all(
-        are_alike(mine.single_seconds, theirs.single_seconds)
-        for mine, theirs in zip(one.samples, other.samples, strict=True)
+def _agree_on_pairs(first: PairProbe, second: PairProbe) -> bool:
+    return len(first.samples) == len(second.samples) and all(
+        are_alike(first_sample.single_seconds, second_sample.single_seconds)
+        for first_sample, second_sample in zip(first.samples, second.samples, strict=True)
     )
 
 
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
     """Whether a host has spare cores for transfers: cores on which none of its workers computes."""
     worker = workers[machine]
-    return sum(other.threads for other in workers.values() if other.host == worker.host) < (worker.cores or 1)
+    return sum(peer.threads for peer in workers.values() if peer.host == worker.host) < (worker.cores or 1)
 
 
 def _in_process(cluster: Cluster) -> LinkProbe:

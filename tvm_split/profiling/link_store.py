@@ -38,11 +38,11 @@ class LinkStore:
         settings = [self.settings.get(way, DEFAULT) for way in ways]
         opened = [[setting.wanted, setting.address] for setting in settings]
         key = entry_key(kind=kind.__name__, ends=ends, opened=opened, sizes=list(self.sizes))
-        found = None if self.refresh else self.store.get(key, TypeAdapter(kind))
-        if found is None:
-            found = measure()
-            self.store.put({key: found})
-        return found
+        probe = None if self.refresh else self.store.get(key, TypeAdapter(kind))
+        if probe is None:
+            probe = measure()
+            self.store.put({key: probe})
+        return probe
 
 
 def link_store(

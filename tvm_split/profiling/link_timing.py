@@ -93,8 +93,8 @@ def probe_stream(opened: Callable[[int], Session]) -> StreamProbe:
     with contextlib.ExitStack() as stack:
         pipelines = [stack.enter_context(contextlib.closing(opened(products))) for products in PRODUCTS]
         for _ in range(ROUNDS):
-            for pipeline, found in zip(pipelines, samples, strict=True):
-                found.append(StreamSample(*_single_runs(pipeline), _period(pipeline)))
+            for pipeline, pipeline_samples in zip(pipelines, samples, strict=True):
+                pipeline_samples.append(StreamSample(*_single_runs(pipeline), _period(pipeline)))
     return StreamProbe(time.time(), tuple(map(median_sample, samples)))
 
 

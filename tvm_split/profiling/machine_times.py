@@ -60,23 +60,23 @@ class MachineTimes:
         """Load the times that the cache has."""
         for digest in self.code.distinct:
             for times, companions in ((self.alone, ()), (self.contended, self.companions)):
-                found = self.cache.get(self._key(digest, companions), _CACHED_TIME)
-                if found is not None:
-                    times[digest] = found
+                cached = self.cache.get(self._key(digest, companions), _CACHED_TIME)
+                if cached is not None:
+                    times[digest] = cached
         for digest in self.ceilings.kernels if self.ceilings is not None else ():
-            found = self.cache.get(self._ceiling_key(digest), _CACHED_TIME)
-            if found is not None:
-                self.ceiling_times[digest] = found
+            cached = self.cache.get(self._ceiling_key(digest), _CACHED_TIME)
+            if cached is not None:
+                self.ceiling_times[digest] = cached
 
     @property
     def checked_kernel(self) -> str | None:
         """Digest of the kernel with the longest cached time, or None; a new measurement of it validates the cache."""
-        return max(self.alone.keys() & self.timeable, key=lambda each: self.alone[each].seconds, default=None)
+        return max(self.alone.keys() & self.timeable, key=lambda digest: self.alone[digest].seconds, default=None)
 
     def is_consistent(self, now: KernelTime) -> bool:
         """Whether the new time of the `checked_kernel` agrees with the known one; an error counts as agreement."""
-        known = self.alone[self.checked_kernel or ""].seconds
-        return bool(now.error) or known / CHANGED <= now.seconds <= known * CHANGED
+        cached_seconds = self.alone[self.checked_kernel or ""].seconds
+        return bool(now.error) or cached_seconds / CHANGED <= now.seconds <= cached_seconds * CHANGED
 
     def forget(self) -> None:
         """Discard all known kernel times."""
@@ -122,50 +122,54 @@ class MachineTimes:
     def take(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
         """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
         by_symbol = {symbol(digest): digest for digest in self.code.distinct}
-        found: dict[str, CachedTime] = {}
-        for each in times:
-            digest = by_symbol[each.function]
-            if each.error:
-                self.problems[digest] = each.error
+        new_times: dict[str, CachedTime] = {}
+        for kernel_time in times:
+            digest = by_symbol[kernel_time.function]
+            if kernel_time.error:
+                self.problems[digest] = kernel_time.error
             else:
-                found[digest] = CachedTime(each.seconds, time.time())
-        (self.contended if companions else self.alone).update(found)
+                new_times[digest] = CachedTime(kernel_time.seconds, time.time())
+        (self.contended if companions else self.alone).update(new_times)
         if not self.companions:
-            self.contended.update(found)
-        self.measured |= found.keys()
-        kept = {self._key(digest, companions): each for digest, each in found.items()}
-        self.cache.put({key: each for key, each in kept.items() if is_confirmed or self._is_faster(key, each)})
+            self.contended.update(new_times)
+        self.measured |= new_times.keys()
+        entries = {self._key(digest, companions): cached for digest, cached in new_times.items()}
+        self.cache.put({key: cached for key, cached in entries.items() if is_confirmed or self._is_faster(key, cached)})
 
-    def _is_faster(self, key: str, found: CachedTime) -> bool:
-        known = self.cache.get(key, _CACHED_TIME)
-        return known is not None and found.seconds < known.seconds
+    def _is_faster(self, key: str, measured: CachedTime) -> bool:
+        cached = self.cache.get(key, _CACHED_TIME)
+        return cached is not None and measured.seconds < cached.seconds
 
     @property
     def whole_seconds(self) -> float:
         """Total seconds of all known kernels, each once."""
-        return sum(each.seconds for each in self.alone.values())
+        return sum(cached.seconds for cached in self.alone.values())
 
     def take_from(self, equal: MachineTimes) -> None:
         """Use the measured times of an identical machine, and keep them in the cache unless they are doubtful."""
-        for own, others, companions in (
+        for own_times, equal_times, companions in (
             (self.alone, equal.alone, ()),
             (self.contended, equal.contended, self.companions),
         ):
-            found = {digest: others[digest] for digest in equal.measured & others.keys()}
-            own.update(found)
+            copied = {digest: equal_times[digest] for digest in equal.measured & equal_times.keys()}
+            own_times.update(copied)
             if not equal.doubt:
-                self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+                self.cache.put({self._key(digest, companions): cached for digest, cached in copied.items()})
         self.problems.update(equal.problems)
         self.measured |= equal.measured
         self.ceiling_times.update(equal.ceiling_times)
-        self.cache.put({self._ceiling_key(digest): each for digest, each in equal.ceiling_times.items()})
+        self.cache.put({self._ceiling_key(digest): cached for digest, cached in equal.ceiling_times.items()})
 
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
         kernels = self.ceilings.kernels if self.ceilings else {}
         by_symbol = {kernel.function: digest for digest, kernel in kernels.items()}
-        found = {by_symbol[each.function]: CachedTime(each.seconds, time.time()) for each in times if not each.error}
-        self.ceiling_times.update(found)
-        self.cache.put({self._ceiling_key(digest): each for digest, each in found.items()})
+        new_times = {
+            by_symbol[kernel_time.function]: CachedTime(kernel_time.seconds, time.time())
+            for kernel_time in times
+            if not kernel_time.error
+        }
+        self.ceiling_times.update(new_times)
+        self.cache.put({self._ceiling_key(digest): cached for digest, cached in new_times.items()})
 
     def _key(self, digest: str, companions: tuple[str, ...]) -> str:
         # Other cache contents matter only by their size; a power of two is precise enough.

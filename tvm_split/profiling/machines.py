@@ -58,32 +58,34 @@ def machine_facts(
         WorkerUnavailableError: a worker does not answer; names the machine and its address.
         ClusterError: a machine cannot execute code for its target.
     """
-    found = [_facts(cluster, machine, targets[machine.name], timeout_seconds) for machine in cluster.machines]
-    for each in found:
-        described = each.identity["architecture"], each.identity["cpu_features"]
-        require_executable("what would be timed", each.name, each.target, *described)
-    return tuple(_in_cluster(each, cluster, found) for each in found)
+    all_facts = [_facts(cluster, machine, targets[machine.name], timeout_seconds) for machine in cluster.machines]
+    for facts in all_facts:
+        described = facts.identity["architecture"], facts.identity["cpu_features"]
+        require_executable("what would be timed", facts.name, facts.target, *described)
+    return tuple(_in_cluster(facts, cluster, all_facts) for facts in all_facts)
 
 
-def _in_cluster(own: MachineFacts, cluster: Workers, all_facts: Sequence[MachineFacts]) -> MachineFacts:
+def _in_cluster(facts: MachineFacts, cluster: Workers, all_facts: Sequence[MachineFacts]) -> MachineFacts:
     """Return a machine with its part of the host's memory, and its place in the cluster in ``identity``."""
-    here = [other for other in all_facts if other.host == own.host]
-    if own.has_gpu:
-        here = [other for other in here if own.device and other.device == own.device] or [own]
+    neighbours = [peer for peer in all_facts if peer.host == facts.host]
+    if facts.has_gpu:
+        neighbours = [peer for peer in neighbours if facts.device and peer.device == facts.device] or [facts]
     limits = [
-        bytes_ for bytes_ in (own.memory_free_bytes // len(here), cluster.machine(own.name).memory_bytes) if bytes_
+        bytes_
+        for bytes_ in (facts.memory_free_bytes // len(neighbours), cluster.machine(facts.name).memory_bytes)
+        if bytes_
     ]
     return replace(
-        own,
+        facts,
         # In one process, stages run one after the other, never at the same time.
-        host=own.name if cluster.launcher.in_process else own.host,
+        host=facts.name if cluster.launcher.in_process else facts.host,
         memory_free_bytes=min(limits, default=0),
         identity={
-            **own.identity,
+            **facts.identity,
             "launcher": cluster.launcher.name if cluster.launcher.on_this_host else "",
-            "machine": own.name,
-            "threads": own.threads,
-            "core_quota": own.cores.quota,
+            "machine": facts.name,
+            "threads": facts.threads,
+            "core_quota": facts.cores.quota,
         },
     )
 
@@ -101,7 +103,7 @@ def _facts(cluster: Workers, machine: Machine, target: Mapping[str, Any], timeou
     require_fit(machine, worker)
     identity = _identity(worker.hostname, worker.architecture, worker.cpu_features, worker.tvm_version)
     identity["cuda_devices"] = [device.arch for device in worker.cuda_devices]
-    found = MachineFacts(
+    facts = MachineFacts(
         machine.name,
         target,
         worker.threads,
@@ -111,7 +113,7 @@ def _facts(cluster: Workers, machine: Machine, target: Mapping[str, Any], timeou
         identity,
         worker.host_cores,
     )
-    return _on_gpu(found, worker.cuda_devices) if has_gpu else found
+    return _on_gpu(facts, worker.cuda_devices) if has_gpu else facts
 
 
 def _on_gpu(machine: MachineFacts, devices: Sequence[CudaDeviceDescription]) -> MachineFacts:

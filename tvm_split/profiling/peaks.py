@@ -71,7 +71,7 @@ def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
     built_for = tvm_target(target)
     adding, reading = multiply_add_kernel(built_for, threads), memory_read_kernel(built_for, threads)
     smallest = smallest_kernel(built_for)
-    digests = {kernel_digest(each.function): each for each in (adding, reading, smallest)}
+    digests = {kernel_digest(ceiling_kernel.function): ceiling_kernel for ceiling_kernel in (adding, reading, smallest)}
     module = _network(smallest)
     for digest, kernel in digests.items():
         module[symbol(digest)] = kernel.function.with_attr("global_symbol", symbol(digest))
@@ -101,8 +101,8 @@ def _network(kernel: CeilingKernel) -> tvm.IRModule:
         with builder.dataflow():
             value = x
             for place in range(0, len(weights), WEIGHTS):
-                own = weights[place : place + WEIGHTS]
-                value = builder.emit(relax.call_tir(function, (value, *own), vector))
+                call_weights = weights[place : place + WEIGHTS]
+                value = builder.emit(relax.call_tir(function, (value, *call_weights), vector))
             result = builder.emit_output(value)
         builder.emit_func_output(result)
     return builder.get()

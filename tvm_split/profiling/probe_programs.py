@@ -76,16 +76,20 @@ class ProbePrograms:
         row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
         return self._build([row], emit, target)
 
-    def _compile(self, target: Mapping[str, Any], taken: int, made: int) -> BlobSpec:
+    def _compile(self, target: Mapping[str, Any], input_bytes: int, output_bytes: int) -> BlobSpec:
         """Compile a stage that returns the first bytes of its input, or its first byte repeated: minimal compute.
 
         The bytes are inverted, because otherwise a result of equal size would be a view, which the runtime copies.
         """
-        tensor = relax.Var("tensor", relax.TensorType((taken,), "uint8"))
+        tensor = relax.Var("tensor", relax.TensorType((input_bytes,), "uint8"))
 
         def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-            first = builder.emit(relax.op.strided_slice(tensor, [0], [0], [made if taken >= made else 1]))
-            value = first if taken >= made else builder.emit(relax.op.broadcast_to(first, (made,)))
+            first = builder.emit(
+                relax.op.strided_slice(tensor, [0], [0], [output_bytes if input_bytes >= output_bytes else 1])
+            )
+            value = (
+                first if input_bytes >= output_bytes else builder.emit(relax.op.broadcast_to(first, (output_bytes,)))
+            )
             return [builder.emit(relax.op.bitwise_not(value))]
 
         return self._build([tensor], emit, target)

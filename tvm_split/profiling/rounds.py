@@ -49,20 +49,20 @@ def confirmed_fastest(
     samples: dict[Key, list[Measured]] = {key: [] for key in measures}
     begin = time.monotonic()
     for number in range(rounds[1]):
-        wanted = [key for key in measures if number < rounds[0] or not _is_confirmed(samples[key], seconds_of, within)]
-        if not wanted or (number and (time.monotonic() - begin) * (number + 1) / number > limit_seconds):
+        pending = [key for key in measures if number < rounds[0] or not _is_confirmed(samples[key], seconds_of, within)]
+        if not pending or (number and (time.monotonic() - begin) * (number + 1) / number > limit_seconds):
             break
-        for key in wanted if number % 2 == 0 else reversed(wanted):
+        for key in pending if number % 2 == 0 else reversed(pending):
             samples[key].append(measures[key]())
     return {
-        key: Confirmed(min(found, key=seconds_of), _is_confirmed(found, seconds_of, within))
-        for key, found in samples.items()
+        key: Confirmed(min(key_samples, key=seconds_of), _is_confirmed(key_samples, seconds_of, within))
+        for key, key_samples in samples.items()
     }
 
 
 def _is_confirmed(samples: list[Measured], seconds_of: Callable[[Measured], float], within: float) -> bool:
-    fastest, *others = sorted(map(seconds_of, samples))
-    return bool(others) and others[0] <= fastest * (1 + within)
+    fastest, *slower = sorted(map(seconds_of, samples))
+    return bool(slower) and slower[0] <= fastest * (1 + within)
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,17 @@ def spot_checked(
     If they disagree, one of them was disturbed. Then a third is measured, and the others get the value of the middle
     ``size``.
     """
-    found = dict(measure(first_of(items, kind_of)))
+    values = dict(measure(first_of(items, kind_of)))
     kinds = _by_kind(items, kind_of)
-    thirds = [kind[len(kind) // 2] for kind in kinds if len(kind) > 2 and not agree(found[kind[0]], found[kind[-1]])]
+    thirds = [kind[len(kind) // 2] for kind in kinds if len(kind) > 2 and not agree(values[kind[0]], values[kind[-1]])]
     if thirds:
-        found.update(measure(thirds))
+        values.update(measure(thirds))
     assumed: dict[Item, Value] = {}
     for kind in kinds:
-        known = [item for item in kind if item in found]
-        typical = sorted(known, key=lambda item: size(found[item]))[1] if len(known) > 2 else known[0]
-        assumed.update(dict.fromkeys([item for item in kind if item not in found], found[typical]))
-    return SpotChecked({**found, **assumed}, frozenset(assumed))
+        measured = [item for item in kind if item in values]
+        typical = sorted(measured, key=lambda item: size(values[item]))[1] if len(measured) > 2 else measured[0]
+        assumed.update(dict.fromkeys([item for item in kind if item not in values], values[typical]))
+    return SpotChecked({**values, **assumed}, frozenset(assumed))
 
 
 def _by_kind(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[list[Item]]:

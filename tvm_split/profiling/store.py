@@ -142,6 +142,6 @@ def _kept(path: Path) -> Kept:
     moments: Sequence[float] = ()
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         content = json.loads(path.read_bytes())
-        moments = [float(each["measured_at"]) for each in content["entries"].values()]
+        moments = [float(entry["measured_at"]) for entry in content["entries"].values()]
         subject = {**content["subject"]}
     return Kept(path, path.stat().st_size, subject, moments)

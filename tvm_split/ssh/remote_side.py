@@ -71,7 +71,7 @@ class Machine:
         self.last: deque[str] = deque(maxlen=5)
         """The last lines that the worker logged."""
 
-    def up(self, taken: Any) -> None:
+    def up(self, incoming: Any) -> None:
         if sys.version_info < OLDEST_PYTHON or sys.platform != "linux":
             raise Refusal(
                 f"a worker needs Linux and Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer, and {sys.executable} "
@@ -91,22 +91,22 @@ class Machine:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise Refusal("a worker that was started by `up` runs here already: `tvm-split down` ends it") from None
-        kit = self._take_kit(taken)
+        kit = self._take_kit(incoming)
         # Without packages of its own, the kit is imported by a Python that has them.
         command = [str(kit)] if (kit / "__main__.py").exists() else ["-m", "rpc_runtime.worker"]
         self._run([sys.executable, *command], kit, lock)
 
     def down(self) -> None:
         """End this folder's worker, if it runs, and remove the folder, if that is requested."""
-        found = self._running()
-        if found:
-            stop(found, lambda: None if self._running() == found else 0)
-            if self._running() == found:
-                raise Refusal(f"the worker, process {found}, did not end")
+        process = self._running()
+        if process:
+            stop(process, lambda: None if self._running() == process else 0)
+            if self._running() == process:
+                raise Refusal(f"the worker, process {process}, did not end")
         self.process_file.unlink(missing_ok=True)
         if self.request["remove"]:
             shutil.rmtree(self.folder, ignore_errors=True)
-        say("stopped", process=found)
+        say("stopped", process=process)
 
     def _running(self) -> int:
         """Return this folder's worker process, or 0. Its command line is checked, since process numbers are reused."""
@@ -117,7 +117,7 @@ class Machine:
             return 0
         return process if str(self.folder / "blobs").encode() in words else 0
 
-    def _take_kit(self, taken: Any) -> Path:
+    def _take_kit(self, incoming: Any) -> Path:
         """Return the folder of the worker's kit: known by its digest, or received now instead of older ones."""
         has_packages = all(installed(name) == version for name, version in self.request["needs"].items())
         kit = self.folder / f"{'own' if has_packages else 'kit'}-{self.request['digest']}"
@@ -125,8 +125,8 @@ class Machine:
             say("known")
             return kit
         say("wanted", python=sys.version_info[:2], architecture=platform.machine(), has_packages=has_packages)
-        size = int(taken.readline() or 0)
-        content = taken.read(size)
+        size = int(incoming.readline() or 0)
+        content = incoming.read(size)
         if not content or len(content) != size:
             raise Refusal("the connection ended while the worker was copied")
         for old in (*self.folder.glob("own-*"), *self.folder.glob("kit-*"), *self.folder.glob("part-*")):
@@ -149,12 +149,12 @@ class Machine:
         if self.request["token"]:
             environment["TVM_SPLIT_TOKEN"] = self.request["token"]
         log = self.folder / "log"
-        with log.open("wb") as kept:
+        with log.open("wb") as log_file:
             process = subprocess.Popen(  # noqa: S603 (no shell)
                 command,
                 stdin=subprocess.DEVNULL if detach else subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=kept if detach else subprocess.PIPE,
+                stderr=log_file if detach else subprocess.PIPE,
                 env=environment,
                 pass_fds=(lock,),
                 start_new_session=True,
@@ -176,9 +176,9 @@ class Machine:
             return
         code = process.wait()
         forwarding.join(STOP_SECONDS)
-        said = " / ".join(self.last) or log.read_text(errors="replace").strip()
+        output = " / ".join(self.last) or log.read_text(errors="replace").strip()
         text = f"the worker ended with exit code {code}"
-        raise Refusal(text if ready else f"{text} while it started. {said}".strip())
+        raise Refusal(text if ready else f"{text} while it started. {output}".strip())
 
     def _forward(self, pipe: Any) -> None:
         for line in pipe:
@@ -209,11 +209,11 @@ def installed(name: str) -> str:
 
 def main() -> None:
     os.umask(0o077)
-    taken = os.fdopen(os.dup(0), "rb")
-    machine = Machine(json.loads(taken.readline()))
+    incoming = os.fdopen(os.dup(0), "rb")
+    machine = Machine(json.loads(incoming.readline()))
     try:
         if machine.request["do"] == "up":
-            machine.up(taken)
+            machine.up(incoming)
         else:
             machine.down()
     except Refusal as refusal:

@@ -90,20 +90,20 @@ def stop_workers(cluster: Cluster, remove: bool) -> dict[str, int]:
 
 def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
     """End the machines' workers; raise the first error after all others have ended."""
-    found: dict[str, int] = {}
+    ended: dict[str, int] = {}
     errors: list[TvmSplitError] = []
 
     def stop(worker: SshWorker) -> None:
         try:
             with worker:
-                found[worker.machine.name] = worker.stop(remove)
+                ended[worker.machine.name] = worker.stop(remove)
         except TvmSplitError as error:
             errors.append(error)
 
     _all([SshWorker(machine, lambda *_: None) for machine in machines], stop)
     for error in errors:
         raise error
-    return found
+    return ended
 
 
 def reached_by_ssh(cluster: Cluster) -> list[Machine]:

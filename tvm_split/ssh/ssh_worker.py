@@ -109,12 +109,12 @@ class SshWorker(Closing):
         """End the connection, and with it the worker unless it was detached. May be called again."""
         with self._lock:
             self._closed = True
-            process, own = self._process, self._socket
-        if own is not None:
+            process, local_end = self._process, self._socket
+        if local_end is not None:
             try:
-                own.shutdown(socket.SHUT_WR)
+                local_end.shutdown(socket.SHUT_WR)
             except OSError:
-                own.close()
+                local_end.close()
         if process is not None:
             try:
                 process.wait(END_SECONDS if self._heard else SILENT_END_SECONDS)
@@ -135,14 +135,14 @@ class SshWorker(Closing):
         remote = shlex.join([self._access.python, "-c", _script()])
         settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=15")
         options = ["-T", *(f"-o{setting}" for setting in settings)]
-        self._socket, other = socket.socketpair()
-        with other, self._lock:
+        self._socket, remote_end = socket.socketpair()
+        with remote_end, self._lock:
             if self._closed:
                 raise WorkerUnavailableError("it is ended already")
             try:
                 self._process = subprocess.Popen(  # noqa: S603 (no shell here; quoted for the shell there)
                     [*command, *options, "--", self._access.destination, remote],
-                    stdin=other.fileno(),
+                    stdin=remote_end.fileno(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     start_new_session=True,  # Ctrl-C goes to this process only, which then ends the worker
@@ -219,7 +219,7 @@ class SshWorker(Closing):
 def _script() -> str:
     """Return `remote_side` as a program, with the one module of this project that it imports."""
     module = private_folder.__name__
-    sent, main = (Path(str(each.__file__)).read_text(encoding="utf-8") for each in (private_folder, remote_side))
+    sent, main = (Path(str(part.__file__)).read_text(encoding="utf-8") for part in (private_folder, remote_side))
     return (
         f"import sys, types\nmodule = sys.modules[{module!r}] = types.ModuleType({module!r})\n"
         f"exec({sent!r}, vars(module))\nexec({main!r})\n"

@@ -82,19 +82,19 @@ def needed_versions() -> dict[str, str]:
 def installed_for(name: str, versions: str, platform: Platform) -> Distribution | None:
     """Return a package installed here if its version fits ``versions`` (``==1.2.3``) and it runs on the platform."""
     try:
-        found = metadata.distribution(name)
+        installed = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
-    lines = (found.read_text("WHEEL") or "").splitlines()
+    lines = (installed.read_text("WHEEL") or "").splitlines()
     tags = {tag for line in lines if line.startswith("Tag: ") for tag in parse_tag(line.removeprefix("Tag: "))}
-    files = {str(file): Path(str(file.locate())) for file in found.files or ()}
-    if found.version not in SpecifierSet(versions) or not files or not tags & platform.tags:
+    files = {str(file): Path(str(file.locate())) for file in installed.files or ()}
+    if installed.version not in SpecifierSet(versions) or not files or not tags & platform.tags:
         return None
-    return Distribution(name, found.version, files, _glibc_minor(tags))
+    return Distribution(name, installed.version, files, _glibc_minor(tags))
 
 
-def downloaded(wanted: Mapping[str, str], platform: Platform, folder: Path) -> Iterator[Distribution]:
-    """Download packages with pip and unpack them in ``folder``; ``wanted`` maps names to versions (``==1.2.3``).
+def downloaded(requirements: Mapping[str, str], platform: Platform, folder: Path) -> Iterator[Distribution]:
+    """Download packages with pip and unpack them in ``folder``; ``requirements`` maps names to versions (``==1.2.3``).
 
     Raises:
         KitError: pip cannot download them; the message says why.
@@ -105,7 +105,7 @@ def downloaded(wanted: Mapping[str, str], platform: Platform, folder: Path) -> I
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--python-version", version]
     command += ["--implementation", "cp", *_each("--abi", (f"cp{short}", "abi3", "none"))]
     command += _each("--platform", platform.system_tags)
-    names = [f"{name}{versions}" for name, versions in wanted.items()]
+    names = [f"{name}{versions}" for name, versions in requirements.items()]
     what = f"{', '.join(names)} for Python {version} on {platform.architecture}"
     try:
         result = subprocess.run(  # noqa: S603 (our own interpreter)
@@ -120,7 +120,7 @@ def downloaded(wanted: Mapping[str, str], platform: Platform, folder: Path) -> I
             f"{errors[-1] if errors else f'exit code {result.returncode}'}"
         )
     wheels = {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
-    for name in wanted:
+    for name in requirements:
         path = wheels.get(canonicalize_name(name))
         if path is None:
             raise KitError(f"pip says that it got {name}, and {folder} has no such wheel")
@@ -142,8 +142,8 @@ def _each(option: str, values: Iterable[str]) -> list[str]:
 def _glibc_minor(tags: Iterable[Tag]) -> int:
     """Return the minor version of the oldest glibc 2 that a wheel's tags allow; 0 if they require none."""
     older = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
-    found = []
+    minors = []
     for tag in tags:
         number = re.match(r"manylinux_2_(\d+)_", tag.platform)
-        found.append(int(number.group(1)) if number else older.get(tag.platform.partition("_")[0], 0))
-    return min(found, default=0)
+        minors.append(int(number.group(1)) if number else older.get(tag.platform.partition("_")[0], 0))
+    return min(minors, default=0)

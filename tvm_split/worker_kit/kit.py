@@ -93,7 +93,11 @@ class KitPart:
 
 @dataclass(frozen=True)
 class WorkerKit:
-    """A kit at ``path``: a folder, or a tar file of ``packed_bytes`` that contains it as ``folder``."""
+    """A kit at ``path``: a folder, or a tar file of ``packed_bytes`` that contains it as ``folder``.
+
+    ``packed_bytes`` is None for a folder. ``device`` is ``"cpu"`` or ``"cuda"``. The machine needs glibc
+    2.``glibc_minor`` or later. ``parts`` are the packages in the kit.
+    """
 
     path: Path
     folder: str
@@ -123,26 +127,26 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     exists = os.path.lexists(output)
     if exists or not output.absolute().parent.is_dir():
         raise KitError(f"{output} {'exists already; give a new name' if exists else 'is in no folder that exists'}")
-    here = {**needed_versions(), **{name: metadata.version(name) for name in ALSO}}
-    wanted = {name: f"=={version}" for name, version in here.items()}
+    installed_versions = {**needed_versions(), **{name: metadata.version(name) for name in ALSO}}
+    requirements = {name: f"=={version}" for name, version in installed_versions.items()}
     if device == "cuda":
-        wanted[CUDA_PACKAGE] = CUDA_VERSIONS
+        requirements[CUDA_PACKAGE] = CUDA_VERSIONS
     with ScratchFolder("kit") as scratch, _beside(output) as beside:
-        report("finding packages", 0, len(wanted) + 2)
-        found = list(_distributions(wanted, platform, scratch.path))
+        report("finding packages", 0, len(requirements) + 2)
+        distributions = list(_distributions(requirements, platform, scratch.path))
         folder = beside / name
-        for each in (folder, folder / "packages"):
-            each.mkdir()
+        for directory in (folder, folder / "packages"):
+            directory.mkdir()
         parts = []
-        for number, distribution in enumerate(found):
-            report(f"copying {distribution.name}", number + 1, len(wanted) + 2)
+        for number, distribution in enumerate(distributions):
+            report(f"copying {distribution.name}", number + 1, len(requirements) + 2)
             parts.append(_copied(distribution, folder, device))
-        glibc_minor = max(each.glibc_minor for each in found)
+        glibc_minor = max(distribution.glibc_minor for distribution in distributions)
         parts.append(_with_own_files(folder, device, platform, glibc_minor, parts))
         _require_libraries(folder, device, platform)
         packed_bytes = None
         if compression is not None:
-            report("packing", len(wanted) + 1, len(wanted) + 2)
+            report("packing", len(requirements) + 1, len(requirements) + 2)
             packed = beside / output.name
             content = {f"{name}/{path.relative_to(folder)}": path for path in folder.rglob("*") if path.is_file()}
             pack(content, packed, compression)
@@ -150,7 +154,7 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
             packed.rename(output)
         else:
             folder.rename(output)
-        report("done", len(wanted) + 2, len(wanted) + 2)
+        report("done", len(requirements) + 2, len(requirements) + 2)
     return WorkerKit(output, name, device, platform, glibc_minor, tuple(parts), packed_bytes)
 
 
@@ -191,14 +195,14 @@ def _form(output: Path) -> tuple[str, str | None]:
     return output.name, None
 
 
-def _distributions(wanted: Mapping[str, str], platform: Platform, scratch: Path) -> Iterator[Distribution]:
+def _distributions(requirements: Mapping[str, str], platform: Platform, scratch: Path) -> Iterator[Distribution]:
     missing = {}
-    for name, versions in wanted.items():
-        found = installed_for(name, versions, platform)
-        if found is None:
+    for name, versions in requirements.items():
+        installed = installed_for(name, versions, platform)
+        if installed is None:
             missing[name] = versions
         else:
-            yield found
+            yield installed
     if missing:
         yield from downloaded(missing, platform, scratch)
 
@@ -228,14 +232,14 @@ def _with_own_files(
 ) -> KitPart:
     version = metadata.version(OWN)
     python = f"{platform.python[0]}.{platform.python[1]}"
-    own = _copy(OWN, version, own_files(), folder / "packages")
+    own_part = _copy(OWN, version, own_files(), folder / "packages")
     described = {
         "format": FORMAT,
         "device": device,
         "python": python,
         "architecture": platform.architecture,
         "glibc_minor": glibc_minor,
-        "packages": {part.name: part.version for part in (*parts, own)},
+        "packages": {part.name: part.version for part in (*parts, own_part)},
     }
     texts = {
         "kit.json": json.dumps(described, indent=1) + "\n",
@@ -247,7 +251,10 @@ def _with_own_files(
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "worker").chmod(0o755)
     return KitPart(
-        OWN, version, own.files + len(texts), own.size_bytes + sum(len(text.encode()) for text in texts.values())
+        OWN,
+        version,
+        own_part.files + len(texts),
+        own_part.size_bytes + sum(len(text.encode()) for text in texts.values()),
     )
 
 

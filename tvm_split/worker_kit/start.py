@@ -26,15 +26,15 @@ def problem_of(kit: dict[str, Any], architecture: str, system: str, glibc: str) 
 
 def main() -> int:
     """Run the worker and return its exit code; 1 if the kit cannot run here."""
-    here = Path(__file__).resolve().parent
-    kit = json.loads((here / "kit.json").read_text(encoding="utf-8"))
+    kit_folder = Path(__file__).resolve().parent
+    kit = json.loads((kit_folder / "kit.json").read_text(encoding="utf-8"))
     problem = problem_of(kit, platform.machine(), sys.platform, platform.libc_ver()[1])
     if problem:
         sys.stderr.write(f"error: {problem}\n")
         return 1
     # Hide the packages installed for this Python: other versions could be imported instead of the kit's.
-    others = [each for each in sys.path[1:] if not each.endswith(("site-packages", "dist-packages"))]
-    sys.path[:] = [str(here / "packages"), *others]
+    other_paths = [path for path in sys.path[1:] if not path.endswith(("site-packages", "dist-packages"))]
+    sys.path[:] = [str(kit_folder / "packages"), *other_paths]
     from rpc_runtime.processes import take_stdout
 
     results = take_stdout()  # before all imports that may print

@@ -40,14 +40,16 @@ def test_answers_are_those_of_tensorflow(
     keras.utils.set_random_seed(0)
     network = build()
     generator = np.random.default_rng(1)
-    network.set_weights([each + 0.2 * generator.random(each.shape).astype("float32") for each in network.get_weights()])
+    network.set_weights(
+        [weights + 0.2 * generator.random(weights.shape).astype("float32") for weights in network.get_weights()]
+    )
     network.export(tmp_path / "saved", verbose=False)
     x = generator.standard_normal((2, *network.inputs[0].shape[1:])).astype("float32")
-    wanted = network.predict(x, verbose=0)
+    expected = network.predict(x, verbose=0)
     model = load_model(tmp_path / "saved", batch=2)
     assert_keeps_contract(model)
-    (found,) = run_split(model, [x], (first, second), three_workers)
-    assert np.abs(found - wanted).max() < LIMIT * np.ptp(wanted)
+    (actual,) = run_split(model, [x], (first, second), three_workers)
+    assert np.abs(actual - expected).max() < LIMIT * np.ptp(expected)
 
 
 def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_split.Cluster, tmp_path: Path) -> None:
@@ -61,11 +63,11 @@ def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_spl
     network.fit(images[:TRAINED], labels[:TRAINED], batch_size=32, epochs=10, verbose=0)
     network.export(tmp_path / "saved", verbose=False)
     images, labels = images[TRAINED:], labels[TRAINED:]
-    wanted = network.predict(images, verbose=0)
+    expected = network.predict(images, verbose=0)
     model = load_model(tmp_path / "saved", batch=len(images))
-    (found,) = run_split(model, [images], ("conv", "head"), three_workers)
-    assert np.abs(found - wanted).max() < LIMIT * np.ptp(wanted)
-    assert (found.argmax(1) == labels).mean() > 0.9
+    (actual,) = run_split(model, [images], ("conv", "head"), three_workers)
+    assert np.abs(actual - expected).max() < LIMIT * np.ptp(expected)
+    assert (actual.argmax(1) == labels).mean() > 0.9
 
 
 def test_layers_keep_the_names_that_they_have_in_keras(tmp_path: Path) -> None:
@@ -96,10 +98,10 @@ def test_a_module_of_tensorflow_and_its_open_sizes(tmp_path: Path) -> None:
     by_name = dict(zip([spec.name for spec in model.inputs], [spec.shape for spec in model.inputs], strict=True))
     assert by_name == {"x": (2, 3), "bias": (4,)}
     assert {"hidden", "out"} <= {name.partition("/")[0] for name in model.layer_names}
-    given = [{"x": x, "bias": bias}[spec.name] for spec in model.inputs]
-    wanted = module(x, bias)
-    for found, right in zip(model.reference.outputs(given), (wanted["a"], wanted["b"]), strict=True):
-        np.testing.assert_allclose(found, right.numpy(), rtol=1e-5)
+    inputs = [{"x": x, "bias": bias}[spec.name] for spec in model.inputs]
+    expected = module(x, bias)
+    for actual, right in zip(model.reference.outputs(inputs), (expected["a"], expected["b"]), strict=True):
+        np.testing.assert_allclose(actual, right.numpy(), rtol=1e-5)
     with pytest.raises(ModelImportError, match=r"axis 0 of input 'x'.*batch=1"):
         load_model(tmp_path / "saved")
     with pytest.raises(ModelImportError, match=r"'x' is float32\['open', 3\].*\[2, 5\]"):

@@ -42,8 +42,10 @@ def prepared(build: Callable[[], Any]) -> tuple[Any, list[np.ndarray]]:
     keras.utils.set_random_seed(0)
     network = build()
     generator = np.random.default_rng(1)
-    network.set_weights([each + 0.2 * generator.random(each.shape).astype("float32") for each in network.get_weights()])
-    return network, [generator.standard_normal((2, *each.shape[1:])).astype("float32") for each in network.inputs]
+    network.set_weights(
+        [weights + 0.2 * generator.random(weights.shape).astype("float32") for weights in network.get_weights()]
+    )
+    return network, [generator.standard_normal((2, *tensor.shape[1:])).astype("float32") for tensor in network.inputs]
 
 
 def converter_of(network: Any, kind: str) -> Any:
@@ -53,7 +55,7 @@ def converter_of(network: Any, kind: str) -> Any:
         converter.target_spec.supported_types = [tf.float16]
     if kind == "int8":
         generator = np.random.default_rng(2)
-        shapes = [(1, *each.shape[1:]) for each in network.inputs]
+        shapes = [(1, *tensor.shape[1:]) for tensor in network.inputs]
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = lambda: (
             [generator.standard_normal(shape).astype("float32") for shape in shapes] for _ in range(16)
@@ -75,24 +77,24 @@ def converter_of(network: Any, kind: str) -> Any:
 def test_answers_are_those_of_litert(
     build: Callable[[], Any], first: str, second: str, kind: str, three_workers: tvm_split.Cluster, tmp_path: Path
 ) -> None:
-    network, given = prepared(build)
+    network, inputs = prepared(build)
     path = tmp_path / "net.tflite"
     path.write_bytes(converter_of(network, kind).convert())
     model = load_model(path, batch=2)
     assert_keeps_contract(model)
     names = [spec.name for spec in model.inputs]
-    x = [given[[each.name for each in network.inputs].index(name)] for name in names]
-    wanted = model.reference.outputs(x)
-    found = run_split(model, x, (first, second), three_workers)
+    x = [inputs[[tensor.name for tensor in network.inputs].index(name)] for name in names]
+    expected = model.reference.outputs(x)
+    outputs = run_split(model, x, (first, second), three_workers)
     limit = LIMIT if kind != "int8" else QUANTIZED_TOLERANCE  # LiteRT's own kernels are 0.02 apart
-    for mine, right in zip(found, wanted, strict=True):
-        assert np.abs(mine - right).max() < limit * np.ptp(right)
+    for actual, right in zip(outputs, expected, strict=True):
+        assert np.abs(actual - right).max() < limit * np.ptp(right)
     if kind == "float32":
         assert first_parting_layer(model, model.reference, x) is None
-        right = keras.tree.flatten(network(given, training=False))
-        by_size = {np.shape(each): np.asarray(each) for each in right}
-        for mine in found:
-            assert np.abs(mine - by_size[mine.shape]).max() < LIMIT * np.ptp(mine)
+        right = keras.tree.flatten(network(inputs, training=False))
+        by_size = {np.shape(value): np.asarray(value) for value in right}
+        for actual in outputs:
+            assert np.abs(actual - by_size[actual.shape]).max() < LIMIT * np.ptp(actual)
 
 
 def test_layers_keep_the_names_that_they_have_in_keras() -> None:

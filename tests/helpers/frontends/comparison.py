@@ -61,19 +61,21 @@ def assert_equal_to_source(
     assert model.reference is not None
     right = model.reference.outputs(inputs)
     assert len(right) == len(model.outputs)
-    for position, (output, wanted, spec) in enumerate(zip(computed(model, inputs), right, model.outputs, strict=True)):
-        assert (str(output.dtype), output.shape) == (str(wanted.dtype), wanted.shape), f"output {position}"
-        assert (spec.dtype, spec.shape) == (str(wanted.dtype), wanted.shape), f"output {position}"
-        assert_close(output, wanted, tolerance)
+    for position, (output, expected, spec) in enumerate(
+        zip(computed(model, inputs), right, model.outputs, strict=True)
+    ):
+        assert (str(output.dtype), output.shape) == (str(expected.dtype), expected.shape), f"output {position}"
+        assert (spec.dtype, spec.shape) == (str(expected.dtype), expected.shape), f"output {position}"
+        assert_close(output, expected, tolerance)
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray, tolerance: float | None = None) -> None:
+def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float | None = None) -> None:
     """Equal for integers and booleans; for floats within a tolerance for the dtype, NaN and infinities in place."""
-    if str(wanted.dtype) not in TOLERANCES:
-        np.testing.assert_array_equal(found, wanted)
+    if str(expected.dtype) not in TOLERANCES:
+        np.testing.assert_array_equal(actual, expected)
         return
-    allowed = TOLERANCES[str(wanted.dtype)] if tolerance is None else tolerance
-    exact, approximate = wanted.astype("float64"), found.astype("float64")
+    allowed = TOLERANCES[str(expected.dtype)] if tolerance is None else tolerance
+    exact, approximate = expected.astype("float64"), actual.astype("float64")
     finite = np.isfinite(exact)
     scale = max(1.0, float(np.abs(exact[finite]).max(initial=0.0)))
     np.testing.assert_allclose(approximate, exact, rtol=allowed, atol=allowed * scale, equal_nan=True)

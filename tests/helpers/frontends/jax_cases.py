@@ -135,7 +135,7 @@ for subscripts, shapes in {
     "abc,cd->dab": ((2, 3, 4), (4, 5)), "abc,bc->a": ((2, 3, 4), (3, 4)), "i,j->ij": ((3,), (4,)), "abcd,acbd->ab": ((2, 3, 4, 2), (2, 4, 3, 2)),
     "btc,chd->bthd": ((2, 3, 4), (4, 2, 3)), "bthd,hdc->btc": ((2, 3, 2, 4), (2, 4, 5)), "aab->b": ((3, 3, 4),),
 }.items():
-    case(f"einsum_{subscripts}", lambda *given, subscripts=subscripts: jnp.einsum(subscripts, *given), *(random(*shape, seed=place) for place, shape in enumerate(shapes)))
+    case(f"einsum_{subscripts}", lambda *operands, subscripts=subscripts: jnp.einsum(subscripts, *operands), *(random(*shape, seed=place) for place, shape in enumerate(shapes)))
 
 
 def convolved(dimensions: tuple[str, str, str] = ("NHWC", "HWIO", "NHWC"), **options: Any) -> Callable[..., Any]:

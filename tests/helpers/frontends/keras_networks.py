@@ -32,18 +32,20 @@ def attention() -> Any:
 
 def random_inputs(model: Any, batch: int) -> list[np.ndarray]:
     generator = np.random.default_rng(0)
-    return [generator.standard_normal((batch, *each.shape[1:])).astype("float32") for each in model.inputs]
+    return [generator.standard_normal((batch, *tensor.shape[1:])).astype("float32") for tensor in model.inputs]
 
 
 def with_random_statistics(model: Any) -> Any:
     """Fresh weights have means of 0 and variances of 1, which hide what a batch norm does."""
     generator = np.random.default_rng(1)
-    model.set_weights([each + 0.2 * generator.random(each.shape).astype(each.dtype) for each in model.get_weights()])
+    model.set_weights(
+        [weights + 0.2 * generator.random(weights.shape).astype(weights.dtype) for weights in model.get_weights()]
+    )
     return model
 
 
-def assert_same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
-    assert len(found) == len(wanted)
-    for mine, right in zip(found, wanted, strict=True):
-        assert mine.shape == right.shape
-        assert np.abs(mine - right).max() < LIMIT * np.ptp(right)
+def assert_same(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+    assert len(outputs) == len(expected)
+    for actual, right in zip(outputs, expected, strict=True):
+        assert actual.shape == right.shape
+        assert np.abs(actual - right).max() < LIMIT * np.ptp(right)

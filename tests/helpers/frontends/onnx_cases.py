@@ -53,14 +53,14 @@ def node_model(
     imports = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     inferred = onnx.shape_inference.infer_shapes(model)
-    for info, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        info.type.CopyFrom(known.type)
+    for info, inferred_info in zip(model.graph.output, inferred.graph.output, strict=True):
+        info.type.CopyFrom(inferred_info.type)
     return model
 
 
 def case(name: str, operator: str, *inputs: Array | None, **options: Any) -> None:
-    given = tuple(array for array in inputs if array is not None)
-    CASES.append(Case(name, node_model(operator, inputs, **options), given))
+    arrays = tuple(array for array in inputs if array is not None)
+    CASES.append(Case(name, node_model(operator, inputs, **options), arrays))
 
 
 def i64(*values: Any) -> Array:

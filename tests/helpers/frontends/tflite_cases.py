@@ -42,11 +42,11 @@ def integers(*values: Any) -> Array:
 def case(name: str, kind: str, inputs: Sequence[Array], constants: Sequence[Array | None] = (), table: str = "", options: Mapping[str, Any] | None = None, dtype: str = "", before: bool = False, outputs: int = 1, tolerance: float | None = None) -> None:
     """One operator, its ``inputs`` first, or the ``constants`` (None: left out)."""
     writer = Writer()
-    given = [writer.input(each.shape, str(each.dtype)) for each in inputs]
-    fixed = [-1 if each is None else writer.constant(each) for each in constants]
-    made = [writer.tensor((), dtype or str(inputs[0].dtype)) for _ in range(outputs)]
-    writer.add_several(kind, [*fixed, *given] if before else [*given, *fixed], made, table, options)
-    CASES.append(Case(name, writer.file(*made), tuple(inputs), tolerance=tolerance))
+    tensors = [writer.input(array.shape, str(array.dtype)) for array in inputs]
+    fixed = [-1 if array is None else writer.constant(array) for array in constants]
+    results = [writer.tensor((), dtype or str(inputs[0].dtype)) for _ in range(outputs)]
+    writer.add_several(kind, [*fixed, *tensors] if before else [*tensors, *fixed], results, table, options)
+    CASES.append(Case(name, writer.file(*results), tuple(inputs), tolerance=tolerance))
 
 
 x, y, row = random(2, 3, 5, 4), random(2, 3, 5, 4, seed=1), random(4)
@@ -154,17 +154,17 @@ case("depthwise_of_one_channel", "DEPTHWISE_CONV_2D", [random(1, 6, 6, 1)], [ran
 def quantized(name: str, kind: str, inputs: Sequence[Array], constants: Sequence[tuple[Array, float] | Array] = (), table: str = "", options: Mapping[str, Any] | None = None, scale: float = 0.05, zero_point: int = 3, steps: int = 1, output: tuple[float, int] | None = None) -> None:
     """One operator on int8, whose inputs are ``inputs`` in steps of ``scale``; constants with a step are quantised."""
     writer = Writer()
-    numbers = [np.clip(np.round(each / scale) + zero_point, -128, 127).astype("int8") for each in inputs]
-    given = [writer.input(each.shape, "int8", scale=scale, zero_point=zero_point) for each in inputs]
-    for each in constants:
-        if isinstance(each, tuple):
-            array, step = each
-            given.append(writer.constant(np.round(array / step).astype("int32" if array.ndim == 1 else "int8"), scale=step))
+    numbers = [np.clip(np.round(array / scale) + zero_point, -128, 127).astype("int8") for array in inputs]
+    tensors = [writer.input(array.shape, "int8", scale=scale, zero_point=zero_point) for array in inputs]
+    for operand in constants:
+        if isinstance(operand, tuple):
+            array, step = operand
+            tensors.append(writer.constant(np.round(array / step).astype("int32" if array.ndim == 1 else "int8"), scale=step))
         else:
-            given.append(writer.constant(each))
+            tensors.append(writer.constant(operand))
     result = {"scale": (output or (scale, zero_point))[0], "zero_point": (output or (scale, zero_point))[1]}
-    made = writer.add(kind, given, table, options, dtype="int8", **result)
-    CASES.append(Case(f"int8_{name}", writer.file(made), tuple(numbers), steps))
+    result_tensor = writer.add(kind, tensors, table, options, dtype="int8", **result)
+    CASES.append(Case(f"int8_{name}", writer.file(result_tensor), tuple(numbers), steps))
 
 
 for binary, table in (("ADD", "Add"), ("SUB", "Sub"), ("MUL", "Mul")):

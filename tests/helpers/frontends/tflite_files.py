@@ -23,7 +23,7 @@ TYPES = {
 
 
 VERSIONS = {"BROADCAST_TO": 2}
-"""Of the operators that have no version 1."""
+"""Versions of the operators that have no version 1."""
 
 
 @dataclass

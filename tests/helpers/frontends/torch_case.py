@@ -1,4 +1,4 @@
-"""What a case of the torch sweep is, what collects cases, and the inputs that they share."""
+"""A case of the torch sweep, the list of cases, and their shared inputs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str, Any]:
-    """What bench reports of a plan if its machines take ``slow`` times as long as predicted, and its links as long."""
+    """A report of bench: machines take ``slow`` times as long as predicted, links as long as predicted."""
     prediction = content["prediction"]
 
     def compared(seconds: float, times: float = 1.0) -> dict[str, float]:

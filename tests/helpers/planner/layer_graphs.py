@@ -10,7 +10,7 @@ from tvm_split.planner.graph import LayerGraph, Value
 
 
 def graph(edges: dict[str, list[str]], independent: tuple[str, ...] = ()) -> LayerGraph:
-    """A graph from each layer to the layers it needs, in the order of execution."""
+    """A graph from a mapping of each layer to the layers that it needs, in the order of execution."""
     layers = tuple(edges)
     return LayerGraph(
         layers=layers,

@@ -1,4 +1,4 @@
-"""Problems of many machines, as laboratories have them, and the simple ways to split a network over them.
+"""Problems with many machines, as in laboratories, and simple ways to split a network over them.
 
 Machines of a larger problem begin with those of a smaller one: the same seed gives the same first machines.
 """
@@ -23,7 +23,7 @@ Networks = Literal["chain", "residual", "unet", "branches"]
 GIGABIT = 1.25e8
 SPEEDS_OF_KINDS = (1.0, 0.45, 0.15)
 OPERATORS = 3
-"""Kinds of pieces, of which each kind of machine is better at some."""
+"""Number of kinds of pieces; each class of machines is faster at some kinds."""
 
 
 def many_machines_problem(
@@ -36,7 +36,7 @@ def many_machines_problem(
     replicas: bool = False,
     seed: int = 0,
 ) -> Problem:
-    """A throughput to be made great: speeds within a factor of ten, pieces of 2 to 20 ms on the fastest machine."""
+    """A throughput problem: speeds differ by a factor of up to ten; pieces take 2 to 20 ms on the fastest machine."""
     generator = random.Random(f"{seed} machines")
     names = [f"machine-{index}" for index in range(machines)]
     slowness = [_slowness(generator, kinds) for _ in names]
@@ -52,7 +52,7 @@ def many_machines_problem(
 
 
 def _slowness(generator: random.Random, kinds: MachineKinds) -> list[float]:
-    """Of a machine, for each operator."""
+    """The slowness of a machine for each kind of piece."""
     kind, exponent, factors = (
         generator.randrange(3),
         generator.uniform(0, 1),
@@ -98,9 +98,9 @@ def _edges(network: Networks, pieces: int, seed: int) -> tuple[Edge, ...]:
     generator = random.Random(f"{seed} edges")
     sizes = [10 ** generator.uniform(4, 5.6) for _ in range(pieces)]
     pairs: Iterable[tuple[int, int]] = itertools.pairwise(range(pieces))
-    if network == "residual":  # around every second and third piece
+    if network == "residual":  # skips every second and third piece
         pairs = [*pairs, *((index, index + 3) for index in range(0, pieces - 3, 3))]
-    elif network == "unet":  # from each way down to the same height of the way up
+    elif network == "unet":  # from the encoder to the same level of the decoder
         pairs = [*pairs, *((index, pieces - 1 - index) for index in range(0, pieces // 2 - 1, 8))]
     elif network == "branches":  # four branches of five pieces between a fork and a join
         pairs = [pair for start in range(0, pieces, 22) for pair in _branches(start, pieces)]
@@ -118,7 +118,7 @@ def _branches(start: int, pieces: int) -> Iterable[tuple[int, int]]:
 
 
 def first_fit(problem: Problem) -> tuple[Stage, ...] | None:
-    """From the fastest machine to the slowest, each takes as many pieces as fit under a period that is halved."""
+    """The plan of first fit: machines in order of speed take as many pieces as fit a period, found by bisection."""
     try:
         return FirstFit().solve(problem, 0.0).stages
     except PlanError:
@@ -126,7 +126,7 @@ def first_fit(problem: Problem) -> tuple[Stage, ...] | None:
 
 
 def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:
-    """The whole network on every machine, as replicas that have turns by how fast they are."""
+    """The whole network on every machine, as replicas with round-robin shares by their speeds."""
     rates = [1.0 / math.fsum(piece.seconds[machine.name] for piece in problem.pieces) for machine in problem.machines]
     shares = tuple(rate / math.fsum(rates) for rate in rates)
     names, pieces = tuple(machine.name for machine in problem.machines), tuple(piece.name for piece in problem.pieces)
@@ -134,7 +134,7 @@ def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:
 
 
 def best_single(problem: Problem) -> tuple[Stage, ...]:
-    """The whole network on the machine that is fastest with it."""
+    """The whole network on the machine on which it is fastest."""
     fastest = min(
         problem.machines, key=lambda machine: math.fsum(piece.seconds[machine.name] for piece in problem.pieces)
     )

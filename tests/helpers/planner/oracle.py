@@ -1,4 +1,4 @@
-"""The issue's formulas written down once more, slowly, and every plan of a small problem tried with them."""
+"""A slow, independent implementation of the planner's formulas, and an exhaustive search of small problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Assignment = list[tuple[tuple[str, ...], list[str]]]
 
 
 def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
-    """(period, latency); None for a plan that is not allowed, whatever the reason."""
+    """The period and the latency of a plan; None if the plan is not allowed."""
     machines = {machine.name: machine for machine in problem.machines}
     links = {(link.source, link.destination): link for link in problem.links}
     pieces = {piece.name: piece for piece in problem.pieces}
@@ -73,7 +73,7 @@ def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
             )
             rate += 1 / seconds if seconds else math.inf
         periods.append(1 / rate)
-        busy |= {machine: machines[machine].cores / rate for machine in group}  # each, as they take turns
+        busy |= {machine: machines[machine].cores / rate for machine in group}  # each replica, since they alternate
         periods.append(sum(seconds for (_, end), seconds in stream.items() if end == index))
         periods.append(sum(seconds for (source, _), seconds in stream.items() if source == index))
     at_home = [size for pair, moved_sizes in moved.items() if "client" in pair for size in moved_sizes]
@@ -99,7 +99,7 @@ def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
 
 
 def chain_plans(problem: Problem) -> Iterator[Assignment]:
-    """All cuts and all ordered choices of machines, or of disjoint sets of machines with replicas."""
+    """All plans of a chain: all cuts with all ordered choices of machines, or of disjoint sets of replicas."""
     names = [piece.name for piece in problem.pieces]
     machines = [machine.name for machine in problem.machines]
     subsets = [
@@ -116,12 +116,12 @@ def chain_plans(problem: Problem) -> Iterator[Assignment]:
 
 
 def graph_plans(problem: Problem) -> Iterator[Assignment]:
-    """Every piece on every machine; with replicas on every one of disjoint sets of machines, whatever these are."""
+    """All plans of a graph: every piece on every machine or, with replicas, on every disjoint set of machines."""
     machines = [machine.name for machine in problem.machines]
     for groups in _disjoint_sets(machines) if problem.replicas else [[(machine,) for machine in machines]]:
         for choice in itertools.product(groups, repeat=len(problem.pieces)):
             if problem.replicas and len(set(choice)) < len(groups):
-                continue  # as with fewer sets
+                continue  # the same plan as with fewer sets
             stages: dict[tuple[str, ...], list[str]] = {}
             for piece, group in zip(problem.pieces, choice, strict=True):
                 stages.setdefault(group, []).append(piece.name)
@@ -129,7 +129,7 @@ def graph_plans(problem: Problem) -> Iterator[Assignment]:
 
 
 def _disjoint_sets(machines: list[str]) -> Iterator[list[tuple[str, ...]]]:
-    """All ways to make sets of some of the machines, whose order does not matter."""
+    """All ways to form disjoint sets of some of the machines; the order does not matter."""
     if not machines:
         yield []
         return
@@ -142,7 +142,7 @@ def _disjoint_sets(machines: list[str]) -> Iterator[list[tuple[str, ...]]]:
 
 
 def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] | None:
-    """The value of the objective, and the least other value among plans that reach it; None if nothing is allowed."""
+    """The best value of the objective, and the least other value among plans with it; None if no plan is allowed."""
     values = []
     for plan in plans:
         judged = judge(problem, plan)
@@ -160,11 +160,11 @@ def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] |
 
 
 WORK = 4.0e8
-"""Of one search: enough for every problem of which all plans are tried."""
+"""The work limit of a search: enough for every problem that is also searched exhaustively."""
 
 
 def solution_of(problem: Problem) -> Solution | None:
-    """By shares of any size, of which exact methods are; round-robin schedules have tests of their own."""
+    """The solution with shares of any size, for which methods are exact; other tests cover round-robin schedules."""
     try:
         return solve(problem, budget=Budget(work=WORK), whole_turns=False)
     except PlanError:
@@ -172,7 +172,7 @@ def solution_of(problem: Problem) -> Solution | None:
 
 
 def assert_is_best(problem: Problem, expected: tuple[float, float] | None, *, is_exact: bool = True) -> None:
-    """What is found has the best value there is, and is what it says; if exact, it is proven, and ties are decided."""
+    """Check the solution's value and evaluation; if exact, also that the gap is 0 and ties are decided."""
     solution = solution_of(problem)
     if expected is None:
         assert solution is None

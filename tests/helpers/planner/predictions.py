@@ -1,4 +1,4 @@
-"""Predictions written by hand, for what shows them and compares with them."""
+"""Predictions written by hand, for tests of displays and comparisons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def machine_prediction(machine: str, compute: float = 0.010, **changes: float | 
 
 
 def prediction(machines: tuple[MachinePrediction, ...], links: tuple[LinkPrediction, ...] = ()) -> Prediction:
-    """Of a plan on these machines, limited by the slowest; with two baselines and one alternative."""
+    """A prediction for these machines, limited by the slowest, with two baselines and one alternative."""
     period = max(machine.compute_seconds for machine in machines)
     latency = sum(machine.alone_seconds for machine in machines)
     return Prediction(

@@ -1,4 +1,4 @@
-"""Random problems: machines and links unequal by 100 times, some links and times missing, tight memory, pins."""
+"""Random problems: machines and links that differ by up to 100 times, missing links and times, little memory, pins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD = """\
               {"name": "layer-1", "seconds": {"machine-0": 0.01, "machine-1": 0.015}, "weight_bytes": 4000}],
  "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
 """
-"""As a file says it: a chain of two pieces on two machines."""
+"""The content of a problem file: a chain of two pieces on two machines."""
 
 
 def random_problem(
@@ -32,11 +32,11 @@ def random_problem(
     shared_cores: bool = False,
     **settings: object,
 ) -> Problem:
-    """A problem that a seed decides; ``plain`` leaves out all that can make it impossible."""
+    """A random problem from a seed; ``plain`` leaves out everything that can make it infeasible."""
     generator = random.Random(seed)
     names = [f"machine-{index}" for index in range(machines)]
     slowness = {name: 10 ** generator.uniform(-1, 1) for name in names}
-    if generator.random() < 0.3:  # some alike, so that classes of machines are met
+    if generator.random() < 0.3:  # some identical machines, to form device classes
         slowness = dict.fromkeys(names, 1.0)
     alike = generator.random() < 0.3
     limited = not plain and generator.random() < 0.4
@@ -101,7 +101,7 @@ def random_problem(
 
 
 def on_one_host(workers: int, pieces: int, cores: int, **settings: object) -> Problem:
-    """Workers and a client of one host, and pieces of 10 ms; links that take no time worth the name."""
+    """Workers and a client on one host, and pieces of 10 ms; links take almost no time."""
     names = [f"worker-{index}" for index in range(workers)]
     ends = [*names, "client"]
     problem = Problem(
@@ -126,7 +126,7 @@ def one_each(problem: Problem) -> list[Stage]:
 
 
 def _cores(generator: random.Random, problem: Problem) -> dict[str, object]:
-    """One or two hosts of machines, and of the client, that share one core or a few; one machine may be a GPU."""
+    """One or two sets of machines, and the client, that share a few cores; a machine may be a GPU."""
     machines = [replace(machine, cores=generator.choice([0, 1, 1, 2])) for machine in problem.machines]
     names = [*(machine.name for machine in machines), "client"]
     sets = [

@@ -30,7 +30,7 @@ def chain_profile(
     weight_bytes: int = 100,
     measured_at: float = 1000.0,
 ) -> ClusterProfile:
-    """Pieces ``layer_0``, … with these seconds by machine, all measured; machines on hosts of their own, or one."""
+    """Pieces ``layer_0``, … with these seconds by machine, all measured; each machine has its own host, or all one."""
     count = len(next(iter(seconds.values())))
     names = [f"layer_{index}" for index in range(count)]
     return ClusterProfile(
@@ -76,11 +76,11 @@ def chain_problem(
     return model_problem(profile, edges, memory or {}, PlanRequest(objective, **constraints))  # type: ignore[arg-type]
 
 
-def planned(profile: ClusterProfile, stages: tuple[Stage, ...] | None = None, **settings: object) -> Plan:
-    """A plan with its prediction: the best one, or of the given stages of pieces."""
+def planned(profile: ClusterProfile, piece_stages: tuple[Stage, ...] | None = None, **settings: object) -> Plan:
+    """A plan with its prediction: the best one, or that of ``piece_stages``."""
     problem = chain_problem(profile, **settings)  # type: ignore[arg-type]
     best = solve(problem)
-    prediction = predict_solution(problem, profile, best, stages or best.stages)
+    prediction = predict_solution(problem, profile, best, piece_stages or best.stages)
     machines = tuple(PlannedMachine(machine.machine, {"kind": "llvm"}, 1) for machine in profile.machines)
-    named = stages_of_layers(graph_of(profile), profile, stages or best.stages)
+    named = stages_of_layers(graph_of(profile), profile, piece_stages or best.stages)
     return Plan("net", "throughput", "test", machines, named, prediction)

@@ -8,11 +8,11 @@ from tvm_split.planner.step_graph import Step, lower
 
 
 def step(name: str, machine: str, seconds: float, contended: float | None = None, **more: float) -> Step:
-    """A step of one machine, all of whose seconds are estimates."""
+    """A step on one machine; all its seconds are estimates."""
     together = seconds if contended is None else contended
     return Step(name, "stage", (machine,), (1.0,), (seconds,), (together,), (1.0,), **more)
 
 
 def evaluate_stages(problem: Problem, stages: tuple[Stage, ...] | list[Stage]) -> Evaluation:
-    """What stages of pieces do."""
+    """The evaluation of stages of pieces."""
     return evaluate(problem, lower(problem, stages))

@@ -65,7 +65,7 @@ class _Launches:
 
 @dataclass
 class _Order:
-    """Of the threads of a block. What kernels see changed: the machine keeps the functions that it looked up first."""
+    """Order of a block's threads; kernels read it, because the virtual machine caches their functions."""
 
     backwards: bool = False
 

@@ -1,4 +1,4 @@
-"""What can be said about CUDA kernels without a GPU: from the scheduled functions, and from the source made of them."""
+"""Checks of CUDA kernels that need no GPU, on the scheduled functions and on their source."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def nvcc() -> str | None:
 
 @dataclass(frozen=True)
 class Assembled:
-    """What the assembler says about one kernel: registers a thread, static shared memory a block, spills a thread."""
+    """The assembler's report on one kernel: registers per thread, shared memory per block, spills per thread."""
 
     name: str
     registers: int

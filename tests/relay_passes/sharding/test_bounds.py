@@ -11,19 +11,19 @@ from relay_passes.sharding.bounds import CommonBounds, bounds, has_empty
 def test_bounds_are_near_the_shares(total: int, weights: list[int], unit: int) -> None:
     shares = [weight / sum(weights) for weight in weights]
     assume(min(shares) * total > unit)
-    found = bounds(total, shares, unit)
-    assert found[0][0] == 0
-    assert found[-1][1] == total
-    assert [end for _, end in found[:-1]] == [begin for begin, _ in found[1:]]
-    for place, (_, end) in enumerate(found[:-1]):
+    parts = bounds(total, shares, unit)
+    assert parts[0][0] == 0
+    assert parts[-1][1] == total
+    assert [end for _, end in parts[:-1]] == [begin for begin, _ in parts[1:]]
+    for place, (_, end) in enumerate(parts[:-1]):
         assert end % unit == 0 or end == total
         assert abs(end - sum(shares[: place + 1]) * total) <= unit
 
 
 def test_a_part_of_too_small_a_share_is_empty() -> None:
-    found = bounds(12, (0.9, 0.1), 4)
-    assert found == ((0, 12), (12, 12))
-    assert has_empty(found)
+    parts = bounds(12, (0.9, 0.1), 4)
+    assert parts == ((0, 12), (12, 12))
+    assert has_empty(parts)
     assert not has_empty(bounds(12, (0.6, 0.4), 4))
 
 

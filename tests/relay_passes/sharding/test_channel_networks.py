@@ -30,18 +30,18 @@ def split(
 
 
 def arrays(inputs: tuple[Any, ...]) -> list[np.ndarray]:
-    return [each.numpy() for each in inputs]
+    return [tensor.numpy() for tensor in inputs]
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_small_networks_compute_the_same(name: str) -> None:
     network, inputs = SMALL[name]
     model = tvm_split.load_model(network, inputs)
-    wanted = values_of(model.module, *arrays(inputs))
+    expected = values_of(model.module, *arrays(inputs))
     for shares, exchange in (((0.6, 0.4), "fused"), ((0.35, 0.65), "each")):
-        found = values_of(split(model, name, shares, exchange).module, *arrays(inputs))
-        for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-9 * abs(other).max())
+        outputs = values_of(split(model, name, shares, exchange).module, *arrays(inputs))
+        for actual, reference in zip(outputs, expected, strict=True):
+            np.testing.assert_allclose(actual, reference, rtol=0, atol=1e-9 * abs(reference).max())
 
 
 @pytest.mark.long
@@ -49,9 +49,9 @@ def test_small_networks_compute_the_same(name: str) -> None:
 def test_small_networks_that_tvm_compiles_compute_the_same(name: str, shares: tuple[float, ...]) -> None:
     network, inputs = SMALL[name]
     model = tvm_split.load_model(network, inputs)
-    found = run(split(model, name, shares).module, *arrays(inputs))
-    for one, other in zip(found, run(model.module, *arrays(inputs)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * abs(other).max())
+    outputs = run(split(model, name, shares).module, *arrays(inputs))
+    for actual, reference in zip(outputs, run(model.module, *arrays(inputs)), strict=True):
+        np.testing.assert_allclose(actual, reference, rtol=0, atol=1e-5 * abs(reference).max())
 
 
 @pytest.mark.long
@@ -59,9 +59,9 @@ def test_small_networks_that_tvm_compiles_compute_the_same(name: str, shares: tu
 def test_published_sizes_compute_the_same(name: str, shares: tuple[float, ...]) -> None:
     image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     model = tvm_split.load_model(getattr(torch_models, name)(), (image,))
-    (found,) = values_of(split(model, name, shares).module, image.numpy())
-    (wanted,) = values_of(model.module, image.numpy())
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * abs(wanted).max())
+    (actual,) = values_of(split(model, name, shares).module, image.numpy())
+    (expected,) = values_of(model.module, image.numpy())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9 * abs(expected).max())
 
 
 @pytest.mark.long

@@ -88,18 +88,18 @@ class PairEach:
 
 
 def test_a_pair_of_convolutions_needs_one_sum() -> None:
-    found = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="fused")
-    tvm.ir.assert_structural_equal(found.module, PairFused)
-    assert found.machine_of == {
+    sharded = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="fused")
+    tvm.ir.assert_structural_equal(sharded.module, PairFused)
+    assert sharded.machine_of == {
         f"{name}_machine_{letter}": f"machine-{letter}" for name in ("conv1", "relu", "conv2") for letter in "ab"
     } | {"conv2": None}
-    assert found.source_of["relu_machine_b"] == "relu"
+    assert sharded.source_of["relu_machine_b"] == "relu"
 
 
 def test_or_the_outputs_of_each_are_gathered() -> None:
-    found = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="each")
-    tvm.ir.assert_structural_equal(found.module, PairEach)
-    assert found.machine_of["relu_gathered_machine_b"] == "machine-b"
+    sharded = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="each")
+    tvm.ir.assert_structural_equal(sharded.module, PairEach)
+    assert sharded.machine_of["relu_gathered_machine_b"] == "machine-b"
 
 
 @I.ir_module
@@ -139,13 +139,13 @@ class PerceptronFused:
         return outputs
 
 
-def test_the_first_machine_adds_biases_and_residuals_to_its_summand() -> None:
-    found = shard(Perceptron, region_of(Perceptron, (0.7, 0.3)), axis="channels", exchange="fused")
-    tvm.ir.assert_structural_equal(found.module, PerceptronFused)
+def test_the_first_machine_adds_biases_and_residuals_to_its_partial_sum() -> None:
+    sharded = shard(Perceptron, region_of(Perceptron, (0.7, 0.3)), axis="channels", exchange="fused")
+    tvm.ir.assert_structural_equal(sharded.module, PerceptronFused)
 
 
 def test_a_cut_takes_only_the_channels_that_a_machine_needs() -> None:
-    """Of what is computed before the region, by nobody yet; of the model's input, by the machine that needs it."""
+    """Slices of values from before the region have no machine yet; slices of the model's input are on their machine."""
     network = Network((1, 4, 5, 5))
     before = network.add(op.nn.relu(network.input))
     depthwise = network.convolution(before, 4, 3, groups=4)
@@ -170,11 +170,11 @@ def test_a_value_used_behind_and_inside_is_made_whole_once_by_the_first_machine(
     narrow = network.add(op.nn.relu(network.convolution(wide, 4, 3)))
     last = network.convolution(narrow, 4, 1)
     module = network.module(last, narrow)
-    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
-    require_same(module, found, np.ones((1, 3, 4, 4), np.float32))
-    assert found.machine_of[narrow.name] == "machine-a"
-    assert f"{narrow.name}_machine_a" not in found.machine_of
-    assert found.machine_of[last.name] is None
+    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    require_same(module, sharded, np.ones((1, 3, 4, 4), np.float32))
+    assert sharded.machine_of[narrow.name] == "machine-a"
+    assert f"{narrow.name}_machine_a" not in sharded.machine_of
+    assert sharded.machine_of[last.name] is None
 
 
 def test_an_operation_without_a_rule_takes_the_whole() -> None:
@@ -182,8 +182,8 @@ def test_an_operation_without_a_rule_takes_the_whole() -> None:
     wide = network.convolution(network.input, 4, 3)
     summed = network.add(op.cumsum(wide, axis=1))
     module = network.module(network.convolution(summed, 4, 1))
-    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
-    operations = {binding.var.name: binding.value for binding in operations_of(main_function(found.module))}
+    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    operations = {binding.var.name: binding.value for binding in operations_of(main_function(sharded.module))}
     assert shape_of(operations[f"{summed.name}_machine_b"]) == (1, 4, 4, 4)
     assert operations[f"{summed.name}_machine_b"].args[0].name == f"{wide.name}_gathered_machine_b"
 
@@ -194,23 +194,23 @@ def test_weights_in_the_region_that_are_used_behind_it_stay() -> None:
     first = network.add(op.matmul(network.input, turned))
     module = network.module(network.add(op.matmul(first, turned)))
     region = region_of(module, (0.5, 0.5), last=first.name)
-    found = shard(module, region, axis="channels", exchange="fused")
-    require_same(module, found, np.ones((1, 4), np.float32))
-    assert found.machine_of[turned.name] == "machine-a"
+    sharded = shard(module, region, axis="channels", exchange="fused")
+    require_same(module, sharded, np.ones((1, 4), np.float32))
+    assert sharded.machine_of[turned.name] == "machine-a"
 
 
 def test_weights_that_are_used_whole_are_one_constant() -> None:
     network = Network((1, 3, 8))
     normed = network.layer_norm(network.input)
     module = network.module(network.linear(normed, 8))
-    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
     scales = [
         [leaf for leaf in leaves_of(binding.value) if is_tensor_constant(leaf)]
-        for binding in bindings_of(main_function(found.module))
+        for binding in bindings_of(main_function(sharded.module))
         if operator_name(binding.value) == "relax.nn.layer_norm"
     ]
     assert len(scales) == 2
-    assert all(one.same_as(other) for one, other in zip(*scales, strict=True))
+    assert all(first.same_as(second) for first, second in zip(*scales, strict=True))
 
 
 def test_a_name_that_is_taken_gets_a_number() -> None:
@@ -222,8 +222,8 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
             result = builder.emit_output(relax.Tuple([product]))
         builder.emit_func_output(result)
     module = builder.get()
-    found = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
-    assert list(found.machine_of) == ["conv_machine_a_2", "conv_machine_b", "conv"]
+    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
+    assert list(sharded.machine_of) == ["conv_machine_a_2", "conv_machine_b", "conv"]
 
 
 def refused(network: Network, output: relax.Var, shares: tuple[float, ...], by: ShardAxis = "channels") -> str:
@@ -256,20 +256,20 @@ def test_more_machines_than_channels_groups_or_heads_are_refused() -> None:
 def test_a_product_with_too_few_channels_for_all_machines_is_computed_whole(
     exchange: str, first: bool, few: int, shares: tuple[float, ...]
 ) -> None:
-    """By every machine that needs it, and the others are dealt out: nothing else of the region is refused for it."""
+    """Every machine that needs it computes it whole; the region's other products are still sharded."""
     network = Network((1, 3, 6, 6))
     value = network.input
     for channels in (few, 20) if first else (20, 20, few):
         value = network.add(op.nn.relu(network.convolution(value, channels, 3)))
     module = network.module(value)
-    found = shard(module, region_of(module, shares), axis="channels", exchange=exchange)
-    require_same(module, found, np.random.default_rng(0).standard_normal((1, 3, 6, 6)))
+    sharded = shard(module, region_of(module, shares), axis="channels", exchange=exchange)
+    require_same(module, sharded, np.random.default_rng(0).standard_normal((1, 3, 6, 6)))
     products = {
         binding.var.name: shape_of(binding.var)[1]
-        for binding in bindings_of(main_function(found.module))
+        for binding in bindings_of(main_function(sharded.module))
         if operator_name(binding.value) == "relax.nn.conv2d"
     }
-    whole = [found.machine_of[name] for name, channels in products.items() if channels == few]
+    whole = [sharded.machine_of[name] for name, channels in products.items() if channels == few]
     assert whole == (["machine-a", "machine-b", "machine-c"] if first else ["machine-a"])
     assert len(products) == 6 if first else 7
 
@@ -294,7 +294,7 @@ def test_a_batch_norm_is_not_cut_from_its_result() -> None:
 
 @pytest.mark.parametrize("shares", [(0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.25)])
 def test_a_large_sum_is_added_up_in_parts(shares: tuple[float, ...]) -> None:
-    """Each machine adds up a part of it for all, and sends less than its summand to each of the others."""
+    """Each machine adds up one part for all; it sends each other machine less than its whole partial sum."""
 
     def crossed(side: int) -> tuple[int, int]:
         network = Network((1, 4, side, side))

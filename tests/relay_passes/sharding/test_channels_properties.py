@@ -19,24 +19,24 @@ from relay_passes.sharding.region import Region, Sharded, ShardError
 from tests.helpers.shard_networks import Network, product_bytes, require_same
 from tests.helpers.sharded_graphs import region_of
 
-SHARES = st.lists(st.integers(2, 4), min_size=2, max_size=4).map(lambda parts: [each / sum(parts) for each in parts])
+SHARES = st.lists(st.integers(2, 4), min_size=2, max_size=4).map(lambda parts: [part / sum(parts) for part in parts])
 STEPS = ("convolution", "group", "depthwise", "norm", "relu", "pool", "average", "residual", "concat", "gate")
 EXCHANGES = st.sampled_from(["fused", "each"])
 
 
 def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:
     """A random chain of convolutions and what stands between them, with residuals; all values that it goes through."""
-    reached = [network.convolution(network.input, draw(st.sampled_from([4, 8, 12])), 3)]
+    values = [network.convolution(network.input, draw(st.sampled_from([4, 8, 12])), 3)]
     for _ in range(size):
-        x = reached[-1]
+        x = values[-1]
         channels = shape_of(x)[1]
-        alike = [each for each in reached if shape_of(each) == shape_of(x)]
-        beside = [each for each in reached if shape_of(each)[2:] == shape_of(x)[2:]]
+        alike = [value for value in values if shape_of(value) == shape_of(x)]
+        beside = [value for value in values if shape_of(value)[2:] == shape_of(x)[2:]]
         match draw(st.sampled_from(STEPS)):
             case "convolution":
                 x = network.convolution(x, draw(st.sampled_from([6, 8, 12])), draw(st.sampled_from([1, 3])))
             case "group":
-                groups = draw(st.sampled_from([each for each in (2, 4) if channels % each == 0]))
+                groups = draw(st.sampled_from([count for count in (2, 4) if channels % count == 0]))
                 x = network.convolution(x, groups * draw(st.integers(1, 4)), 3, groups)
             case "depthwise":
                 x = network.convolution(x, channels * draw(st.integers(1, 2)), 3, channels)
@@ -55,8 +55,8 @@ def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:
             case "gate":
                 pooled = network.add(op.mean(x, [2, 3], keepdims=True))
                 x = network.add(op.multiply(x, network.add(op.sigmoid(network.convolution(pooled, channels, 1)))))
-        reached.append(x)
-    return reached
+        values.append(x)
+    return values
 
 
 def split_or_too_few(
@@ -75,22 +75,24 @@ def split_or_too_few(
 @given(st.data(), st.integers(1, 7), SHARES, EXCHANGES)
 def test_convolutions(data: st.DataObject, size: int, shares: list[float], exchange: Literal["fused", "each"]) -> None:
     network = Network((1, 3, 8, 8))
-    reached = data.draw(st.composite(grown)(network, size))
-    x = reached[-1]
+    values = data.draw(st.composite(grown)(network, size))
+    x = values[-1]
     flat = network.add(op.reshape(network.add(op.mean(x, [2, 3])), (1, shape_of(x)[1])))
-    ends = [*reached, network.linear(flat, 8)]
-    other = data.draw(st.sampled_from(reached))
-    module = network.module(ends[-1], other)
+    ends = [*values, network.linear(flat, 8)]
+    second_output = data.draw(st.sampled_from(values))
+    module = network.module(ends[-1], second_output)
     # A region may begin and end anywhere, but between a batch norm and its first field.
-    names = [each.name for each in ends]
+    names = [value.name for value in ends]
     first, last = sorted(data.draw(st.lists(st.integers(0, len(names) - 1), min_size=2, max_size=2)))
     region = region_of(module, shares, names[first], names[last])
     sharded = split_or_too_few(module, region, "channels", exchange)
     assume(sharded is not None)
     image = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
     require_same(module, sharded, image)
-    # Of the weights of products, everyone has its part and nobody anything else, or, of too few channels, the whole.
-    blocks = gcd(*(blocks_of(each) for each in operations_of(main_function(module)) if each.var.name in region.names))
+    # Each machine has only its part of a product's weights, or, of too few channels, the whole.
+    blocks = gcd(
+        *(blocks_of(binding) for binding in operations_of(main_function(module)) if binding.var.name in region.names)
+    )
     for source in region.names:
         parts = [name for name, machine in sharded.machine_of.items() if machine and sharded.source_of[name] == source]
         held, whole = [product_bytes(sharded.module, [name]) for name in parts], product_bytes(module, [source])
@@ -100,7 +102,7 @@ def test_convolutions(data: st.DataObject, size: int, shares: list[float], excha
 
 
 def blocks_of(binding: relax.VarBinding) -> int:
-    """Of so many alike the channels of a value are: those of a group stay together."""
+    """Return the number of blocks into which a value's channels divide: the channels of a group stay together."""
     is_tensor = isinstance(binding.var.ty, relax.TensorType) and len(shape_of(binding.var)) > 1
     channels = shape_of(binding.var)[1] if is_tensor else 0
     is_convolution = operator_name(binding.value) == "relax.nn.conv2d"
@@ -119,12 +121,12 @@ def projected(network: Network, x: relax.Expr, form: str, heads: int, groups: in
     if form == "one matrix, then a reshape":
         fused = network.add(op.reshape(network.linear(x, 3 * heads * depth), (batch, tokens, 3, heads, depth)))
         turned = network.add(op.permute_dims(fused, [2, 0, 3, 1, 4]))
-        parts = [network.add(op.strided_slice(turned, [0], [each], [each + 1])) for each in range(3)]
-        return [network.add(op.squeeze(each, [0])) for each in parts]
+        parts = [network.add(op.strided_slice(turned, [0], [index], [index + 1])) for index in range(3)]
+        return [network.add(op.squeeze(part, [0])) for part in parts]
     if form == "one matrix, then a split":
         fused = network.add(op.reshape(network.linear(x, 3 * heads * depth), (batch, tokens, 3 * heads * depth)))
         pieces = network.add(op.split(fused, 3, 2))
-        return [by_heads(network.add(relax.TupleGetItem(pieces, each)), heads) for each in range(3)]
+        return [by_heads(network.add(relax.TupleGetItem(pieces, index)), heads) for index in range(3)]
     query = by_heads(network.linear(x, heads * depth), heads)
     shared = []
     for _ in range(2):

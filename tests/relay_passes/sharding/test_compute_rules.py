@@ -49,7 +49,7 @@ def test_reductions_are_made_of_parts(keeps: bool) -> None:
 
 
 def test_a_total_that_has_the_length_of_the_axis_in_its_place() -> None:
-    """Its parts are summands, no ranges of it."""
+    """Its parts are partial sums, not ranges of it."""
 
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
         return [emit(op.add(x, emit(op.sum(x, [2]), "total")), "added")]
@@ -62,6 +62,6 @@ def test_what_computes_over_the_axis_is_refused() -> None:
     assert "computes over that axis" in refusal(lambda x: op.nn.group_norm(x, weights(2), weights(2), 2, 1, [2, 3]))
     assert "computes over that axis" in refusal(lambda x: op.variance(x, [2]))
     assert "only a mean of all pixels" in refusal(lambda x: op.nn.adaptive_avg_pool2d(x, 3))
-    said = refusal(lambda x: op.nn.batch_norm(x, *[weights(2)] * 4, 1, training=True), "batch")
-    assert "statistics of the batch" in said
+    message = refusal(lambda x: op.nn.batch_norm(x, *[weights(2)] * 4, 1, training=True), "batch")
+    assert "statistics of the batch" in message
     assert "no rule is known for this operator; end the shard before it" in refusal(lambda x: op.sort(x, 1))

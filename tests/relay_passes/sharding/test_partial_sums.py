@@ -1,4 +1,4 @@
-"""What is computed on summands before they are added up."""
+"""Operations that are computed on partial sums before these are added."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ X = np.random.default_rng(0).standard_normal((1, 4, 4, 4)).astype(np.float32)
 
 
 def split(network: Network, output: relax.Var) -> Sharded:
-    """After a check that the graph computes what it did."""
+    """Return the sharded graph, after checking that it computes the same values."""
     module = network.module(output)
-    found = shard(module, region_of(module, (0.5, 0.25, 0.25)), axis="channels", exchange="fused")
-    require_same(module, found, X)
-    return found
+    sharded = shard(module, region_of(module, (0.5, 0.25, 0.25)), axis="channels", exchange="fused")
+    require_same(module, sharded, X)
+    return sharded
 
 
 def summed(network: Network) -> relax.Var:
-    """A pair of convolutions: summands on each machine."""
+    """Return a pair of convolutions, which has a partial sum on each machine."""
     return network.convolution(network.convolution(network.input, 8, 3), 4, 1)
 
 
 def sums(sharded: Sharded) -> list[str]:
-    """The variables of the original graph that are sums of the machines'."""
+    """Return the variables of the original graph that are sums of the machines' values."""
     operations = {binding.var.name: binding.value for binding in operations_of(main_function(sharded.module))}
     names = [name for name, machine in sharded.machine_of.items() if machine is None]
     assert all(operator_name(operations[name]) == "relax.add" for name in names)
@@ -50,7 +50,7 @@ def test_means_are_summed_in_place_of_pixels() -> None:
     assert sums(split(network, last)) == [last.name]
 
 
-def test_a_mean_over_channels_is_of_summands() -> None:
+def test_a_mean_over_channels_is_of_partial_sums() -> None:
     network = Network((1, 4, 4, 4))
     last = network.add(op.mean(network.convolution(network.input, 8, 3), [1]))
     assert sums(split(network, last)) == [last.name]

@@ -48,10 +48,14 @@ def test_tables_of_the_frontends_are_taken_in_parts() -> None:
 
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
         reflected = constant(np.array([2, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6]))
-        taken = emit(op.take(x, reflected, axis=2, mode="fast"), "reflected")
+        mirrored = emit(op.take(x, reflected, axis=2, mode="fast"), "reflected")
         product = emit(op.matmul(constant(interpolation.astype(np.float32)), x), "interpolated")
-        other = emit(op.take(x, constant(np.array(3)), axis=1, mode="fast"), "one_channel")
-        return [emit(op.add(taken, product), "sum"), emit(op.take(x, constant(np.arange(2)), axis=3), "columns"), other]
+        channel = emit(op.take(x, constant(np.array(3)), axis=1, mode="fast"), "one_channel")
+        return [
+            emit(op.add(mirrored, product), "sum"),
+            emit(op.take(x, constant(np.arange(2)), axis=3), "columns"),
+            channel,
+        ]
 
     assert_splits_like_whole(graph({"x": (2, 4, 9, 5)}, write), "rows", (0.3, 0.7))
 

@@ -27,11 +27,11 @@ def convolution(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
     groups = draw(st.sampled_from([1, 1, 2, channels]))
     out = draw(st.sampled_from([2, 4])) if groups < channels else channels
     kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 3)))
-    padding = draw(st.tuples(*[st.integers(0, each - 1) for each in (*kernel, *kernel)]))
+    padding = draw(st.tuples(*[st.integers(0, extent - 1) for extent in (*kernel, *kernel)]))
     strides, dilation = draw(st.tuples(st.integers(1, 3), st.integers(1, 2))), draw(st.sampled_from([(1, 1), (2, 1)]))
     kernels = weights(out, channels // groups, *kernel)
-    made = emit(op.nn.conv2d(x, kernels, strides, padding, dilation, groups), name)
-    return emit(op.nn.relu(emit(op.add(made, weights(1, out, 1, 1)), f"{name}_bias")), f"{name}_relu")
+    convolved = emit(op.nn.conv2d(x, kernels, strides, padding, dilation, groups), name)
+    return emit(op.nn.relu(emit(op.add(convolved, weights(1, out, 1, 1)), f"{name}_bias")), f"{name}_relu")
 
 
 def transposed(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
@@ -45,7 +45,7 @@ def transposed(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
 
 def pool(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
     kernel, stride = draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.integers(1, 2))
-    padding = draw(st.tuples(*[st.integers(0, each // 2) for each in (*kernel, *kernel)]))
+    padding = draw(st.tuples(*[st.integers(0, extent // 2) for extent in (*kernel, *kernel)]))
     kind = draw(st.sampled_from([op.nn.max_pool2d, op.nn.avg_pool2d]))
     options = {"ceil_mode": draw(st.booleans()), "count_include_pad": draw(st.booleans())}
     return emit(kind(x, kernel, (stride, 1), padding, draw(st.sampled_from([(1, 1), (2, 1)])), **options), name)
@@ -83,9 +83,9 @@ def looked_up(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
     rows = int(x.ty.shape.values[2])
     table = np.array(draw(st.lists(st.integers(0, rows - 1), min_size=4, max_size=16)))
     padded = emit(op.nn.pad(x, [0, 0, 0, 0, *draw(st.tuples(*[st.integers(0, 1)] * 4))]), f"{name}_pad")
-    taken = emit(op.take(padded, constant(table), axis=2, mode="fast"), name)
+    gathered = emit(op.take(padded, constant(table), axis=2, mode="fast"), name)
     first = draw(st.integers(0, 1))
-    return emit(op.strided_slice(taken, [2, 3], [first, 1], [100, 100], [draw(st.integers(1, 2)), 1]), f"{name}_cut")
+    return emit(op.strided_slice(gathered, [2, 3], [first, 1], [100, 100], [draw(st.integers(1, 2)), 1]), f"{name}_cut")
 
 
 STEPS = [convolution, convolution, convolution, transposed, pool, resized, residual, gated, looked_up]
@@ -98,7 +98,7 @@ def networks(draw: Draw) -> tvm.IRModule:
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
         x = emit(op.abs(x), "first")
         for place, step in enumerate(steps):
-            shape = [int(each) for each in x.ty.shape.values]
+            shape = [int(extent) for extent in x.ty.shape.values]
             assume(min(shape[2:]) >= 4 and max(shape[2:]) < 40)
             x = step(draw, emit, x, f"{step.__name__}_{place}")
         return [emit(op.negative(x), "last")]
@@ -106,7 +106,9 @@ def networks(draw: Draw) -> tvm.IRModule:
     return graph({"x": (4, 2, draw(st.integers(8, 17)), draw(st.integers(8, 11)))}, write)
 
 
-SHARES = st.lists(st.integers(1, 4), min_size=2, max_size=4).map(lambda each: tuple(part / sum(each) for part in each))
+SHARES = st.lists(st.integers(1, 4), min_size=2, max_size=4).map(
+    lambda parts: tuple(part / sum(parts) for part in parts)
+)
 
 # What may be drawn and cannot be split.
 REFUSED = ("is nothing", "padding alone", "nothing from")
@@ -134,18 +136,18 @@ def test_what_is_split_computes_the_same(
 
 def two_convolutions() -> tvm.IRModule:
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
-        made = emit(op.abs(x), "before")
-        made = emit(op.nn.conv2d(made, weights(2, 2, 3, 3), padding=(1, 1)), "conv1")
-        made = emit(op.nn.relu(made), "relu")
-        made = emit(op.nn.conv2d(made, weights(2, 2, 5, 5), 2, padding=(2, 2)), "conv2")
-        return [emit(op.negative(made), "behind")]
+        value = emit(op.abs(x), "before")
+        value = emit(op.nn.conv2d(value, weights(2, 2, 3, 3), padding=(1, 1)), "conv1")
+        value = emit(op.nn.relu(value), "relu")
+        value = emit(op.nn.conv2d(value, weights(2, 2, 5, 5), 2, padding=(2, 2)), "conv2")
+        return [emit(op.negative(value), "behind")]
 
     return graph({"x": (1, 2, 12, 8)}, write)
 
 
-def assert_same_names(found: tvm.IRModule, expected: tvm.IRModule) -> None:
-    names, wanted = (names_of(main_function(each))[:-1] for each in (found, expected))
-    assert names == wanted
+def assert_same_names(actual: tvm.IRModule, expected: tvm.IRModule) -> None:
+    names, expected_names = (names_of(main_function(module))[:-1] for module in (actual, expected))
+    assert names == expected_names
 
 
 def rows(value: relax.Var, first: int, end: int) -> relax.Expr:
@@ -169,10 +171,10 @@ def test_two_convolutions_as_fused_tiles() -> None:
 
     before = two_convolutions()
     region = region_of(before, (0.7, 0.3), "conv1", "conv2")
-    found = shard(before, region, axis="rows", exchange="fused")
-    tvm.ir.assert_structural_equal(found.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert_same_names(found.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert found.machine_of == {
+    sharded = shard(before, region, axis="rows", exchange="fused")
+    tvm.ir.assert_structural_equal(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert_same_names(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert sharded.machine_of == {
         "before_machine_a": None,
         "conv1_machine_a": "machine-a",
         "before_machine_b": None,
@@ -183,12 +185,12 @@ def test_two_convolutions_as_fused_tiles() -> None:
         "conv2_machine_b": "machine-b",
         "conv2": None,
     }
-    assert found.source_of["before_machine_b"] == "before"
-    assert found.source_of["relu_machine_b"] == "relu"
+    assert sharded.source_of["before_machine_b"] == "before"
+    assert sharded.source_of["relu_machine_b"] == "relu"
 
 
 def test_two_convolutions_with_halos_exchanged() -> None:
-    """Of the first convolution machine-a owns the rows 0 to 7, and needs one more; machine-b needs two of these."""
+    """machine-a owns the rows 0 to 7 of the first convolution and needs one more; machine-b needs two of them."""
 
     def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
         first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)
@@ -208,11 +210,11 @@ def test_two_convolutions_with_halos_exchanged() -> None:
 
     before = two_convolutions()
     region = region_of(before, (0.7, 0.3), "conv1", "conv2")
-    found = shard(before, region, axis="rows", exchange="each")
-    tvm.ir.assert_structural_equal(found.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert_same_names(found.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert found.machine_of["relu_machine_b_halo_for_machine_a"] == "machine-b"
-    assert found.machine_of["relu_machine_a_with_halo"] == "machine-a"
+    sharded = shard(before, region, axis="rows", exchange="each")
+    tvm.ir.assert_structural_equal(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert_same_names(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert sharded.machine_of["relu_machine_b_halo_for_machine_a"] == "machine-b"
+    assert sharded.machine_of["relu_machine_a_with_halo"] == "machine-a"
 
 
 @pytest.mark.parametrize("exchange", BOTH)
@@ -221,7 +223,7 @@ def test_computed_shares_are_what_the_rewrite_computes(exchange: Exchange) -> No
     region = region_of(module, (0.5, 0.33, 0.17), "conv1", "conv2")
     shares = computed_shares(module, region, axis="rows", exchange=exchange)
     whole, parts = (
-        {each.var.name: shape_of(each.var)[2] for each in operations_of(main_function(graph))}
+        {binding.var.name: shape_of(binding.var)[2] for binding in operations_of(main_function(graph))}
         for graph in (module, shard(module, region, axis="rows", exchange=exchange).module)
     )
     for (name, machine), share in shares.items():
@@ -231,14 +233,14 @@ def test_computed_shares_are_what_the_rewrite_computes(exchange: Exchange) -> No
 
 def test_a_halo_comes_from_behind_a_thin_neighbour() -> None:
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
-        made = emit(op.nn.relu(x), "relu")
-        return [emit(op.nn.conv2d(made, weights(2, 2, 7, 1), padding=(3, 0)), "conv")]
+        value = emit(op.nn.relu(x), "relu")
+        return [emit(op.nn.conv2d(value, weights(2, 2, 7, 1), padding=(3, 0)), "conv")]
 
     module = graph({"x": (1, 2, 8, 3)}, write)
     region = region_of(module, (0.4, 0.2, 0.4))
-    found = shard(module, region, axis="rows", exchange="each")
-    assert found.machine_of["relu_machine_a_halo_for_machine_c"] == "machine-a"
-    assert found.machine_of["relu_machine_c_halo_for_machine_a"] == "machine-c"
+    sharded = shard(module, region, axis="rows", exchange="each")
+    assert sharded.machine_of["relu_machine_a_halo_for_machine_c"] == "machine-a"
+    assert sharded.machine_of["relu_machine_c_halo_for_machine_a"] == "machine-c"
     assert_splits_like_whole(module, "rows", region.shares)
 
 
@@ -256,10 +258,10 @@ def test_what_becomes_few_rows_is_dealt_out_by_shares_while_it_has_many(
         return [emit(op.nn.conv2d(second, weights(2, 2, 3, 3), strides=2, padding=(1, 1)), "last")]
 
     module = graph({"x": (1, 2, 28, 3)}, write)
-    found = shard(module, region_of(module, shares), axis="rows", exchange="each")
+    sharded = shard(module, region_of(module, shares), axis="rows", exchange="each")
     shapes = {
-        each.var.name: [int(length) for length in each.var.ty.shape.values]
-        for each in operations_of(main_function(found.module))
+        binding.var.name: [int(length) for length in binding.var.ty.shape.values]
+        for binding in operations_of(main_function(sharded.module))
     }
     assert tuple(shapes[f"first_machine_{machine}"][2] for machine in "ab") == rows_of_first
     assert tuple(shapes[f"second_machine_{machine}"][2] for machine in "ab") == rows_of_second
@@ -284,9 +286,9 @@ def test_what_is_whole_behind_a_total_is_computed_by_the_first() -> None:
         return [emit(op.matmul(mean, emit(op.permute_dims(weights(4, 2)), "turned")), "classes")]
 
     module = graph({"x": (1, 2, 8, 3)}, write)
-    found = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
-    assert found.machine_of["mean_machine_b"] == "machine-b"
-    assert found.machine_of["mean_sum_machine_a"] == found.machine_of["classes"] == "machine-a"
+    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
+    assert sharded.machine_of["mean_machine_b"] == "machine-b"
+    assert sharded.machine_of["mean_sum_machine_a"] == sharded.machine_of["classes"] == "machine-a"
     joined = shard(module, region_of(module, (0.5, 0.5), "relu", "mean"), axis="rows", exchange="fused")
     assert joined.machine_of["mean"] is None
 
@@ -301,8 +303,8 @@ def test_what_cannot_be_split_is_refused() -> None:
             shard(module, region_of(module, shares, "conv1", last), axis=axis, exchange=exchange)
         return str(caught.value)
 
-    said = refusal((0.95, 0.05))
-    assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 is nothing; take fewer mach" in said
+    message = refusal((0.95, 0.05))
+    assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 is nothing; take fewer mach" in message
     assert "nothing from 'conv1' to 'conv2' can be split along batch" in refusal((0.5, 0.5), axis="batch")
 
 
@@ -312,6 +314,6 @@ def test_a_tuple_does_not_leave_a_region() -> None:
         return [emit(relax.TupleGetItem(norm, 0), "normed")]
 
     module = graph({"x": (1, 2, 8, 3)}, write)
-    for place, said in ((slice(0, 1), "is a tuple, and used behind"), (slice(1, 2), "is from before")):
-        with pytest.raises(ShardError, match=said):
+    for place, message in ((slice(0, 1), "is a tuple, and used behind"), (slice(1, 2), "is from before")):
+        with pytest.raises(ShardError, match=message):
             shard(module, region_of(module, (0.5, 0.5), place.start, place.stop), axis="rows", exchange="fused")

@@ -88,19 +88,19 @@ def test_a_batch_needs_no_exchange(name: str) -> None:
     assert_splits_like_whole(module, "batch", (0.5, 0.5), ["fused"])
     region = region_of(module, (0.5, 0.5))
     for exchange in ("fused", "each"):
-        found = crossing_bytes(shard(module, region, axis="batch", exchange=exchange))
-        assert not [ends for ends in found if None not in ends]
+        transfers = crossing_bytes(shard(module, region, axis="batch", exchange=exchange))
+        assert not [ends for ends in transfers if None not in ends]
 
 
 def test_a_network_s_halos_are_few_where_strides_fit() -> None:
-    """Of each machine's rows every exchange takes a few; fused tiles compute much again that ends in few rows."""
+    """Each exchange sends few rows; fused tiles recompute much where a network ends in few rows."""
     module = imported(torch_models.resnet((2, 2), 4), torch.randn(1, 3, 64, 64))
     region = region_of(module, (0.5, 0.5))
-    each, fused = (shard(module, region, axis="rows", exchange=exchange) for exchange in ("each", "fused"))
-    found = crossing_bytes(each)
+    exchanged, fused = (shard(module, region, axis="rows", exchange=exchange) for exchange in ("each", "fused"))
+    transfers = crossing_bytes(exchanged)
     # One row of the 32 with 4 channels from above for the first pool, and one of each 3×3 convolution's 16 or 8.
-    assert found["machine-a", "machine-b"] < 2 * 4 * 32 * 4 * 6
-    assert not [name for name, again in computed_again(each, region, module).items() if again and "conv" in name]
+    assert transfers["machine-a", "machine-b"] < 2 * 4 * 32 * 4 * 6
+    assert not [name for name, again in computed_again(exchanged, region, module).items() if again and "conv" in name]
     assert sum(computed_again(fused, region, module).values()) > 0
     assert crossing_bytes(fused)["machine-b", "machine-a"] == 4 * 32
 

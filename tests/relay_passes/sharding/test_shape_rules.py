@@ -18,16 +18,19 @@ op = relax.op
 def test_shapes_in_parts(axis: ShardAxis) -> None:
     def write(emit: Any, x: relax.Var) -> list[relax.Var]:
         halves = emit(op.split(x, 2, 1), "halves")
-        half, other = (emit(relax.TupleGetItem(halves, index), f"half_{index}") for index in range(2))
+        first_half, second_half = (emit(relax.TupleGetItem(halves, index), f"half_{index}") for index in range(2))
         return [
-            emit(op.concat([emit(op.expand_dims(half, 1), "a"), emit(op.expand_dims(other, 1), "b")], 1), "both"),
+            emit(
+                op.concat([emit(op.expand_dims(first_half, 1), "a"), emit(op.expand_dims(second_half, 1), "b")], 1),
+                "both",
+            ),
             emit(op.permute_dims(x, [2, 0, 3, 1]), "permuted"),
             emit(op.reshape(x, (6, 2, 2, 8, 9)), "channels_apart"),
-            emit(op.stack([half, other], 2), "stacked"),
+            emit(op.stack([first_half, second_half], 2), "stacked"),
             emit(op.strided_slice(x, [1, 3], [1, 2], [3, 100], [1, 1]), "cut"),
             emit(op.strided_slice(x, [2, 0], [-7, 1], [8, 6], [2, 1]), "sampled"),
-            emit(op.concat([half, weights(6, 2, 8, 9), other], 1), "with_constant"),
-            emit(op.broadcast_to(emit(op.expand_dims(half, 0), "first"), (3, 6, 2, 8, 9)), "repeated"),
+            emit(op.concat([first_half, weights(6, 2, 8, 9), second_half], 1), "with_constant"),
+            emit(op.broadcast_to(emit(op.expand_dims(first_half, 0), "first"), (3, 6, 2, 8, 9)), "repeated"),
         ]
 
     assert_splits_like_whole(graph({"x": (6, 4, 8, 9)}, write), axis, (0.4, 0.6), ["fused"])

@@ -1,4 +1,4 @@
-"""Bytes that cross between machines, and what is computed again, of a split that can be counted by hand."""
+"""Transferred bytes and recomputed operations of a split that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ ROW = 2 * 5 * 4
 
 
 def write(emit: Any, x: relax.Var) -> list[relax.Var]:
-    made = emit(op.abs(x), "before")
-    made = emit(op.nn.conv2d(made, weights(2, 2, 3, 1), padding=(1, 0)), "conv1")
-    made = emit(op.nn.conv2d(made, weights(2, 2, 3, 1), padding=(1, 0)), "conv2")
-    return [emit(op.negative(made), "behind"), emit(op.exp(made), "other")]
+    value = emit(op.abs(x), "before")
+    value = emit(op.nn.conv2d(value, weights(2, 2, 3, 1), padding=(1, 0)), "conv1")
+    value = emit(op.nn.conv2d(value, weights(2, 2, 3, 1), padding=(1, 0)), "conv2")
+    return [emit(op.negative(value), "behind"), emit(op.exp(value), "other")]
 
 
 def test_halos_cross_and_nothing_is_computed_again() -> None:
     module = graph({"x": (1, 2, 8, 5)}, write)
     region = region_of(module, (0.5, 0.5), "conv1", "conv2")
-    each = shard(module, region, axis="rows", exchange="each")
-    assert crossing_bytes(each) == {
+    exchanged = shard(module, region, axis="rows", exchange="each")
+    assert crossing_bytes(exchanged) == {
         (None, "machine-a"): 5 * ROW,
         (None, "machine-b"): 5 * ROW,
         ("machine-a", "machine-b"): ROW,
@@ -35,7 +35,7 @@ def test_halos_cross_and_nothing_is_computed_again() -> None:
         ("machine-a", None): 4 * ROW,
         ("machine-b", None): 4 * ROW,
     }
-    assert computed_again(each, region, module) == {"conv1": 0, "conv2": 0}
+    assert computed_again(exchanged, region, module) == {"conv1": 0, "conv2": 0}
 
 
 def test_fused_tiles_compute_halos_again() -> None:
@@ -58,7 +58,7 @@ def test_a_value_crosses_once_to_each_machine_and_an_input_as_a_whole() -> None:
 
     module = graph({"x": (1, 2, 8, 5)}, two_sums)
     sharded = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
-    found = crossing_bytes(sharded)
-    assert found[None, "machine-a"] == found[None, "machine-b"] == 8 * ROW
-    assert found["machine-a", "machine-b"] == found["machine-b", "machine-a"] == 4
-    assert found["machine-a", None] == 2 * 4 * ROW
+    transfers = crossing_bytes(sharded)
+    assert transfers[None, "machine-a"] == transfers[None, "machine-b"] == 8 * ROW
+    assert transfers["machine-a", "machine-b"] == transfers["machine-b", "machine-a"] == 4
+    assert transfers["machine-a", None] == 2 * 4 * ROW

@@ -53,8 +53,10 @@ def test_a_pool_over_all_rows_is_a_sum_in_parts() -> None:
 
 
 def test_what_windows_cannot_do_is_refused() -> None:
-    said = refusal(lambda x: op.nn.conv2d(x, weights(2, 2, 1, 1), padding=(9, 0, 0, 0)))
-    assert "'layer' (relax.nn.conv2d) cannot be split along rows: a part of its result would be made of padding" in said
+    message = refusal(lambda x: op.nn.conv2d(x, weights(2, 2, 1, 1), padding=(9, 0, 0, 0)))
+    assert (
+        "'layer' (relax.nn.conv2d) cannot be split along rows: a part of its result would be made of padding" in message
+    )
     assert "in the mode 'reflect'" in refusal(lambda x: op.nn.pad(x, [0, 0, 0, 0, 1, 1, 0, 0], "reflect"))
-    said = refusal(lambda x: op.nn.conv2d(x, weights(2, 8, 1, 1), data_layout="NHWC"), "columns")
-    assert "'C' of its layout NHWC is no axis of its windows" in said
+    message = refusal(lambda x: op.nn.conv2d(x, weights(2, 8, 1, 1), data_layout="NHWC"), "columns")
+    assert "'C' of its layout NHWC is no axis of its windows" in message

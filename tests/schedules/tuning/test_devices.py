@@ -1,4 +1,4 @@
-"""What a device says of its GPU, in a session of TVM's RPC within this process, and who is refused for it."""
+"""The GPU description of a device, over TVM's RPC within this process, and the devices that are refused for it."""
 
 import json
 

@@ -14,7 +14,7 @@ from tvm_split.cli.application import app
 
 @pytest.fixture
 def invoke():
-    """Runs a command in this process; a failure that the test does not expect shows what was written."""
+    """Run a command in this process; a failure that the test does not expect shows the output."""
 
     def run(*arguments, code=0):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
@@ -39,7 +39,7 @@ def onnx_path(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle(onnx_path, tmp_path_factory) -> Path:
-    """The network compiled for two machines on this host."""
+    """Compile the network for two machines on this host."""
     folder = tmp_path_factory.mktemp("compiled") / "bundle"
     split = ["--split", "machine-a=conv_1,relu_1", "--split", "machine-b=conv_2,flatten,dense"]
     result = CliRunner().invoke(app, ["compile", str(onnx_path), "--output", str(folder), *split])
@@ -49,7 +49,7 @@ def bundle(onnx_path, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def expected_outputs(onnx_path):
-    """What ONNX itself says for inputs of shape (micro-batches, *INPUT_SHAPE)."""
+    """Return ONNX's own outputs for inputs of shape (micro-batches, *INPUT_SHAPE)."""
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(str(onnx_path))
@@ -58,7 +58,7 @@ def expected_outputs(onnx_path):
 
 @pytest.fixture
 def start_process(request):
-    """Starts ``tvm-split`` as a process of its own; it is killed if the test leaves it running."""
+    """Start ``tvm-split`` as a process of its own; it is killed if the test leaves it running."""
 
     def start(*arguments, **options):
         command = [sys.executable, "-c", "from tvm_split.__main__ import main; main()", *map(str, arguments)]

@@ -117,7 +117,9 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
     process = start_process(
         "run", bundle, "--random", "1", "--repeat", "10000000", env={**os.environ, "TMPDIR": str(tmp_path)}
     )
-    workers = wait_while_running(process, lambda: len(found := psutil.Process(process.pid).children()) == 2 and found)
+    workers = wait_while_running(
+        process, lambda: len(children := psutil.Process(process.pid).children()) == 2 and children
+    )
     time.sleep(1.0)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
@@ -137,7 +139,7 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
     ids=["compile, Ctrl-C", "compile, SIGTERM", "plan, Ctrl-C"],
 )
 def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_path, command, number, code, word):
-    """There nothing of Python runs for a long time, and what is raised in a callback becomes an error of TVM's own."""
+    """In TVM, no Python code runs for a long time, and an exception in a callback becomes an error of TVM's own."""
     onnx.save(deep_model(), tmp_path / "deep.onnx")
     (tmp_path / "scratch").mkdir()
     process = start_process(
@@ -156,7 +158,7 @@ def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_p
     output, errors = process.communicate(timeout=120)
     assert (process.returncode, output, errors) == (code, "", f"{word}\n")
     assert time.monotonic() - started < 5
-    # A compiler that was called still ends, and takes away what it wrote.
+    # A compiler that is running still ends, and removes its files.
     eventually(lambda: not list((tmp_path / "scratch").iterdir()), "no scratch folder is left")
     assert not (tmp_path / "written").exists()
 

@@ -22,7 +22,7 @@ def test_on_workers(invoke, bundle):
 
 def test_as_json(invoke_json, bundle, tmp_path):
     np.savez(tmp_path / "images.npz", image=np.zeros((2, *INPUT_SHAPE), np.float32))
-    found = invoke_json(
+    report = invoke_json(
         "bench",
         bundle,
         "--cluster",
@@ -34,21 +34,21 @@ def test_as_json(invoke_json, bundle, tmp_path):
         "--micro-batches",
         "5",
     )
-    assert (found["runs"], found["streamed"], found["rounds"]) == (10, 10, 2)
-    assert [machine["stages"] for machine in found["machines"]] == [["stage_0"], ["stage_1"]]
-    assert found["period_seconds"]["predicted"] is None
-    assert found["latency_seconds"]["measured"] > 0
-    assert found["inputs"] == str(tmp_path / "images.npz")
+    assert (report["runs"], report["streamed"], report["rounds"]) == (10, 10, 2)
+    assert [machine["stages"] for machine in report["machines"]] == [["stage_0"], ["stage_1"]]
+    assert report["period_seconds"]["predicted"] is None
+    assert report["latency_seconds"]["measured"] > 0
+    assert report["inputs"] == str(tmp_path / "images.npz")
 
 
 SHORT = ("--rounds", "1", "--micro-batches", "3", "--random", "1")
 
 
 def test_a_model_at_once(invoke_json, onnx_path):
-    found = invoke_json(
+    report = invoke_json(
         "bench", onnx_path, "--cluster", "in-process", "--rounds", "1", "--micro-batches", "3", "--random", "1"
     )
-    assert len(found["machines"]) == 1
+    assert len(report["machines"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_what_is_kept_is_shown(invoke, invoke_json):
     assert "damaged.json: cannot be read" in text
     assert f"kept in {default_folder()}" in text
     assert "tuned kernels: " in text
-    found = invoke_json("cache", "show")
-    assert sorted(each.get("machine", "") for each in found["measurements"]) == ["", "box", "desk"]
+    listing = invoke_json("cache", "show")
+    assert sorted(store.get("machine", "") for store in listing["measurements"]) == ["", "box", "desk"]
 
 
 def test_clearing_removes_measurements_only(invoke, tmp_path):
@@ -44,7 +44,7 @@ def test_wrong_use(invoke):
 
 
 def test_a_plan_tells_that_measurements_are_not_kept(start_process, onnx_path, shared):
-    """Others may write to the cache: nothing of it is used, and the user of `plan` reads why."""
+    """Other users may write to the cache: its content is ignored, and `plan` tells its user why."""
     (shared / "cache").mkdir(mode=0o700)
     shared.chmod(0o777)
     environment = {**os.environ, CACHE_VARIABLE: str(shared / "cache")}

@@ -24,9 +24,9 @@ def only_array(path):
 
 def test_what_was_compiled(invoke_json, onnx_path, tmp_path):
     folder = tmp_path / "bundle"
-    found = invoke_json("compile", onnx_path, "--output", folder, "--workers", "1", "--dump", tmp_path / "dump")
-    (stage,) = found["stages"]
-    assert found["folder"] == str(folder)
+    compiled = invoke_json("compile", onnx_path, "--output", folder, "--workers", "1", "--dump", tmp_path / "dump")
+    (stage,) = compiled["stages"]
+    assert compiled["folder"] == str(folder)
     assert stage["library_bytes"] > 0
     assert stage["target"]["kind"] == "llvm"
     assert any("conv2d" in kernel and "relu" in kernel for kernel in stage["kernels"])
@@ -51,8 +51,8 @@ def test_what_was_compared_with_the_source(invoke, invoke_json, onnx_path, tmp_p
 def test_compile_by_a_plan(invoke, invoke_json, onnx_path, tmp_path):
     plan = tmp_path / "plan.json"
     invoke("plan", onnx_path, "--workers", "1", "--output", plan)
-    found = invoke_json("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle", "--no-verify")
-    assert [stage["machine"] for stage in found["stages"]] == ["machine-a"]
+    compiled = invoke_json("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle", "--no-verify")
+    assert [stage["machine"] for stage in compiled["stages"]] == ["machine-a"]
     result = invoke("compile", onnx_path, "--plan", plan, "--stages", "2", "--output", tmp_path / "other", code=2)
     assert "--plan" in result.stderr
 
@@ -64,7 +64,7 @@ def test_a_plan_is_compiled_without_its_workers_and_that_is_said(invoke, onnx_pa
     cluster.write_text(json.dumps({"machines": [{"name": "box", "address": address}]}))
     invoke("plan", onnx_path, "--cluster", cluster, "--output", plan)
     content = json.loads(plan.read_text())
-    content["machines"][0]["threads"] = 8  # as if the worker had been started anew with fewer
+    content["machines"][0]["threads"] = 8  # as if the worker had been restarted with fewer
     plan.write_text(json.dumps(content))
     compiled = invoke("compile", onnx_path, "--plan", plan, "--output", bundle, "--no-verify").stderr
     check = f"`tvm-split deploy {bundle} --cluster FILE`"
@@ -75,14 +75,14 @@ def test_a_plan_is_compiled_without_its_workers_and_that_is_said(invoke, onnx_pa
 
 def test_run_on_workers(invoke_json, bundle, images, expected_outputs, tmp_path):
     path, values = images
-    found = invoke_json("run", bundle, "--inputs", path, "--repeat", "2", "--output", tmp_path / "out.npz")
-    assert found["micro_batches"] == 6
-    assert found["blob_bytes_sent"] > 0
-    assert all(found["weight_bytes"].values())
-    assert [stage["micro_batches"] for stage in found["stages"]] == [6, 6]
-    assert [stage["machine"] for stage in found["stages"]] == ["machine-a", "machine-b"]
+    report = invoke_json("run", bundle, "--inputs", path, "--repeat", "2", "--output", tmp_path / "out.npz")
+    assert report["micro_batches"] == 6
+    assert report["blob_bytes_sent"] > 0
+    assert all(report["weight_bytes"].values())
+    assert [stage["micro_batches"] for stage in report["stages"]] == [6, 6]
+    assert [stage["machine"] for stage in report["stages"]] == ["machine-a", "machine-b"]
     outputs = only_array(tmp_path / "out.npz")
-    assert list(outputs.shape) == [6, *OUTPUT_SHAPE] == next(iter(found["output"]["shapes"].values()))
+    assert list(outputs.shape) == [6, *OUTPUT_SHAPE] == next(iter(report["output"]["shapes"].values()))
     np.testing.assert_allclose(outputs, expected_outputs([*values, *values]), rtol=1e-4, atol=1e-5)
 
 
@@ -95,8 +95,8 @@ def test_run_in_this_process(invoke, bundle, images, expected_outputs, tmp_path)
 
 
 def test_run_a_model_at_once(invoke_json, onnx_path):
-    found = invoke_json("run", onnx_path, "--cluster", "in-process", "--random", "2")
-    assert (found["micro_batches"], found["inputs"], len(found["stages"])) == (2, "random", 1)
+    report = invoke_json("run", onnx_path, "--cluster", "in-process", "--random", "2")
+    assert (report["micro_batches"], report["inputs"], len(report["stages"])) == (2, "random", 1)
 
 
 def test_deploy_says_what_was_sent(invoke, bundle):
@@ -141,7 +141,7 @@ def test_a_worker_that_is_not_there(invoke, bundle, tmp_path):
 
 
 def test_a_bundle_for_machines_elsewhere_runs_nowhere_else_by_itself(invoke, invoke_json, onnx_path, tmp_path):
-    """It remembers their addresses, not their secrets."""
+    """The bundle keeps their addresses, not their secrets."""
     machines = [
         {"name": name, "address": f"127.0.0.1:{port}", "target": {"kind": "llvm"}, "token_file": "token"}
         for name, port in (("desk", 8), ("box", 9))
@@ -157,8 +157,8 @@ def test_a_bundle_for_machines_elsewhere_runs_nowhere_else_by_itself(invoke, inv
         error = invoke(command, folder, code=2).stderr
         assert "desk at 127.0.0.1:8, box at 127.0.0.1:9: give --cluster" in error
     assert "127.0.0.1:8" in invoke("run", folder, "--cluster", cluster, "--timeout", "3", code=1).stderr
-    found = invoke_json("run", folder, "--workers", "2")
-    assert [stage["machine"] for stage in found["stages"]] == ["desk", "box"]
+    report = invoke_json("run", folder, "--workers", "2")
+    assert [stage["machine"] for stage in report["stages"]] == ["desk", "box"]
 
 
 def test_a_changed_bundle(invoke, onnx_path, tmp_path):
@@ -168,11 +168,11 @@ def test_a_changed_bundle(invoke, onnx_path, tmp_path):
 
 
 def test_half_precision_is_planned_compiled_and_told(invoke, invoke_json, onnx_path, tmp_path):
-    asked = ("--workers", "1", "--precision", "float16")
-    invoke("plan", onnx_path, *asked, "--stages", "1", "--output", tmp_path / "plan.json")
+    options = ("--workers", "1", "--precision", "float16")
+    invoke("plan", onnx_path, *options, "--stages", "1", "--output", tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text())["precision"] == "float16"
-    told = invoke("plan", onnx_path, *asked, "--stages", "1").stdout
-    assert "multiply in float16, and add in float32" in " ".join(told.split())
+    output = invoke("plan", onnx_path, *options, "--stages", "1").stdout
+    assert "multiply in float16, and add in float32" in " ".join(output.split())
     compiled = invoke_json("compile", onnx_path, "--plan", tmp_path / "plan.json", "--output", tmp_path / "bundle")
     assert compiled["precision"] == "float16"
     assert 1e-5 < compiled["output_error"] < 3e-3

@@ -5,9 +5,9 @@ from tvm_split.compiler.targets import host_target, target_text
 
 
 def test_this_installation_is_fit(invoke_json):
-    found = invoke_json("doctor")
-    assert found["ok"] is True
-    checks = {check["name"]: check for check in found["checks"]}
+    report = invoke_json("doctor")
+    assert report["ok"] is True
+    checks = {check["name"]: check for check in report["checks"]}
     for name in ("processor", "memory", "deployment"):
         assert checks[name]["verdict"] == "ok"
     assert target_text(host_target(1)) in checks["processor"]["found"]
@@ -40,12 +40,12 @@ def test_a_linker_that_does_not_exist_is_a_failure(invoke_json, monkeypatch):
 
 def test_versions_are_compared_with_those_that_are_required(monkeypatch):
     installed = metadata.version
-    others = {"torch": "2.11.0", "numpy": "1.26.4"}
+    versions = {"torch": "2.11.0", "numpy": "1.26.4"}
 
     def version(name):
         if name == "lz4":
             raise metadata.PackageNotFoundError(name)
-        return others.get(name) or installed(name)
+        return versions.get(name) or installed(name)
 
     monkeypatch.setattr(metadata, "version", version)
     checks = {check.name: check for check in all_checks()}

@@ -13,8 +13,8 @@ def test_random_inputs_are_the_same_every_time():
     first, second = (list(random_inputs(TWO, 2).stream(1)) for _ in range(2))
     assert [array.dtype.name for array in first[0]] == ["int64", "float32"]
     assert set(first[0][0].tolist()) <= {0, 1}
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one[1], other[1])
+    for arrays, same_arrays in zip(first, second, strict=True):
+        np.testing.assert_array_equal(arrays[1], same_arrays[1])
     assert not np.array_equal(first[0][1], first[1][1])
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while signals change hands: it is heard by whom they were, or by whom they will be."""
+"""Ctrl-C while signal handlers are replaced: either the previous or the next handler gets it."""
 
 import signal
 import subprocess
@@ -77,5 +77,5 @@ def test_a_command_that_then_handles_it_itself_does_not_lose_it():
 
 
 def test_whose_errors_nobody_reads_ends_as_well() -> None:
-    """As where one signal ends all of a pipeline."""
+    """One signal may end all processes of a pipeline."""
     assert run(NOBODY_READS).returncode == 143

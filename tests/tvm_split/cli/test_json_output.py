@@ -1,4 +1,4 @@
-"""Standard output of a command is its result alone, whatever libraries write there: ``--json`` is read by programs."""
+"""Standard output of a command is only its result, whatever libraries write there: programs read ``--json``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Network = torch.nn.ReLU
 
 
 def noisy(code: str, module: str, attribute: str) -> str:
-    """``code`` in whose process the first import after ``module`` has its ``attribute`` writes to descriptor 1."""
+    """Return ``code`` where the first import after ``module`` has its ``attribute`` writes to descriptor 1."""
     return f"""
 import os, sys
 
@@ -49,9 +49,9 @@ sys.addaudithook(write)
 
 
 NOISY_COMMAND = noisy(COMMAND, "tvm_split.cli.application", "run_application")
-"""Once the command line is loaded, the first module that the command itself imports is the library."""
+"""After the command line is loaded, the first module that the command imports stands for the library."""
 ELSEWHERE = {"demo"}
-"""It takes many seconds; tests/tvm_split/demo/test_demo.py reads its ``--json`` from a process."""
+"""Takes many seconds; tests/tvm_split/demo/test_demo.py reads its ``--json`` from a process."""
 COMMANDS = {
     name
     for name, command in typer.main.get_command(app).commands.items()
@@ -63,11 +63,11 @@ SSH_ON_THIS_HOST = """#!/bin/sh
 for remote do :; done
 exec sh -c "$remote"
 """
-"""What ssh does for the last of its arguments, without another machine."""
+"""Runs the last argument of ssh, without another machine."""
 
 
 def ended(code: str, *arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, with standard output and standard error apart."""
+    """Run a command in a process of its own, with separate standard output and standard error."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(cwd))), **variables}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
@@ -75,7 +75,7 @@ def ended(code: str, *arguments: object, cwd: Path, **variables: str) -> subproc
 
 @pytest.fixture(scope="module")
 def arguments(onnx_path, bundle, tmp_path_factory):
-    """Arguments of each command with which it ends soon."""
+    """Return arguments for each command with which it ends soon."""
     folder = tmp_path_factory.mktemp("files")
     problem, plan, report, cluster = (folder / name for name in ("problem.json", "plan.json", "report.json", "c.yaml"))
     problem.write_text(GOOD)

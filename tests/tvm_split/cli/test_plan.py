@@ -6,13 +6,13 @@ LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
 
 
 def test_plan_as_json(invoke_json, onnx_path):
-    found = invoke_json("plan", onnx_path, "--split", "machine-a=conv_1,relu_1", "--split", "machine-b=conv_2")
-    assert found["model"] == "small"
-    assert found["inputs"] == [{"name": "image", "shape": [2, 3, 6, 6], "dtype": "float32"}]
-    assert [stage["machine"] for stage in found["stages"]] == ["machine-a", "machine-b"]
-    assert [stage["layers"] for stage in found["stages"]] == [LAYERS[:2], LAYERS[2:]]
-    assert found["prediction"] is None
-    assert sum(stage["estimated_share"] for stage in found["stages"]) == pytest.approx(1.0)
+    content = invoke_json("plan", onnx_path, "--split", "machine-a=conv_1,relu_1", "--split", "machine-b=conv_2")
+    assert content["model"] == "small"
+    assert content["inputs"] == [{"name": "image", "shape": [2, 3, 6, 6], "dtype": "float32"}]
+    assert [stage["machine"] for stage in content["stages"]] == ["machine-a", "machine-b"]
+    assert [stage["layers"] for stage in content["stages"]] == [LAYERS[:2], LAYERS[2:]]
+    assert content["prediction"] is None
+    assert sum(stage["estimated_share"] for stage in content["stages"]) == pytest.approx(1.0)
 
 
 def test_plan_as_a_table(invoke, onnx_path):
@@ -31,8 +31,8 @@ def test_latency_is_one_stage(invoke_json, onnx_path):
 
 
 def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
-    found = invoke_json("plan", onnx_path, "--estimate", "--output", tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text()) == found["plan"]
+    content = invoke_json("plan", onnx_path, "--estimate", "--output", tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text()) == content["plan"]
 
 
 def test_a_picture(invoke, onnx_path, tmp_path):
@@ -43,7 +43,7 @@ def test_a_picture(invoke, onnx_path, tmp_path):
 
 @pytest.mark.parametrize("option", ["--output", "--picture", "--write-annotations", "--write-problem"])
 def test_folders_that_are_missing_are_told_first(invoke, option):
-    """Before the model is read, and measured."""
+    """The error comes before the model is read or measured."""
     text = " ".join(invoke("plan", "missing.onnx", option, "nowhere/file.svg", code=2).stderr.split())
     assert f"{option}: there is no folder 'nowhere' to write file.svg into" in text
 
@@ -52,10 +52,10 @@ def test_annotations_of_an_onnx_file(invoke, invoke_json, onnx_path, tmp_path):
     annotated = tmp_path / "annotated.onnx"
     split = ["--split", "machine-a=conv_1", "--split", "machine-b=relu_1"]
     written = invoke_json("plan", onnx_path, *split, "--write-annotations", annotated)
-    found = invoke_json("plan", annotated, "--split", "source")
-    assert found["plan"]["stages"] == written["plan"]["stages"]
+    content = invoke_json("plan", annotated, "--split", "source")
+    assert content["plan"]["stages"] == written["plan"]["stages"]
     chosen = invoke_json("plan", annotated, "--split", "source:tvm-split")
-    assert chosen["stages"] == found["stages"]
+    assert chosen["stages"] == content["stages"]
     compiled = invoke_json("compile", annotated, "--split", "source", "--output", tmp_path / "bundle", "--no-verify")
     assert [stage["layers"] for stage in compiled["stages"]] == [["conv_1"], LAYERS[1:]]
     for options, message in (
@@ -84,8 +84,8 @@ def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
     assert invoke_json("plan", "my_network:with_examples", "--workers", "1")["inputs"][0]["shape"] == [2, 4]
-    found = invoke_json("plan", "my_network:Alone", "--workers", "1", "--input-shape", "7,4")
-    assert found["outputs"][0]["shape"] == [7, 3]
+    content = invoke_json("plan", "my_network:Alone", "--workers", "1", "--input-shape", "7,4")
+    assert content["outputs"][0]["shape"] == [7, 3]
 
 
 @pytest.mark.parametrize(

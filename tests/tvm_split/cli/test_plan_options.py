@@ -1,4 +1,4 @@
-"""``tvm-split plan`` as it searches: demands, estimates, sizes, problem files, and improving a plan that has run."""
+"""``tvm-split plan`` with a search: constraints, estimates, sizes, problem files, and improving a plan that has run."""
 
 import json
 
@@ -15,18 +15,18 @@ LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
 
 @pytest.fixture
 def planned(invoke_json, onnx_path):
-    """A plan from estimates, which start no workers; as JSON."""
+    """Return a plan from estimates, which start no workers, as JSON."""
     return lambda *options: invoke_json("plan", onnx_path, "--estimate", *options)
 
 
-def on(found, machine):
-    return [layer for stage in found["plan"]["stages"] if stage["machines"] == [machine] for layer in stage["layers"]]
+def on(content, machine):
+    return [layer for stage in content["plan"]["stages"] if stage["machines"] == [machine] for layer in stage["layers"]]
 
 
 def test_pins(planned):
     assert on(planned("--pin", "dense=machine-b"), B)[-1] == "dense"
-    found = planned("--pin", "conv_1=machine-b", "--keep-off", "dense=machine-b")
-    assert (on(found, B)[0], on(found, A)[-1]) == ("conv_1", "dense")
+    content = planned("--pin", "conv_1=machine-b", "--keep-off", "dense=machine-b")
+    assert (on(content, B)[0], on(content, A)[-1]) == ("conv_1", "dense")
 
 
 def test_numbers_and_limits(planned, invoke, onnx_path):
@@ -35,8 +35,8 @@ def test_numbers_and_limits(planned, invoke, onnx_path):
     free = planned()["prediction"]
     assert planned("--maximum-latency", str(free["latency_seconds"] * 1.01))["prediction"]["latency_seconds"] > 0
     rate = free["samples_per_second"]
-    kept = planned("--objective", "latency", "--minimum-throughput", str(rate * 0.9))["prediction"]
-    assert kept["samples_per_second"] >= rate * 0.9
+    prediction = planned("--objective", "latency", "--minimum-throughput", str(rate * 0.9))["prediction"]
+    assert prediction["samples_per_second"] >= rate * 0.9
     for option, value in (("--maximum-latency", "1e-8"), ("--minimum-throughput", "1e12")):
         assert "no plan" in invoke("plan", onnx_path, "--estimate", option, value, code=2).stderr
 
@@ -50,9 +50,9 @@ def test_replicas(invoke, invoke_json, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     options = ("plan", "wide:make", "--estimate", "--replicas")
-    found = invoke_json(*options)
-    assert [len(stage["layers"]) for stage in found["stages"]] == [3]
-    (stage,) = found["plan"]["stages"]
+    content = invoke_json(*options)
+    assert [len(stage["layers"]) for stage in content["stages"]] == [3]
+    (stage,) = content["plan"]["stages"]
     assert (stage["machines"], stage["shares"]) == ([A, B], [0.5, 0.5])
     assert "takes turns" in invoke(*options).stdout
     pinned = invoke_json(*options, "--pin", "0=machine-a")
@@ -60,10 +60,10 @@ def test_replicas(invoke, invoke_json, tmp_path, monkeypatch):
 
 
 def test_estimates_are_called_estimates(planned):
-    found = planned()
-    assert found["plan"]["origin"] == "estimated"
-    assert [machine["estimated_share"] for machine in found["prediction"]["machines"]] == [1.0]
-    assert found["prediction"]["profiled_at"] == 0
+    content = planned()
+    assert content["plan"]["origin"] == "estimated"
+    assert [machine["estimated_share"] for machine in content["prediction"]["machines"]] == [1.0]
+    assert content["prediction"]["profiled_at"] == 0
 
 
 @pytest.mark.slow
@@ -78,14 +78,14 @@ def test_measured_once_and_again_when_asked(invoke_json, onnx_path):
 def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):
     path = tmp_path / "problem.json"
     demands = ("--stages", "2", "--pin", "conv_1=machine-b", "--maximum-latency", "0.5")
-    found = planned(*demands, "--write-problem", path)
+    content = planned(*demands, "--write-problem", path)
     alone = invoke_json("solve", path)
-    assert [stage["machine"] for stage in alone["stages"]] == [stage["machine"] for stage in found["stages"]]
-    for mine, other in zip(alone["stages"], found["plan"]["stages"], strict=True):
-        assert mine["pieces"] == other["layers"]  # from estimates, every layer is a piece
-    assert alone["predicted"]["period_seconds"] == pytest.approx(found["prediction"]["period_seconds"])
-    assert alone["predicted"]["latency_seconds"] == pytest.approx(found["prediction"]["latency_seconds"])
-    assert alone["lower_bound_seconds"] == pytest.approx(found["prediction"]["lower_bound_seconds"])
+    assert [stage["machine"] for stage in alone["stages"]] == [stage["machine"] for stage in content["stages"]]
+    for solved, planned_stage in zip(alone["stages"], content["plan"]["stages"], strict=True):
+        assert solved["pieces"] == planned_stage["layers"]  # from estimates, every layer is a piece
+    assert alone["predicted"]["period_seconds"] == pytest.approx(content["prediction"]["period_seconds"])
+    assert alone["predicted"]["latency_seconds"] == pytest.approx(content["prediction"]["latency_seconds"])
+    assert alone["lower_bound_seconds"] == pytest.approx(content["prediction"]["lower_bound_seconds"])
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,11 @@ def open_batch(tmp_path_factory):
 
 
 def test_sizes_of_micro_batches(invoke, invoke_json, open_batch):
-    found = invoke_json("plan", open_batch, "--estimate", "--batches", "1,4")
-    assert sorted(each["size"] for each in found["sizes"]) == [1, 4]
-    rates = [each["samples_per_second"] for each in found["sizes"]]
+    content = invoke_json("plan", open_batch, "--estimate", "--batches", "1,4")
+    assert sorted(size["size"] for size in content["sizes"]) == [1, 4]
+    rates = [size["samples_per_second"] for size in content["sizes"]]
     assert rates == sorted(rates, reverse=True)
-    assert found["inputs"][0]["shape"][0] == found["sizes"][0]["size"]
+    assert content["inputs"][0]["shape"][0] == content["sizes"][0]["size"]
     assert "samples a second" in invoke("plan", open_batch, "--estimate", "--batches", "1,4").stdout
 
 
@@ -118,18 +118,18 @@ def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
     plan, report, better = (tmp_path / name for name in ("plan.json", "report.json", "better.json"))
     options = ("--estimate", "--objective", "latency")
     first = invoke_json("plan", onnx_path, *options, "--output", plan)
-    (machine,) = (each["machine"] for each in first["stages"])
-    other = {A: B, B: A}[machine]
+    (machine,) = (stage["machine"] for stage in first["stages"])
+    other_machine = {A: B, B: A}[machine]
     report.write_text(json.dumps(report_of(first["plan"], {machine: 1e4})))
     improve = ("replan", onnx_path, "--measured", report, "--plan")
     result = invoke(*improve, plan, "--output", better)
     assert "the plan changes: it gains" in result.stderr
-    found = json.loads(better.read_text())
-    assert [stage["machines"] for stage in found["stages"]] == [[other]]
-    assert found["origin"] == "corrected by measurements"
+    written = json.loads(better.read_text())
+    assert [stage["machines"] for stage in written["stages"]] == [[other_machine]]
+    assert written["origin"] == "corrected by measurements"
     assert "the plan stays" in invoke(*improve, better).stderr
     # The new plan runs as predicted. That its machine is as fast as expected does not make the other one fast again.
-    report.write_text(json.dumps(report_of(found, {other: 1.0})))
+    report.write_text(json.dumps(report_of(written, {other_machine: 1.0})))
     assert "the plan stays" in invoke(*improve, better).stderr
     report.write_text(json.dumps(report_of(first["plan"], {machine: 1e4})))
     assert "the plan stays" in invoke(*improve, plan, "--threshold", "1").stderr
@@ -141,12 +141,12 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
     report.write_text(json.dumps(report_of(first["plan"], {first["stages"][0]["machine"]: 1e4})))
     neither.write_text("{}")
     swapped = f"--plan, --measured: {plan} is the plan, and {report} is none; give --plan {plan} --measured {report}"
-    for given, message in (
+    for files, message in (
         ((report, plan), swapped),
         ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),
         ((plan, neither), f"{neither} is no report, which `tvm-split bench --json` writes"),
     ):
-        error = invoke("replan", onnx_path, "--estimate", "--plan", given[0], "--measured", given[1], code=2).stderr
+        error = invoke("replan", onnx_path, "--estimate", "--plan", files[0], "--measured", files[1], code=2).stderr
         assert message in error
         assert "Traceback" not in error
 
@@ -163,7 +163,7 @@ def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json,
 
 
 def test_a_plan_file_keeps_the_sizes_of_the_inputs_and_what_was_asked(invoke, invoke_json, open_batch, tmp_path):
-    """So that neither has to be given again."""
+    """Neither has to be given again."""
     plan = tmp_path / "plan.json"
     invoke("plan", open_batch, "--estimate", "--batch", "3", "--pin", "dense=machine-b", "--output", plan)
     saved = Plan.load(plan)

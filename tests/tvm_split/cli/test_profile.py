@@ -5,21 +5,21 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 def test_every_kernel_with_its_layers(invoke_json, onnx_path):
-    found = invoke_json("profile", onnx_path, "--threads", "1", "--rounds", "2")
-    layers = [layer for kernel in found["kernels"] for layer in kernel["layers"]]
+    profile = invoke_json("profile", onnx_path, "--threads", "1", "--rounds", "2")
+    layers = [layer for kernel in profile["kernels"] for layer in kernel["layers"]]
     assert {"conv_1", "relu_1", "conv_2", "dense"} <= set(layers)
-    assert found["threads"] == 1
-    assert sum(kernel["share_of_time"] for kernel in found["kernels"]) == pytest.approx(1.0)
-    assert all(kernel["seconds"] > 0 for kernel in found["kernels"])
-    assert found["peak_operations_per_second"] > 1e9
-    assert found["peak_bytes_per_second"] > 1e8
+    assert profile["threads"] == 1
+    assert sum(kernel["share_of_time"] for kernel in profile["kernels"]) == pytest.approx(1.0)
+    assert all(kernel["seconds"] > 0 for kernel in profile["kernels"])
+    assert profile["peak_operations_per_second"] > 1e9
+    assert profile["peak_bytes_per_second"] > 1e8
 
 
 def test_calls_stand_in_their_order(invoke_json, onnx_path):
-    found = invoke_json("profile", onnx_path, "--threads", "1", "--rounds", "1", "--calls")
-    firsts = [kernel["layers"][0] for kernel in found["kernels"] if kernel["layers"]]
+    profile = invoke_json("profile", onnx_path, "--threads", "1", "--rounds", "1", "--calls")
+    firsts = [kernel["layers"][0] for kernel in profile["kernels"] if kernel["layers"]]
     assert firsts.index("conv_1") < firsts.index("conv_2") < firsts.index("dense")
-    assert all(kernel["calls"] == 1 for kernel in found["kernels"])
+    assert all(kernel["calls"] == 1 for kernel in profile["kernels"])
 
 
 def test_a_table(invoke, onnx_path):
@@ -60,11 +60,11 @@ def own_cache(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache", "busy_machine")
 def test_pieces_on_workers(invoke, invoke_json, onnx_path):
-    found = invoke_json("profile", onnx_path, "--workers", "2")
-    assert [machine["machine"] for machine in found["machines"]] == ["machine-a", "machine-b"]
-    layers = [layer for piece in found["pieces"] for layer in piece["layers"]]
+    profile = invoke_json("profile", onnx_path, "--workers", "2")
+    assert [machine["machine"] for machine in profile["machines"]] == ["machine-a", "machine-b"]
+    layers = [layer for piece in profile["pieces"] for layer in piece["layers"]]
     assert {"conv_1", "relu_1", "conv_2", "dense"} <= set(layers)
-    assert all(report["measured"] and not report["cached"] for report in found["reports"])
+    assert all(report["measured"] and not report["cached"] for report in profile["reports"])
     text = " ".join(invoke("profile", onnx_path, "--workers", "2").stdout.split())
     assert "cached" in text
     assert "--refresh" in text

@@ -1,4 +1,4 @@
-"""``--shard``: what is read from the text, and what becomes of such a plan on the command line."""
+"""``--shard``: the parsing of the text, and the use of such a plan on the command line."""
 
 import json
 
@@ -22,7 +22,7 @@ ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
         (f"/a/b:0../a/c:1:heads:{A}=0.5,{B}=0.5", Shard("/a/b:0", "/a/c:1", "heads", HALVES)),
         (f"a:rows:b..c:rows:{A}=0.5,{B}=0.5", Shard("a:rows:b", "c", "rows", HALVES)),
         ("a..b:rows:tcp:1=0.5,k=v=0.5", Shard("a", "b", "rows", {"tcp:1": 0.5, "k=v": 0.5})),
-        ("a..b:rows:m=2", Shard("a", "b", "rows", {"m": 2.0})),  # refused by the planner, which knows why
+        ("a..b:rows:m=2", Shard("a", "b", "rows", {"m": 2.0})),  # refused by the planner, with the reason
         (
             f"{{first: x..y, last: z, axis: batch, shares: {{{A}: 0.5, {B}: 0.5}}}}",
             Shard("x..y", "z", "batch", HALVES),
@@ -55,13 +55,13 @@ def test_what_cannot_be_read_is_said(text, message):
 def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp_path):
     path, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     options = ("plan", onnx_path, "--shard", ROWS, "--split", f"{B}=flatten")
-    found = invoke_json(*options, "--output", path, "--picture", picture)
-    assert [(stage["machines"], stage["shares"], stage["layers"]) for stage in found["stages"]] == [
+    content = invoke_json(*options, "--output", path, "--picture", picture)
+    assert [(stage["machines"], stage["shares"], stage["layers"]) for stage in content["stages"]] == [
         ([A, B], [0.5, 0.5], ["conv_1", "relu_1", "conv_2"]),
         ([B], [1.0], ["flatten", "dense"]),
     ]
-    assert [stage["sharding"] for stage in found["stages"]] == [{"axis": "rows", "exchange": "fused"}, None]
-    assert json.loads(path.read_text()) == found["plan"]
+    assert [stage["sharding"] for stage in content["stages"]] == [{"axis": "rows", "exchange": "fused"}, None]
+    assert json.loads(path.read_text()) == content["plan"]
     text = invoke(*options).stdout
     assert "shares the rows" in text
     words = "machine-a 0.5 and machine-b 0.5 of the rows; rows beyond a part are computed twice"
@@ -73,9 +73,9 @@ def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp
 
 def test_predicted_if_asked_for(invoke, invoke_json, onnx_path, tmp_path):
     options = ("plan", onnx_path, "--shard", ROWS, "--predict", "--estimate")
-    found = invoke_json(*options)["prediction"]
-    assert {each["machine"] for each in found["machines"]} == {A, B}
-    assert {each["estimated_share"] for each in found["machines"]} == {1.0}
+    prediction = invoke_json(*options)["prediction"]
+    assert {machine["machine"] for machine in prediction["machines"]} == {A, B}
+    assert {machine["estimated_share"] for machine in prediction["machines"]} == {1.0}
     picture = tmp_path / "plan.svg"
     text = invoke(*options, "--picture", picture).stdout
     assert "Predicted:" in text
@@ -119,7 +119,7 @@ def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_
         "--plan says this already"
         in invoke("compile", onnx_path, "--plan", plan, "--output", tmp_path / "other", "--shard", ROWS, code=2).stderr
     )
-    # Long enough that every machine computes something after the pipeline has filled up: only that counts.
+    # Long enough that every machine computes after the pipeline has filled up; only that is measured.
     bench = ("bench", tmp_path / "bundle", "--rounds", "1", "--micro-batches", "40")
     measured = invoke(*bench, "--json").stdout
     report.write_text(measured)

@@ -1,4 +1,4 @@
-"""`tvm-split simulate`: plans and problems from files, what happens to machines, and pictures."""
+"""`tvm-split simulate`: plans and problems from files, slow and lost machines, and pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan_path(tmp_path):
 
 @pytest.fixture
 def solved(tmp_path, invoke):
-    """A problem and its answer."""
+    """Write a problem and its solution."""
     problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
     problem.write_text(GOOD)
     answer.write_text(invoke("solve", problem, "--json").stdout)
@@ -36,17 +36,18 @@ def test_a_plan_is_told_beside_its_prediction(invoke, plan_path):
     text = invoke("simulate", plan_path, "--timeline").stdout
     for words in ("net, simulated: 300 results", A, "50 micro-batches a second (predicted: 50)", "Alone: 3", "compute"):
         assert words in text, text
-    assert all("compute" in line for line in text.splitlines() if "··" in line), text  # none goes on in another line
+    # No row continues on another line.
+    assert all("compute" in line for line in text.splitlines() if "··" in line), text
 
 
 def test_as_json(invoke, plan_path):
-    found = json.loads(invoke("simulate", plan_path, "--json", "--micro-batches", "50", "--scatter", "0.2").stdout)
-    assert found["results"] == 50
-    assert found["samples_per_second"] == pytest.approx(1 / found["period_seconds"])
-    assert found["predicted"]["period_seconds"] == pytest.approx(0.02, rel=0.01)
-    assert {each["machine"] for each in found["machines"]} == {A, B}
-    assert found["single"]["percentiles_seconds"]["90"] > found["single"]["percentiles_seconds"]["50"]
-    assert found["what_if"]["compute_scatter"] == 0.2
+    simulated = json.loads(invoke("simulate", plan_path, "--json", "--micro-batches", "50", "--scatter", "0.2").stdout)
+    assert simulated["results"] == 50
+    assert simulated["samples_per_second"] == pytest.approx(1 / simulated["period_seconds"])
+    assert simulated["predicted"]["period_seconds"] == pytest.approx(0.02, rel=0.01)
+    assert {machine["machine"] for machine in simulated["machines"]} == {A, B}
+    assert simulated["single"]["percentiles_seconds"]["90"] > simulated["single"]["percentiles_seconds"]["50"]
+    assert simulated["what_if"]["compute_scatter"] == 0.2
 
 
 def test_what_was_measured_of_machines_counts(invoke, plan_path, tmp_path):
@@ -59,22 +60,22 @@ def test_what_was_measured_of_machines_counts(invoke, plan_path, tmp_path):
     report = DeploymentReport("net", "", "", *whole, machines, (), runs=1, streamed=10, advice=())
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report.to_dict()))
-    found = json.loads(invoke("simulate", plan_path, "--measured", path, "--json").stdout)
-    assert found["period_seconds"] == pytest.approx(0.05, rel=1e-6)
+    simulated = json.loads(invoke("simulate", plan_path, "--measured", path, "--json").stdout)
+    assert simulated["period_seconds"] == pytest.approx(0.05, rel=1e-6)
     path.write_text(json.dumps({**report.to_dict(), "model": "other"}))
     assert "is of model 'other'" in invoke("simulate", plan_path, "--measured", path, code=2).stderr
 
 
 def test_a_problem_and_its_answer(invoke, solved):
     problem, answer = solved
-    found = json.loads(invoke("simulate", answer, "--problem", problem, "--json").stdout)
-    assert found["period_seconds"] == pytest.approx(0.015, rel=1e-6)
-    assert found["predicted"]["period_seconds"] == 0.015
+    simulated = json.loads(invoke("simulate", answer, "--problem", problem, "--json").stdout)
+    assert simulated["period_seconds"] == pytest.approx(0.015, rel=1e-6)
+    assert simulated["predicted"]["period_seconds"] == 0.015
 
 
 @pytest.fixture(scope="module")
 def shared_path(tmp_path_factory):
-    """The plan of a network whose first layers two machines compute together, over links that take no time."""
+    """Write a plan whose first layers two machines compute together, over links that take no time."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     network = torch.nn.Sequential(*(torch.nn.Conv2d(width, 8, 3, padding=1) for width in (3, 8, 8))).eval()
@@ -88,18 +89,18 @@ def shared_path(tmp_path_factory):
 
 
 def test_layers_that_machines_share(invoke, shared_path):
-    found = json.loads(invoke("simulate", shared_path, "--json").stdout)
-    assert found["single"]["mean_seconds"] == pytest.approx(found["predicted"]["latency_seconds"], rel=1e-6)
-    assert found["period_seconds"] >= found["predicted"]["period_seconds"] * (1 - 1e-9)
+    simulated = json.loads(invoke("simulate", shared_path, "--json").stdout)
+    assert simulated["single"]["mean_seconds"] == pytest.approx(simulated["predicted"]["latency_seconds"], rel=1e-6)
+    assert simulated["period_seconds"] >= simulated["predicted"]["period_seconds"] * (1 - 1e-9)
     slow = json.loads(invoke("simulate", shared_path, "--slow", f"{B}=4", "--json").stdout)
-    assert slow["single"]["mean_seconds"] > 1.5 * found["single"]["mean_seconds"]
+    assert slow["single"]["mean_seconds"] > 1.5 * simulated["single"]["mean_seconds"]
     text = invoke("simulate", shared_path, "--timeline", "--lose", f"{B}@0.00001", code=1).stdout
     assert f"{B} is lost at" in text
 
 
 def test_a_machine_slows_down(invoke, plan_path):
-    found = json.loads(invoke("simulate", plan_path, "--slow", f"{A}=4", "--json").stdout)
-    assert found["period_seconds"] > 0.039
+    simulated = json.loads(invoke("simulate", plan_path, "--slow", f"{A}=4", "--json").stdout)
+    assert simulated["period_seconds"] > 0.039
 
 
 def test_a_machine_is_lost(invoke, plan_path):
@@ -117,7 +118,7 @@ def test_a_loss_after_the_last_result_loses_nothing(invoke, plan_path):
 
 
 def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
-    """Numbers that JSON has, and what to ask for; two equal replicas give their first results at once."""
+    """JSON has valid numbers, the text says what to request; two equal replicas give their first results at once."""
     problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
     machines, seconds = [{"name": "a"}, {"name": "b"}], {"a": 0.01, "b": 0.01}
     content = {"objective": "throughput", "replicas": True, "machines": machines, "links": [], "edges": []}
@@ -128,8 +129,8 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
     def refused(constant):
         raise AssertionError(constant)
 
-    found = json.loads(invoke(*arguments, "--json").stdout, parse_constant=refused)
-    assert (found["results"], found["period_seconds"], found["samples_per_second"]) == (2, None, None)
+    simulated = json.loads(invoke(*arguments, "--json").stdout, parse_constant=refused)
+    assert (simulated["results"], simulated["period_seconds"], simulated["samples_per_second"]) == (2, None, None)
     assert "turns after 2 results: a throughput needs --micro-batches 4" in " ".join(invoke(*arguments).stdout.split())
 
 
@@ -205,9 +206,9 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved, tmp_pat
         ("{", "this is no JSON"),
     ):
         wrong.write_text(text)
-        said = " ".join(invoke("simulate", wrong, "--problem", problem, code=2).stderr.split())
-        assert str(wrong) in said
-        assert words in said
+        error = " ".join(invoke("simulate", wrong, "--problem", problem, code=2).stderr.split())
+        assert str(wrong) in error
+        assert words in error
     assert f"{plan_path} is a plan, and no answer" in invoke("simulate", plan_path, "--problem", problem, code=2).stderr
     assert "takes an answer of `tvm-split solve` with its --problem" in invoke("simulate", answer, code=2).stderr
     both = invoke("simulate", answer, "--problem", problem, "--measured", plan_path, code=2)

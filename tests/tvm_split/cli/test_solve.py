@@ -19,9 +19,9 @@ def test_the_planner_alone_as_a_process(start_process, problem_path):
     process = start_process("solve", problem_path, "--json")
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (0, "")
-    found = json.loads(output)
-    assert [stage["machine"] for stage in found["stages"]] == ["machine-0", "machine-1"]
-    assert found["predicted"]["period_seconds"] == 0.015
+    solution = json.loads(output)
+    assert [stage["machine"] for stage in solution["stages"]] == ["machine-0", "machine-1"]
+    assert solution["predicted"]["period_seconds"] == 0.015
 
 
 def test_a_problem_as_a_table(invoke, problem_path):

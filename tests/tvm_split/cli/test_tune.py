@@ -36,7 +36,7 @@ def test_wrong_use(invoke, onnx_path, tmp_path):
     assert "is not JSON" in invoke("tune", onnx_path, "--target", "llvm", code=2).stderr
     assert "without a key" in invoke("tune", onnx_path, "--tracker", "127.0.0.1:1", code=2).stderr
     target = json.dumps({"kind": "cuda", "arch": "sm_90"})
-    # Before the model is read, which there is none of here.
+    # The error comes before the model is read; there is none here.
     nothing = tmp_path / "nothing.onnx"
     assert "measured through a tracker alone" in invoke("tune", nothing, "--target", target, code=1).stderr
     missing = invoke("compile", onnx_path, "--database", tmp_path / "none", "--output", tmp_path / "b", code=1)

@@ -9,7 +9,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
 FOREIGN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"}
-"""What this host does not execute."""
+"""A target whose code this host cannot execute."""
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def worker(start_process, tmp_path):
 
 def test_status(invoke, invoke_json, worker, tmp_path):
     process, address = worker
-    (found,) = invoke_json("status", "--cluster", f"at:{address}?token_file={tmp_path}/token")["workers"]
-    assert (found["reachable"], found["worker"], found["process_id"]) == (True, "box", process.pid)
-    assert found["cores"] >= 1
-    assert found["deployments"] == []
+    (status,) = invoke_json("status", "--cluster", f"at:{address}?token_file={tmp_path}/token")["workers"]
+    assert (status["reachable"], status["worker"], status["process_id"]) == (True, "box", process.pid)
+    assert status["cores"] >= 1
+    assert status["deployments"] == []
     machines = [
         {"name": "near", "address": address, "token_file": "token"},
         {"name": "far", "address": "127.0.0.1:9", "token_file": "token"},
@@ -40,8 +40,8 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     assert "near" in result.stdout
     assert "does not answer" in result.stdout
     assert "127.0.0.1:9" in result.stderr
-    found = invoke_json("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
-    assert [each["reachable"] for each in found["workers"]] == [True, False]
+    report = invoke_json("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
+    assert [row["reachable"] for row in report["workers"]] == [True, False]
 
 
 def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, tmp_path):
@@ -54,11 +54,11 @@ def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, 
     links += [{"from": "next", "to": "own"}]
     path = tmp_path / "cluster.yaml"
     path.write_text(json.dumps({"machines": machines, "links": links}))
-    found = invoke_json("status", "--cluster", path)["links"]
-    carried = {(each["source"], each["destination"]): each["transport"] for each in found}
-    assert len(carried) == len(found) == 12
-    others = {ends: how for ends, how in carried.items() if how != "shm"}
-    assert others == {("near", "next"): "grpc", ("next", "near"): "grpc", ("own", "near"): "grpc"}
+    rows = invoke_json("status", "--cluster", path)["links"]
+    carried = {(row["source"], row["destination"]): row["transport"] for row in rows}
+    assert len(carried) == len(rows) == 12
+    not_shm = {ends: how for ends, how in carried.items() if how != "shm"}
+    assert not_shm == {("near", "next"): "grpc", ("next", "near"): "grpc", ("own", "near"): "grpc"}
     text = " ".join(invoke("status", "--cluster", path).stdout.split())
     assert "Links over gRPC: near ↔ next, own → near" in text
     shared = "client ↔ near, client ↔ next, client ↔ own, near → own, next ↔ own"
@@ -94,10 +94,12 @@ def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tm
         machines.append({"name": name, "address": json.loads(process.stdout.readline())["address"]})
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(json.dumps({"machines": machines}))
-    assert all(each["sent_bytes"] > 0 for each in invoke_json("deploy", bundle, "--cluster", cluster)["machines"])
-    assert all(each["sent_bytes"] == 0 for each in invoke_json("deploy", bundle, "--cluster", cluster)["machines"])
-    found = invoke_json("run", bundle, "--cluster", cluster, "--random", "3")
-    assert (found["blob_bytes_sent"], found["micro_batches"]) == (0, 3)
+    assert all(machine["sent_bytes"] > 0 for machine in invoke_json("deploy", bundle, "--cluster", cluster)["machines"])
+    assert all(
+        machine["sent_bytes"] == 0 for machine in invoke_json("deploy", bundle, "--cluster", cluster)["machines"]
+    )
+    report = invoke_json("run", bundle, "--cluster", cluster, "--random", "3")
+    assert (report["blob_bytes_sent"], report["micro_batches"]) == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +128,8 @@ def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
     file = ("--cluster", tmp_path / "cluster.yaml")
     for command in (("plan", onnx_path), ("run", bundle), ("deploy", bundle), ("profile", onnx_path)):
         assert "--tracker" in invoke(*command, *file, "--tracker", "127.0.0.1:9", code=2).stderr
-        found = invoke(*command, "--tracker", "127.0.0.1:9", code=1)
-        assert "no tracker can be reached at 127.0.0.1:9" in found.stderr
+        result = invoke(*command, "--tracker", "127.0.0.1:9", code=1)
+        assert "no tracker can be reached at 127.0.0.1:9" in result.stderr
     assert "no tracker can be reached" in invoke("status", "--tracker", "127.0.0.1:9", code=1).stderr
 
 
@@ -145,26 +147,26 @@ def cluster_file(folder, *machines):
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("entry", "message"),
     [
         ({"name": "desk"}, "the worker that answers for machine 'desk' is 'box'"),
         ({"name": "box", "threads": 8}, "machine 'box' is said to have 8 threads, and its worker computes with 1"),
         ({"name": "box", "target": FOREIGN}, f"machine 'box' is said to have the target {FOREIGN}, and its worker's"),
     ],
 )
-def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path, said, message):
-    path = cluster_file(tmp_path, {**said, "address": worker[1]})
+def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path, entry, message):
+    path = cluster_file(tmp_path, {**entry, "address": worker[1]})
     result = invoke("status", "--cluster", path, code=1)
     assert message in result.stderr
     assert "process" in result.stdout
     for command in (["plan", onnx_path], ["compile", onnx_path, "--output", tmp_path / "bundle"]):
         assert message in invoke(*command, "--cluster", path, "--maximum-machines", "1", code=2).stderr
-        assert message in invoke(*command, "--cluster", path, "--split", f"{said['name']}=conv_1", code=2).stderr
+        assert message in invoke(*command, "--cluster", path, "--split", f"{entry['name']}=conv_1", code=2).stderr
     assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("entry", "message"),
     [
         ({"address": "127.0.0.1:7001"}, "'box' and 'desk' have the same address 127.0.0.1:7001"),
         (
@@ -173,9 +175,9 @@ def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_
         ),
     ],
 )
-def test_what_a_cluster_file_cannot_mean(invoke, onnx_path, tmp_path, other, message):
+def test_what_a_cluster_file_cannot_mean(invoke, onnx_path, tmp_path, entry, message):
     (tmp_path / "token").write_text(TOKEN)
-    path = cluster_file(tmp_path, {"name": "box", "address": "127.0.0.1:7001"}, {"name": "desk", **other})
+    path = cluster_file(tmp_path, {"name": "box", "address": "127.0.0.1:7001"}, {"name": "desk", **entry})
     for command in (["status"], ["plan", onnx_path, "--split", "box=conv_1"], ["plan", onnx_path, "--estimate"]):
         error = invoke(*command, "--cluster", path, code=2).stderr
         assert message in error

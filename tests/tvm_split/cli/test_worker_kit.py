@@ -8,16 +8,16 @@ from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 
 def test_what_is_packed_is_told(invoke, invoke_json, tmp_path):
-    found = invoke_json("worker-kit", tmp_path / "kit")
-    assert (found["device"], found["architecture"]) == ("cpu", platform.machine())
-    assert found["python"] == ".".join(map(str, sys.version_info[:2]))
-    assert found["size_bytes"] == sum(part["size_bytes"] for part in found["parts"])
-    names = {part["name"] for part in found["parts"]}
+    report = invoke_json("worker-kit", tmp_path / "kit")
+    assert (report["device"], report["architecture"]) == ("cpu", platform.machine())
+    assert report["python"] == ".".join(map(str, sys.version_info[:2]))
+    assert report["size_bytes"] == sum(part["size_bytes"] for part in report["parts"])
+    names = {part["name"] for part in report["parts"]}
     assert {"tvm-split", "apache-tvm", "numpy", "grpcio"} <= names
     assert json.loads((tmp_path / "kit/kit.json").read_text())["packages"].keys() == names
-    told = invoke("worker-kit", tmp_path / "kit.tar", "--target", '{"kind": "llvm", "num-cores": 4}')
-    assert "apache-tvm" in told.stdout
-    assert "packed: " in told.stdout
+    result = invoke("worker-kit", tmp_path / "kit.tar", "--target", '{"kind": "llvm", "num-cores": 4}')
+    assert "apache-tvm" in result.stdout
+    assert "packed: " in result.stdout
 
 
 def test_wrong_options(invoke, tmp_path):

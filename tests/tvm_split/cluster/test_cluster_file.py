@@ -107,7 +107,7 @@ def assert_named(folder: Path, text: str, right: str, wrong: str, line: str, mes
     with pytest.raises(ClusterError) as caught:
         Cluster.from_yaml(path)
     lines = str(caught.value).splitlines()
-    assert any(each.startswith(f"{path}:{line}") and message in each for each in lines), lines
+    assert any(reported.startswith(f"{path}:{line}") and message in reported for reported in lines), lines
 
 
 THREE = """\
@@ -165,7 +165,7 @@ groups:
 
 
 def test_groups_have_links_in_common(tmp_path: Path) -> None:
-    """The entry of fewest pairs counts, also for the way back."""
+    """The entry with the fewest pairs counts, also for the opposite direction."""
     links = """\
 links:
   - {from: campus, to: campus, bytes_per_second: 1e6}
@@ -349,9 +349,9 @@ def test_members_of_a_group_are_looked_through_once_however_many_are_groups() ->
         count = 0
 
         def __iter__(self) -> Iterator[str]:
-            for each in super().__iter__():
+            for member in super().__iter__():
                 Read.count += 1
-                yield each
+                yield member
 
     names = [f"group-{number}" for number in range(100)]
     groups = {"all": Read(names), **{name: ["desk"] for name in names}}

@@ -9,7 +9,9 @@ from tvm_split.cluster.shared_cores import SharedCores
 
 
 def remote(*addresses: str, shared: tuple[SharedCores, ...] = ()) -> Cluster:
-    machines = tuple(Machine(f"box-{n}", endpoint=WorkerEndpoint(f"box-{n}", each)) for n, each in enumerate(addresses))
+    machines = tuple(
+        Machine(f"box-{n}", endpoint=WorkerEndpoint(f"box-{n}", address)) for n, address in enumerate(addresses)
+    )
     return Cluster(machines, shared_cores=shared)
 
 
@@ -21,30 +23,30 @@ def test_local_workers_and_the_client_share_what_this_process_may_use() -> None:
 
 def test_workers_on_loopback_are_on_this_host_and_others_are_not() -> None:
     cluster = remote("127.0.0.1:7001", "192.0.2.1:7001", "[::1]:7002")
-    (found,) = shared_cores(cluster, cores_by_address(cluster))
-    assert found.machines == ("box-0", "box-2", "client")
+    (group,) = shared_cores(cluster, cores_by_address(cluster))
+    assert group.machines == ("box-0", "box-2", "client")
 
 
 def test_workers_of_one_boot_share_all_cores_that_any_may_use() -> None:
     cluster = remote("192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1", "192.0.2.3:1")
-    there = HostCores("a boot", (0, 1)), HostCores("a boot", (1, 2)), HostCores("another", (0,)), HostCores("", (0, 1))
-    found = shared_cores(cluster, dict(zip(cluster.machine_names, there, strict=True)))
-    assert found == (SharedCores(("box-0", "box-1"), 3),)
+    cores = HostCores("a boot", (0, 1)), HostCores("a boot", (1, 2)), HostCores("another", (0,)), HostCores("", (0, 1))
+    groups = shared_cores(cluster, dict(zip(cluster.machine_names, cores, strict=True)))
+    assert groups == (SharedCores(("box-0", "box-1"), 3),)
 
 
 def test_workers_of_one_quota_share_it() -> None:
     cluster = remote("192.0.2.1:1", "192.0.2.1:2")
-    there = HostCores("a boot", (0, 1, 2, 3), 1.5, "a group"), HostCores("a boot", (0, 1, 2, 3), 1.5, "a group")
-    found = shared_cores(cluster, dict(zip(cluster.machine_names, there, strict=True)))
-    assert found == (SharedCores(("box-0", "box-1"), 1),)
+    cores = HostCores("a boot", (0, 1, 2, 3), 1.5, "a group"), HostCores("a boot", (0, 1, 2, 3), 1.5, "a group")
+    groups = shared_cores(cluster, dict(zip(cluster.machine_names, cores, strict=True)))
+    assert groups == (SharedCores(("box-0", "box-1"), 1),)
 
 
 def test_what_the_cluster_says_counts_for_whom_it_names() -> None:
-    given = (SharedCores(("box-0", "box-1"), 1),)
-    cluster = remote("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", shared=given)
-    first, found = shared_cores(cluster, cores_by_address(cluster))
-    assert (first,) == given
-    assert found.machines == ("box-2", "client")
+    declared = (SharedCores(("box-0", "box-1"), 1),)
+    cluster = remote("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", shared=declared)
+    first, second = shared_cores(cluster, cores_by_address(cluster))
+    assert (first,) == declared
+    assert second.machines == ("box-2", "client")
 
 
 def test_machines_in_one_process_take_turns_already() -> None:

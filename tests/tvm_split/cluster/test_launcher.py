@@ -1,4 +1,4 @@
-"""Locations of clusters, and what every launcher that can run here does."""
+"""Locations of clusters, and a deployment with every launcher that can run here."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_every_launcher_deploys(location: str, tmp_path: Path, monkeypatch: pyte
         )
         file = tmp_path / "cluster.yaml"
         file.write_text(f"machines: [{', '.join(machines)}]")
-        here = location.replace("ADDRESSES", ",".join(addresses)).replace("FILE", str(file))
-        with Cluster.at(here) as cluster:
+        actual_location = location.replace("ADDRESSES", ",".join(addresses)).replace("FILE", str(file))
+        with Cluster.at(actual_location) as cluster:
             first, second = cluster.machine_names
             split = {first: ["0", "1"], second: ["2"]}
             with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
@@ -67,15 +67,15 @@ def test_workers_that_a_launcher_started_end_with_the_cluster(location: str) -> 
     ],
 )
 def test_locations(location: str, fields: dict[str, object]) -> None:
-    found = launcher_at(location)
-    assert {name: getattr(found, name) for name in fields} == fields
+    launcher = launcher_at(location)
+    assert {name: getattr(launcher, name) for name in fields} == fields
 
 
 def test_credentials_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("secret\n")
-    found = launcher_at(f"tracker:lab:9190?token_file={tmp_path}/token&tls_ca=ca.pem")
-    assert (found.token, found.tls.authority) == ("secret", Path("ca.pem"))  # type: ignore[attr-defined]
-    assert "secret" not in repr(found)
+    launcher = launcher_at(f"tracker:lab:9190?token_file={tmp_path}/token&tls_ca=ca.pem")
+    assert (launcher.token, launcher.tls.authority) == ("secret", Path("ca.pem"))  # type: ignore[attr-defined]
+    assert "secret" not in repr(launcher)
     monkeypatch.setenv("TVM_SPLIT_TOKEN", "other")
     assert launcher_at("at:lab:7001").token == "other"  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="cannot read the token file"):

@@ -1,4 +1,4 @@
-"""Pods as machines: the real kubectl, real workers, and of a cluster only what kubectl asks it."""
+"""Pods as machines: the real kubectl and real workers, but of the cluster only the API that kubectl calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def workers() -> Iterator[LocalWorkers]:
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
     with KubernetesApi(tmp_path) as served:
         monkeypatch.setenv("KUBECONFIG", str(served.config))
-        monkeypatch.setenv("HOME", str(tmp_path))  # where kubectl keeps what it found out about a cluster
+        monkeypatch.setenv("HOME", str(tmp_path))  # where kubectl caches facts about a cluster
         yield served
 
 
@@ -64,14 +64,14 @@ def test_status_and_what_is_wrong(api: KubernetesApi, workers: LocalWorkers, tmp
     api.pods = [pod("tvm-split-0", end.address), pod("tvm-split-1", "127.0.0.1:9", ready=False)]
     options = ["status", "--json", "--kubernetes"]
     location = f"{SELECTOR}?token_file={tmp_path}/token"
-    found = CliRunner().invoke(app, [*options, location])
-    assert found.exit_code == 0, found.output
-    first, second = json.loads(found.stdout)["workers"]
+    result = CliRunner().invoke(app, [*options, location])
+    assert result.exit_code == 0, result.output
+    first, second = json.loads(result.stdout)["workers"]
     assert (first["machine"], first["reachable"], first["reason"]) == ("tvm-split-0", True, "")
     assert (second["reachable"], "error" in second) == (False, False)
-    found = CliRunner().invoke(app, [*options, f"{location}&namespace=other"])
-    assert found.exit_code == 1, found.output
-    assert "you may not list these\\x1b[2J" in found.stderr
+    result = CliRunner().invoke(app, [*options, f"{location}&namespace=other"])
+    assert result.exit_code == 1, result.output
+    assert "you may not list these\\x1b[2J" in result.stderr
     api.pods = []
     with pytest.raises(ClusterError, match="has no machine that can be deployed to"):
         Cluster.from_kubernetes(SELECTOR)

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path, content: str) -> None:
-    """A manifest with the digest that belongs to it, as whoever forges one would."""
+    """Write a manifest with its right digest, as a forger would."""
     (folder / "manifest.json").write_text(content)
     (folder / "manifest.sha256").write_text(hashlib.sha256(content.encode()).hexdigest())
 
@@ -70,7 +70,7 @@ def test_a_digest_that_is_no_text(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["ir", "ir/annotated.py", "blobs", "blobs/1", "manifest.json", "manifest.sha256"])
 def test_links_lead_nowhere(folder: Path, tmp_path: Path, place: str) -> None:
-    """Neither is what lies outside read, nor are files there removed or written by saving over such a bundle."""
+    """Loading reads no file outside the bundle, and saving over such a bundle changes none."""
     linked, outside = tmp_path / "bundle", tmp_path / "outside"
     shutil.copytree(folder, linked)
     shutil.copytree(folder, outside)

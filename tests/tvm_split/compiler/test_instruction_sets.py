@@ -1,4 +1,4 @@
-"""What a target's code executes, beside what a processor has: a bundle for another CPU is refused before it is sent."""
+"""Instructions of a target against those of a processor: a bundle for another CPU is refused before it is sent."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tvm_split.planner.problem import Stage
 
 
 def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str] | None = None) -> Model:
-    """Of one image; every variable is a layer of its own unless ``layers`` says of which it is."""
+    """Return a model of one image; ``layers`` maps variables to layers, others are layers themselves."""
     module = graph({"x": (1, 4, 8, 8)}, write)
     names = [binding.var.name for binding in operations_of(main_function(module))]
     return Model("tiny", "test", module, (), (), {name: (layers or {}).get(name, name) for name in names})
@@ -35,7 +35,7 @@ def chain(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
 
 
 def parted(model: Model, *stages: Stage) -> dict[str, tuple[str, list[str]]]:
-    """By the name of each stage, its machine and its variables; the graph computes what it did."""
+    """Return each stage's machine and variables by its name, after checking that the graph computes the same values."""
     placed = partition(model, planned(*stages))
     whole = with_cuts_made(placed.model.module, placed.cuts, model.module)
     assert_same_values({"whole": model.module, "parted": whole}, *random_inputs(model.module))
@@ -112,7 +112,7 @@ def test_a_level_rises_where_a_halo_comes_from_another_machine() -> None:
 
 
 def test_a_part_that_needs_no_halo_is_on_the_level_of_those_that_do() -> None:
-    """Of a window with stride 2, only the lower half begins with a row of the upper one."""
+    """With a window of stride 2, only the lower half starts with a row of the upper half."""
 
     def strided(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
         relu = emit(op.nn.relu(x), "relu")
@@ -152,7 +152,7 @@ def test_a_returned_sum_of_three_machines_is_added_up_by_the_largest_share() -> 
 
 
 def test_a_sum_that_both_machines_need_is_made_by_each_on_one_level() -> None:
-    """Though the residual is added to the first machine's summand alone."""
+    """This holds although the residual is added to the first machine's partial sum alone."""
 
     def residual(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
         before = emit(op.nn.relu(x), "before")
@@ -206,7 +206,7 @@ def test_each_machine_of_a_second_shard_joins_what_it_needs_whole() -> None:
 
 
 def test_of_a_first_shard_s_rows_a_second_takes_from_each_machine_what_it_lacks() -> None:
-    """As an exchange in one shard would: nobody has the whole in between."""
+    """This is like an exchange within one shard: no machine has the whole value in between."""
     second = shared("rows", "conv2", "last", shares={A: 0.25, B: 0.75})
     plan = planned(shared("rows", "conv1", "relu"), second)
     stages = parted(model_of(chain), *plan.stages)
@@ -291,7 +291,7 @@ def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> No
 
 
 def test_what_depends_on_no_input_is_no_stage_of_a_machine_that_computes_later() -> None:
-    """Of the 2 rows in the middle none are machine-b's, which has nothing to compute until it gets some of them."""
+    """machine-b owns none of the 2 rows in the middle, so it computes nothing until it receives some of them."""
 
     def narrow(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
         few = emit(op.nn.conv2d(x, weights(4, 4, 3, 3), strides=4, padding=1), "few")

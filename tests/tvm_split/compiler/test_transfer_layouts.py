@@ -35,7 +35,7 @@ class Residual(nn.Module):
 
 
 class Flattened(nn.Module):
-    """What is behind the cut needs plain channels."""
+    """The stage behind the cut needs plain channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Flattened(nn.Module):
 
 
 class Shown(nn.Module):
-    """What crosses is a result as well, and the client gets it as torch has it."""
+    """The transferred tensor is also a result, which the client gets in torch's layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Shown(nn.Module):
 
 
 class Added(nn.Module):
-    """Behind the cut is nothing in blocks: the sum would have to be changed, and what is added."""
+    """Nothing behind the cut is blocked: both operands of the sum would need a layout change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Halved(nn.Module):
 
 
 class Collision(nn.Module):
-    """Layers of which one is named as another's plain form would be."""
+    """Layers of which one has the name of another one's plain form."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The demonstration as a user runs it. The slow one: training, compiling and three processes, about 15 seconds."""
+"""The demonstration as a user runs it. Slow: training, compiling and three processes take about 15 seconds."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ PNG = b"\x89PNG"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def demo_result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     ended = subprocess.run(
         [*COMMAND, "--json", "--output", str(folder)], capture_output=True, text=True, timeout=280, check=False
@@ -23,16 +23,16 @@ def found(tmp_path_factory):
     return folder, json.loads(ended.stdout)
 
 
-def test_the_answers_are_those_of_before_the_split(found):
-    _, report = found
+def test_the_answers_are_those_of_before_the_split(demo_result):
+    _, report = demo_result
     assert report["accuracy_unsplit"] == report["accuracy_split"] > 0.95
     assert report["largest_difference"] <= 1e-5
     assert report["gain"] == pytest.approx(report["one_by_one_seconds"] / report["pipelined_seconds"])
     assert report["test_images"] == report["micro_batches"] * report["micro_batch_images"]
 
 
-def test_the_machines_have_their_layers(found):
-    _, report = found
+def test_the_machines_have_their_layers(demo_result):
+    _, report = demo_result
     assert {stage["machine"]: stage["layers"] for stage in report["compiled"]} == {
         "machine-a": ["conv1", "relu1"],
         "machine-b": ["conv2", "relu2"],
@@ -43,8 +43,8 @@ def test_the_machines_have_their_layers(found):
     assert all(stage["compute_seconds"] > 0 for stage in report["stages"])
 
 
-def test_the_files_are_there(found):
-    folder, report = found
+def test_the_files_are_there(demo_result):
+    folder, report = demo_result
     assert (folder / "timeline.png").read_bytes().startswith(PNG)
     assert "<svg" in (folder / "timeline.svg").read_text()
     assert "machine-c  receive" in (folder / "timeline.txt").read_text()

@@ -1,4 +1,4 @@
-"""Benchmarks and reports of real deployments; the numbers themselves are the machine's own affair."""
+"""Benchmarks and reports of real deployments; the tests do not depend on the measured values."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}
 
 @pytest.fixture(scope="module")
 def bundle():
-    """The small network on two machines, whose plan has a prediction that is far too good."""
+    """The small network on two machines; the prediction of its plan is far too optimistic."""
     model = tvm_split.load_model(small_model())
     plan = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), split=SPLIT)
     expected = prediction((machine_prediction(A, 1e-9), machine_prediction(B, 1e-9)))

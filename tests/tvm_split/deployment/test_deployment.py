@@ -1,4 +1,4 @@
-"""How many micro-batches a deployment has under way, for how many callers, and what it says at its end."""
+"""Deployments: micro-batches in flight, concurrent callers, and the state after close."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_no_more_than_asked_for(bundle: tvm_split.Bundle, three_workers: tvm_spl
         stream = deployment.stream(endless())
         for received in range(1, 100):
             next(stream)
-            assert fed <= received + in_flight + 1  # one waits until there is room
+            assert fed <= received + in_flight + 1  # one more waits for buffer space
         stream.close()
 
 
 def by_address(workers: tvm_split.Cluster, addresses: dict[str, str]) -> Cluster:
-    """The workers as a cluster file names them: machines, and whose address each is given."""
+    """A cluster of the workers; ``addresses`` says whose address each machine has."""
     endpoints = workers.endpoints()
     return Cluster(tuple(Machine(name, endpoint=endpoints[addressed]) for name, addressed in addresses.items()))
 
@@ -114,7 +114,7 @@ def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> N
 def test_a_coroutine_that_waits_holds_no_other_up(deployment: tvm_split.Deployment) -> None:
     async def beside() -> tuple[bool, tuple[np.ndarray, ...]]:
         running = asyncio.create_task(deployment.run_async(X))
-        await asyncio.sleep(0)  # once round the loop, in which the task begins
+        await asyncio.sleep(0)  # one iteration of the event loop, in which the task begins
         return running.done(), await running
 
     was_done, (result,) = asyncio.run(beside())

@@ -1,4 +1,4 @@
-"""Prediction beside measurement, from traces written by hand; and reports in files, read for planning anew."""
+"""Comparisons of predictions with traces written by hand, and report files that are read for replanning."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from tvm_split.planner.problem import CoresLoad
 from tvm_split.planner.profile import Corrections
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
-"""A result every 12 ms, where 10 are predicted."""
+"""A result every 12 ms; 10 ms are predicted."""
 
 
 def test_a_link_that_takes_longer_and_holds_nothing_up_is_no_reason_to_probe():
@@ -148,7 +148,7 @@ def test_time_that_may_be_of_two_links_is_of_none():
 
 
 def taking_turns(first: StageSpec, *turns: int) -> Program:
-    """A chain whose second stage is on B and C, which take turns."""
+    """A chain whose second stage has replicas on B and C."""
     second = stage(1, B, ("y",), ("z",))
     replicas = tuple(
         dataclasses.replace(second, machine=machine, replica=replica, turns=turns)
@@ -158,7 +158,7 @@ def taking_turns(first: StageSpec, *turns: int) -> Program:
 
 
 def turned(program: Program, compute, wire: float = 2) -> list[TraceEvent]:
-    """The events of `events_of` that happen: each replica has its own turns only."""
+    """The events of `events_of` that occur: a replica has events only in its own turns."""
     turns = {(spec.machine, spec.name): spec.own_turns for spec in program.stages}
     events = events_of(program, compute, wire, count=21)
     return [event for event in events if event.sequence in turns[event.machine, event.stage]]
@@ -196,7 +196,7 @@ def test_a_machine_with_a_stage_of_its_own_and_a_replica():
 
 @pytest.mark.parametrize(("milliseconds", "ratio"), [(4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2)])
 def test_what_serialising_takes_may_fall_into_computing_or_not(milliseconds, ratio):
-    """The prediction is a range, written down before: what was measured does not move it."""
+    """The prediction is a range that the measurement does not change."""
     first = machine_prediction(A, 0.010, transfer_seconds=0.005)
     expected = prediction((first, machine_prediction(B, 0.006)))
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
@@ -222,7 +222,7 @@ def test_in_a_range_of_eleven_to_one_is_no_ratio(milliseconds, ratio):
 @pytest.mark.parametrize("measured", [streamed(), SLOW], ids=["as predicted", "slower"])
 @pytest.mark.parametrize(("predicted", "wire"), [(0.57e-9, 0.05), (1e-5, 0.9), (1e-5, 2)])
 def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, measured):
-    """They are those of threads that wake up: less than a millisecond, or little of the period."""
+    """Such times are those of threads that wake up: less than a millisecond, or a small share of the period."""
     machines = tuple(
         machine_prediction(name, seconds, receive_seconds=predicted, send_seconds=predicted)
         for name, seconds in ((A, 0.010), (B, 0.006))
@@ -232,7 +232,7 @@ def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, m
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), measured)
     assert report.links[1].seconds.ratio > 10
     assert not any("Probe" in text for text in report.advice)
-    assert bool(report.advice) == (measured is SLOW)  # which is said of the whole
+    assert bool(report.advice) == (measured is SLOW)  # about the whole deployment
 
 
 CORRECTIONS = Corrections(((A, 1.5), ("machine-z", 3.0)), (("machine-z", A, 1e6),))
@@ -278,9 +278,9 @@ def test_what_was_not_measured_is_left_out(path, content):
 @pytest.mark.parametrize(
     ("link", "wire", "measured"),
     [
-        (LinkPrediction(A, B, 40.0, 0.002, 1e-7), 2, SLOW),  # 40 bytes take as long as ever
+        (LinkPrediction(A, B, 40.0, 0.002, 1e-7), 2, SLOW),  # 40 bytes take as long as usual
         (LinkPrediction(A, B, 40.0, 1e-4, 1e-7), 0.9, SLOW),  # as long as threads take to wake up
-        (LinkPrediction(A, B, 1000.0, 0.003, 0.002), 5, streamed()),  # nothing is later for it
+        (LinkPrediction(A, B, 1000.0, 0.003, 0.002), 5, streamed()),  # no result is delayed by it
     ],
 )
 def test_a_link_that_does_what_it_was_taken_for_keeps_its_speed(tmp_path, link, wire, measured):

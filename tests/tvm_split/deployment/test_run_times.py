@@ -1,4 +1,4 @@
-"""What a deployment remembers of its runs and streams."""
+"""The times of a deployment's runs and streams."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -7,7 +7,7 @@ from tvm_split.deployment.run_times import MOST_MOMENTS, RunTimes, StreamEvents
 
 
 def events(count: int, period: int = 1_000, fill: int = 0) -> StreamEvents:
-    """A stream whose results come every ``period`` nanoseconds, the first one ``fill`` later than that."""
+    """A stream with a result every ``period`` nanoseconds; the first one comes ``fill`` later."""
     stream = StreamEvents(0)
     for number in range(1, count + 1):
         stream.note(fill + number * period)
@@ -27,7 +27,7 @@ def test_the_period_does_not_depend_on_length_or_fill(count, period, fill):
 
 @given(st.integers(0, 30), st.integers(100, 1000), st.integers(10**4, 10**6))
 def test_results_that_come_when_there_is_nothing_more_to_feed_do_not_count(under_way, count, period):
-    """As where stages share cores: the first results wait for a pipeline that fills, the last have the cores alone."""
+    """As with shared cores: the first results wait until the pipeline is full, the last ones have the cores alone."""
     stream = StreamEvents(0)
     moments = [3 * period * number for number in range(1, under_way + 1)]
     begin = moments[-1] if moments else 0

@@ -24,7 +24,7 @@ def event(machine: str, sequence: int, kind: str, start: int, end: int) -> Trace
 
 @pytest.fixture
 def two_machines() -> list[TraceEvent]:
-    """Two micro-batches through two machines; while b computes 0, a computes 1."""
+    """Two micro-batches on two machines; while b computes 0, a computes 1."""
     events = []
     for sequence in range(2):
         for place, machine in enumerate(MACHINES):
@@ -74,7 +74,7 @@ def test_first_micro_batches_are_renumbered(two_machines):
 
 def test_machines_at_once(two_machines):
     computing = machines_at_once(two_machines, (COMPUTE,))
-    # From 2 to 28 microseconds: a alone, nobody, both, nobody, b alone.
+    # From 2 to 28 microseconds: a alone, none, both, none, b alone.
     assert computing == {0: pytest.approx(8 / 26), 1: pytest.approx(12 / 26), 2: pytest.approx(6 / 26)}
     assert math.isclose(sum(machines_at_once(two_machines, LANE_NAMES).values()), 1.0)
     assert machines_at_once([], (COMPUTE,)) == {}

@@ -31,9 +31,9 @@ def plan(first: str = A, objective: str = "throughput") -> Plan:
     return Plan("net", objective, "dynamic programming", machines, stages, expected)
 
 
-def shown(given: Plan, *, details: bool = False) -> str:
+def shown(displayed_plan: Plan, *, details: bool = False) -> str:
     file = io.StringIO()
-    print_parts(plan_parts(given, (0.5, 0.4, 0.1), details=details), Console(file=file, width=80))
+    print_parts(plan_parts(displayed_plan, (0.5, 0.4, 0.1), details=details), Console(file=file, width=80))
     return file.getvalue()
 
 
@@ -56,9 +56,9 @@ def test_without_a_prediction_the_stages_are_shown():
 
 
 def test_as_json():
-    found = json.loads(json.dumps(prediction_as_json(plan())))
-    assert found["samples_per_second"] == pytest.approx(1 / 0.012)
-    assert [row["memory_bytes"] for row in found["machines"]] == [6e6, 6e6]
-    assert [row["ratio"] for row in found["baselines"]] == [pytest.approx(0.5), pytest.approx(1 / 1.5)]
-    assert found["alternatives"][0]["why"] == "sends more"
+    content = json.loads(json.dumps(prediction_as_json(plan())))
+    assert content["samples_per_second"] == pytest.approx(1 / 0.012)
+    assert [row["memory_bytes"] for row in content["machines"]] == [6e6, 6e6]
+    assert [row["ratio"] for row in content["baselines"]] == [pytest.approx(0.5), pytest.approx(1 / 1.5)]
+    assert content["alternatives"][0]["why"] == "sends more"
     assert prediction_as_json(dataclasses.replace(plan(), prediction=None)) is None

@@ -18,8 +18,8 @@ def lines_of(table) -> list[str]:
 
 @pytest.mark.parametrize(("name", "shown"), [("stage_{}", "stage_{}"), ("stage_1_machine_a_{}", "stage_1_…_{}")])
 def test_long_runs(name, shown):
-    """Of stages, and of what a machine does of one that it shares."""
-    seconds = {f"{each}_seconds": 4321.5 for each in ("compute", "wait", "receive", "send")}
+    """Rows of stages, and of a machine's shards of stages."""
+    seconds = {f"{activity}_seconds": 4321.5 for activity in ("compute", "wait", "receive", "send")}
     stages = [
         StageStatistics(name.format(index), "machine-a", 100, **seconds, bytes_sent=987_600_000) for index in (0, 1, 12)
     ]

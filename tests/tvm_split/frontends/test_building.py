@@ -118,8 +118,8 @@ def test_numbers_take_the_dtype_of_the_last_tensor_beside_them(dtype: str) -> No
 
 
 def test_numbers_of_constants_only() -> None:
-    found = numbers_of(constant([1, 2], "int64"))
-    assert found is not None
-    np.testing.assert_array_equal(found, np.array([1, 2]))
+    numbers = numbers_of(constant([1, 2], "int64"))
+    assert numbers is not None
+    np.testing.assert_array_equal(numbers, np.array([1, 2]))
     assert numbers_of(relax.Var("x", relax.TensorType((2,), "int64"))) is None
     assert numbers_of(None) is None

@@ -34,8 +34,8 @@ def test_the_base_classes_of_sources_are_what_frameworks_call_them(base: str) ->
     """They are compared by name, so that a framework that renames one is noticed here."""
     module, _, name = base.rpartition(".")
     pytest.importorskip(module.partition(".")[0])
-    found = getattr(importlib.import_module(module), name)
-    assert f"{found.__module__}.{found.__qualname__}" == base
+    source_class = getattr(importlib.import_module(module), name)
+    assert f"{source_class.__module__}.{source_class.__qualname__}" == base
 
 
 @pytest.mark.parametrize("source", [17, "model.pth", Path("model.pb"), {"weights": 1}, None])
@@ -46,8 +46,8 @@ def test_other_sources_are_refused_with_what_is_accepted(source: Any) -> None:
 
 @pytest.mark.parametrize("name", ["missing.onnx", "missing.pt2", "missing.mlir", "missing.jax", "missing.keras"])
 def test_missing_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a framework that is missing as well."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    """The file is named even if its framework is missing too."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     with pytest.raises(ModelImportError, match=f"no file .*{name}"):
         load_model(tmp_path / name)
 
@@ -65,7 +65,7 @@ def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
 def test_a_missing_framework_is_named_with_its_extra(
     name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     (tmp_path / name).write_bytes(b"PK")
     with pytest.raises(ModelImportError, match=rf"pip install tvm-split\[{extra}\]"):
         load_model(tmp_path / name)
@@ -87,7 +87,7 @@ def test_an_untried_torch_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> 
     with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in range(2):
             load_model(torch.nn.ReLU().eval(), (torch.zeros(2, 3),))
-    (text,) = (str(each.message) for each in caught if each.category is UntriedVersionWarning)
+    (text,) = (str(warning.message) for warning in caught if warning.category is UntriedVersionWarning)
     assert "torch 2.99.0" in text
     assert "pip install 'torch" in text
 

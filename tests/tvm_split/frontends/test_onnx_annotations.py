@@ -112,7 +112,7 @@ def test_writing_again_replaces_only_its_own() -> None:
     proto = annotated([0, 0, 0, 1, 1])
     _, plan = planned(proto, split=SPLIT)
     twice = write_annotations(write_annotations(proto, plan), plan)
-    assert [each.name for each in twice.configuration] == ["theirs", CONFIGURATION]
+    assert [entry.name for entry in twice.configuration] == ["theirs", CONFIGURATION]
     assert [len(node.device_configurations) for node in twice.graph.node] == [2] * 5
     assert split_from_annotations(twice, configuration=CONFIGURATION) == SPLIT
     assert split_from_annotations(twice, configuration="theirs")[A] == ["conv_1", "relu_1", "conv_2"]
@@ -173,7 +173,7 @@ def test_what_is_read(stages: list[int | None], split: dict[str, list[str]]) -> 
 def test_devices_without_names_are_the_machines_in_order() -> None:
     proto = annotated([0, 0, 1, 1, 1], devices=[])
     assert split_from_annotations(proto, machines=[A, B, "machine-c"]) == SPLIT
-    with pytest.raises(PlanError, match="2 devices without names; there are 1 machines"):
+    with pytest.raises(PlanError, match="2 devices without names, but there are only 1 machines"):
         split_from_annotations(proto, machines=[A])
 
 

@@ -36,14 +36,14 @@ def check_model(source: onnx.ModelProto, *inputs: np.ndarray) -> None:
 
 @contextmanager
 def together() -> Iterator[Callable[..., None]]:
-    """What is checked inside is compiled as one network; each alone if that fails, so that the failure names it.
+    """Compile all cases that are checked inside as one network; each alone if that fails, to name the failing one.
 
     All are of the same opset.
     """
     cases: list[tuple[onnx.ModelProto, tuple[np.ndarray, ...]]] = []
     yield lambda operator, *inputs, **options: cases.append((node_model(operator, inputs, **options), inputs))
     graphs = [onnx.compose.add_prefix(model, f"case_{index}_").graph for index, (model, _) in enumerate(cases)]
-    graph = reduce(lambda one, other: onnx.compose.merge_graphs(one, other, []), graphs)
+    graph = reduce(lambda merged, addition: onnx.compose.merge_graphs(merged, addition, []), graphs)
     first, _ = cases[0]
     assert all(model.opset_import == first.opset_import for model, _ in cases)
     whole = onnx.helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
@@ -100,7 +100,7 @@ def test_regions_of_an_image(opset: int, cases: dict[str, int]) -> None:
 
 
 def test_regions_without_area() -> None:
-    """In the operator's own settings as many samples as there are pixels: none."""
+    """By default the operator takes as many samples as a region has pixels: none."""
     regions = np.float32([[1, 1, 4, 4], [4, 4, 4, 4], [6, 6, 3, 3], [1, 1, 4, 1]])
     with together() as check:
         for scale in (1.0, 0.5):
@@ -167,10 +167,10 @@ def test_attention_without_some_of_its_inputs() -> None:
     query, key, value = random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2)
     inputs = (query, key, value, None, random(1, 2, 3, 8), random(1, 2, 3, 8, seed=3))
     model = load_model(node_model("Attention", inputs, outputs=3, opset=24, is_causal=1))
-    given = [array for array in inputs if array is not None]
+    arrays = [array for array in inputs if array is not None]
     assert set(model.layers.values()) == {"node"}
     for computed in (run, run_as_stage):
-        assert_equal_to_source(model, given, computed=computed)
+        assert_equal_to_source(model, arrays, computed=computed)
 
 
 def test_inputs_that_are_no_tensors_are_refused() -> None:
@@ -219,11 +219,11 @@ def test_parts_without_elements() -> None:
 
 
 def test_what_onnxruntime_refuses_only_while_it_runs_is_compared_with_onnx_s_own_evaluator() -> None:
-    """Attention with a past, of which what is present is not asked for."""
+    """Attention with a past, whose present outputs are not requested."""
     query, key, value = random(1, 2, 3, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2)
     past = random(1, 2, 5, 8, seed=3), random(1, 2, 5, 8, seed=4)
-    given = (query, key, value, None, *past)
-    model = load_model(node_model("Attention", given, opset=23), [array for array in given if array is not None])
+    inputs = (query, key, value, None, *past)
+    model = load_model(node_model("Attention", inputs, opset=23), [array for array in inputs if array is not None])
     assert_equal_to_source(model, (query, key, value, *past))
 
 

@@ -32,7 +32,7 @@ class Reference:
             raise VerificationError("it knows no such operator")
         if self.fault == "error":
             raise KeyError("name")
-        return tuple(2 * each for each in inputs)
+        return tuple(2 * array for array in inputs)
 
     def values(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         yield "first", inputs[0]
@@ -47,7 +47,7 @@ def test_answers_come_from_the_child() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("crash", "SIGSEGV"),
         ("hang", "within 5 s"),
@@ -56,9 +56,9 @@ def test_answers_come_from_the_child() -> None:
         ("refusal", "it knows no"),
     ],
 )
-def test_what_a_file_makes_a_framework_do_is_an_error_that_says_how_to_go_on(fault: str, told: str) -> None:
+def test_what_a_file_makes_a_framework_do_is_an_error_that_says_how_to_go_on(fault: str, message: str) -> None:
     reference = InChildProcess(Reference(fault), timeout_seconds=5, memory_bytes=2 << 30)
-    with pytest.raises(VerificationError, match=told) as raised:
+    with pytest.raises(VerificationError, match=message) as raised:
         reference.outputs([X])
     assert fault == "refusal" or (
         isinstance(raised.value, ReferenceFailedError) and "verify=False" in str(raised.value)

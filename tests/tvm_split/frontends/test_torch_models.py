@@ -33,10 +33,10 @@ def test_operators_are_taken_apart_as_by_torch_s_own_slower_way(name: str) -> No
     program = torch.export.export(module, tuple(inputs))
     table = torch.export.default_decompositions()
     table.update(get_decompositions(TAKEN_APART))
-    for kept in KEPT_OPERATORS:
-        table.pop(kept, None)
+    for operator in KEPT_OPERATORS:
+        table.pop(operator, None)
     with torch.no_grad():
         expected = program.run_decompositions(table)
-    found = decomposed(program)
-    assert found.graph_module.code == expected.graph_module.code
-    assert found.graph_signature == expected.graph_signature
+    actual = decomposed(program)
+    assert actual.graph_module.code == expected.graph_module.code
+    assert actual.graph_signature == expected.graph_signature

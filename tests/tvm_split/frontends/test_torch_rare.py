@@ -39,7 +39,7 @@ def as_module(source: nn.Module | Callable[..., Any]) -> nn.Module:
 
 @contextmanager
 def together() -> Iterator[Callable[..., None]]:
-    """What is checked inside is compiled as one network; each alone if that fails, so that the failure names it."""
+    """Compile all cases that are checked inside as one network; each alone if that fails, to name the failing one."""
     cases: list[tuple[nn.Module, tuple[Any, ...]]] = []
     yield lambda source, *inputs: cases.append((as_module(source), inputs))
     modules, inputs = zip(*cases, strict=True)
@@ -52,7 +52,7 @@ def together() -> Iterator[Callable[..., None]]:
 
 
 class NormOfBatch(nn.Module):
-    """Normalizes by the batch, whatever the statistics are that it keeps."""
+    """A batch norm that always normalizes by the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ def test_attention_to_nothing_is_zero(kind: str) -> None:
     with together() as check:
         for dtype in FLOATS:
             mask = torch.zeros(4, 4, dtype=dtype).masked_fill(~allowed, -math.inf) if kind == "infinite" else allowed
-            given = [torch.randn(1, 2, 4, 8).to(dtype) for _ in range(3)]
-            check(attend, *given, *([] if kind == "constant" else [mask]))
+            tensors = [torch.randn(1, 2, 4, 8).to(dtype) for _ in range(3)]
+            check(attend, *tensors, *([] if kind == "constant" else [mask]))
 
 
 def test_a_sequence_of_nothing_but_padding() -> None:
@@ -146,9 +146,9 @@ def test_softmax_of_rows_of_infinities_and_nan() -> None:
 
 
 def test_nan_stays_where_torch_keeps_it() -> None:
-    """What loses it is listed in docs/models.md."""
+    """The operators that lose NaN are listed in docs/models.md."""
 
-    def kept(x: Any) -> Any:
+    def operations(x: Any) -> Any:
         return (
             *(torch.maximum(x, x.flip(-1)), torch.minimum(x, x[0]), x.clamp(-1, 1), F.relu(x)),
             *(torch.where(x > 0, x, -x), x.masked_fill(x > 0, 5.0), torch.where(x.isnan(), torch.zeros(()), x)),
@@ -159,7 +159,7 @@ def test_nan_stays_where_torch_keeps_it() -> None:
     x[0, 0, 0, 0] = x[0, 1, 2, 5] = x[1, 2, 5, 5] = math.nan
     x[1, 0, 3, 3], x[1, 0, 4, 4] = math.inf, -math.inf
     for dtype in (torch.float32, torch.float64):
-        model = load_model(as_module(kept).eval(), (x.to(dtype),))
+        model = load_model(as_module(operations).eval(), (x.to(dtype),))
         assert_equal_to_source(model, [x.to(dtype).numpy()], computed=run_as_stage)
 
 

@@ -35,7 +35,7 @@ def built(case: Any) -> tuple[nn.Module, tuple[Any, ...]]:
 
 @cache
 def outputs_of_group(number: int) -> list[list[np.ndarray]] | None:
-    """For each case of the group its outputs as TVM computes them; None if the group does not get that far."""
+    """Return TVM's outputs of each case of the group; None if the group cannot be loaded or run."""
     modules, inputs = zip(*[built(case) for case in CASES[number * GROUP : (number + 1) * GROUP]], strict=True)
     with torch.no_grad():
         counts = [
@@ -45,10 +45,10 @@ def outputs_of_group(number: int) -> list[list[np.ndarray]] | None:
     try:
         model = load_model(Group(modules).eval(), inputs)
         assert model.example_inputs is not None
-        found = iter(run(model, model.example_inputs))
+        outputs = iter(run(model, model.example_inputs))
     except Exception:
         return None
-    return [[next(found) for _ in range(count)] for count in counts]
+    return [[next(outputs) for _ in range(count)] for count in counts]
 
 
 @pytest.mark.parametrize("position", range(len(CASES)), ids=[case.name for case in CASES])
@@ -62,9 +62,9 @@ def test_operator_has_torch_s_answer(position: int) -> None:
         return
     alone = answers(module, inputs)
     assert len(group[position % GROUP]) == len(alone)
-    for found, wanted in zip(group[position % GROUP], alone, strict=True):
-        assert (str(found.dtype), found.shape) == (str(wanted.dtype), wanted.shape)
-        assert_close(found, wanted, case.tolerance)
+    for actual, expected in zip(group[position % GROUP], alone, strict=True):
+        assert (str(actual.dtype), actual.shape) == (str(expected.dtype), expected.shape)
+        assert_close(actual, expected, case.tolerance)
 
 
 def answers(module: nn.Module, inputs: tuple[Any, ...]) -> list[np.ndarray]:

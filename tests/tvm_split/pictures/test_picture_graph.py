@@ -1,4 +1,4 @@
-"""What of a model is drawn: nodes, crossings and their bytes."""
+"""The graph that is drawn for a model: nodes, edges between machines and their bytes."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def drawn(network, inputs, **options) -> PictureGraph:
 
 
 def edges_of(graph: PictureGraph):
-    """Edges by the names of their ends' first layers."""
+    """Return the edges by the names of their ends' first layers."""
 
     def name(number):
         layers = graph.nodes[number].layers

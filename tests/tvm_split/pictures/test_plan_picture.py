@@ -65,7 +65,9 @@ def test_replicas_are_all_named(planned, tmp_path):
     assert "machine-b: 3 layers, replicas with machine-c" in shown
     assert "machine-c: 3 layers, replicas with machine-b" in shown
     assert shown.count("replicas: machine-b, machine-c") == 3
-    rectangles = [each.get("fill") for each in ElementTree.parse(tmp_path / "plan.svg").getroot().iter(f"{SVG}rect")]
+    rectangles = [
+        rectangle.get("fill") for rectangle in ElementTree.parse(tmp_path / "plan.svg").getroot().iter(f"{SVG}rect")
+    ]
     assert rectangles.count(COLOURS[2]) == 1 + 3  # the legend's, and one in each of the three layers
     assert shown.count("2.3 kB") == 1
 

@@ -1,4 +1,4 @@
-"""Timelines of many machines are drawn, and no larger than what programs open."""
+"""Timelines of many machines are drawn, and no larger than programs can open."""
 
 from __future__ import annotations
 

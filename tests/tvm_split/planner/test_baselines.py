@@ -1,4 +1,4 @@
-"""What people do without a planner."""
+"""Plans by simple rules."""
 
 import itertools
 

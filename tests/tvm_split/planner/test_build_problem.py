@@ -1,4 +1,4 @@
-"""From profiles to problems and back to layers."""
+"""Problems from profiles, and stages of layers from stages of pieces."""
 
 import dataclasses
 import itertools
@@ -48,13 +48,13 @@ def test_the_bus_to_a_gpu_is_a_part_of_its_links():
         speed, latency = (2e9, 1.2e-4) if B in ends else (3e9, 1e-4)
         assert link.bytes_per_second == pytest.approx(speed), ends
         assert link.latency_seconds == pytest.approx(latency), ends
-    # A byte takes as long as over the one and then over the other; links that cost nothing leave the bus's time.
+    # A byte takes the sum of the times on bus and link; over free links, only the time on the bus.
     handed = chain_problem(with_bus(chain_profile(TWO, bytes_per_second=math.inf), B, Bus(6e9, 2e-5)))
     assert {link.bytes_per_second for link in handed.links if B in (link.source, link.destination)} == {6e9}
 
 
 def test_from_gpu_to_gpu_no_bus_is_passed():
-    """The two buses are on other links still, and the other way between the two, which shares memory."""
+    """Other links, and the opposite direction, which is over shared memory, still use the buses."""
     profile = chain_profile(TWO, bytes_per_second=3e9, latency_seconds=1e-4)
     machines = tuple(dataclasses.replace(machine, bus=Bus(6e9, 2e-5)) for machine in profile.machines)
     carried = {(A, B): "nccl", (B, A): "shm"}
@@ -100,7 +100,7 @@ def test_machines_that_share_cores_wait_for_one_and_the_client_too():
     shared = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
     apart, crowded = chain_problem(profile), chain_problem(shared)
     assert [machine.contention for machine in apart.machines] == pytest.approx([2.4, 2.4])
-    # The time that kernels wait for a core is not in their times: all of it is contention.
+    # The kernels' times do not include waiting for a core: all of it is contention.
     assert [machine.contention for machine in crowded.machines] == pytest.approx([2.4, 2.4])
     for problem in (apart, crowded):
         assert [machine.transfer_seconds for machine in problem.machines] == pytest.approx([0.003, 0.003])

@@ -1,4 +1,4 @@
-"""Stages from a user's words, of a split and of shards: which there are, and what is refused."""
+"""Stages from a split by hand and from shards, and the errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def held(stages: tuple[Stage, ...]) -> Held:
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
-        # Layers that are not named go with those before them, at the beginning with the first that is named.
+        # Unnamed layers go with the layers before them, at the beginning with the first named layer.
         ({B: ["block"], A: ["conv1"]}, [((A,), ("conv1", "relu")), ((B,), ("block.0.conv", "block.0.norm", "fc"))]),
         ({A: ["block"], B: ["fc"]}, [((A,), ("conv1", "relu", "block.0.conv", "block.0.norm")), ((B,), ("fc",))]),
         # A machine may hold two stages.
@@ -140,7 +140,7 @@ def test_stages_are_complete_convex_and_ordered(placed: tuple[LayerGraph, dict[s
     for group in groups:
         assert len({machine_of[layer] for layer in group}) == 1
     for layer in layers.layers:
-        # No stage needs a later one: so none can wait on itself.
+        # No stage needs a later one, so there is no cycle.
         assert all(stage_of[before] <= stage_of[layer] for before in layers.predecessors[layer])
 
 
@@ -176,7 +176,7 @@ def test_names_stand_for_all_below_them() -> None:
     assert shared == Stage(
         (A, B), ("block.0.conv", "block.0.norm", "block.1.conv"), (0.4, 0.6), sharding=Sharding("rows", "fused")
     )
-    # Those around it are on the machine with the largest share.
+    # The other layers are on the machine with the largest share.
     assert before == Stage((B,), ("conv1", "relu"))
     assert behind == Stage((B,), ("pool", "fc"))
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_is_refused(shards: list[Shard], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["block.0", "block.0.norm"])
 def test_a_split_cannot_have_what_a_shard_has(name: str) -> None:
-    """A name that has layers around a shard, too, is for these."""
+    """A name that also matches layers outside a shard applies to those."""
     only = [shard("block.0", "block.0")]
     message = f"split gives machine 'machine-c' the layer '{name}', which is in the shard of rows from 'block.0' to"
     with pytest.raises(PlanError, match=f"{message} 'block.0'; take it out of the split"):

@@ -56,7 +56,7 @@ def test_every_workload_is_compiled_once() -> None:
         if isinstance(function, tirx.PrimFunc)
     ]
     assert not any(tvm_ffi.structural_equal(*pair) for pair in itertools.combinations(kernels, 2))
-    # Of every convolution and product there are as many calls as layers, and one function.
+    # Every convolution and product has one function, and as many calls as layers.
     calls = [kernel.function for kernel in kernels_of(modules, model.layers)]
     for word, families in {"conv2d": 4, "matmul": 1, "group_norm": 1, "layer_norm": 1}.items():
         named = [function for function in calls if word in function]

@@ -1,4 +1,4 @@
-"""Profiles without machines at hand."""
+"""Estimated profiles, without any machine."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_twice_the_threads_take_half_the_time():
 
 
 def test_a_gpu_is_taken_to_be_one_and_costs_no_cores():
-    """Large products are many times faster there, tiny ones take the launch of a kernel."""
+    """Large products are many times faster on it; small ones take the time of a kernel launch."""
     network = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2)).eval()
     model = tvm_split.load_model(network, (torch.zeros(64, 4096),))
     gpu = Machine(B, target={"kind": "cuda", "arch": "sm_90"})

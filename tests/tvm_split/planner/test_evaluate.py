@@ -1,4 +1,4 @@
-"""What plans do: small cases whose numbers are worked out by hand, and what plans break."""
+"""Evaluations of small plans, computed by hand, and violations of demands."""
 
 from __future__ import annotations
 
@@ -150,10 +150,10 @@ SHARDS = StepGraph(
 
 def test_a_stage_that_two_machines_compute_together() -> None:
     evaluation = evaluate(TWO, SHARDS)
-    # The latency under contention: 2 for the input, 3 on a; the half of b is there before.
+    # The latency under contention: 2 for the input, 3 on a; b's half arrives earlier.
     assert evaluation.latency_seconds == pytest.approx(2.0 + 3.0 + 0.5 + 1.2)
     first, second = evaluation.loads
-    # In a stream twice 2.5, and three tensors to serialise.
+    # In a stream: twice 2.5, and three tensors to serialise.
     assert first.compute_seconds == pytest.approx(2.5 * 2.0 + 3 * 0.5)
     assert (first.receive_seconds, first.send_seconds) == (pytest.approx(1.1), pytest.approx(0.2))
     assert (first.weight_bytes, first.activation_bytes, first.buffer_bytes) == (9.0, 8.0, 3 * 130.0)

@@ -1,4 +1,4 @@
-"""Machines that hardly gain anything are left out; those that gain are not."""
+"""Plans without the machines that gain too little."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_small_gain_is_not_worth_a_much_larger_latency():
     ("seconds", "latency_seconds", "demands"),
     [
         ([0.1, 0.01], 1e-4, {}),  # a gain
-        ([0.1, 0.001], 1e-4, {"stages": 2}),  # stages that were asked for
+        ([0.1, 0.001], 1e-4, {"stages": 2}),  # a requested number of stages
         ([0.1, 0.001], 1e-4, {"minimum_throughput": 1 / 0.1005}),  # a demand
         ([0.001, 0.001], 0.05, {}),  # a large gain, whatever the latency
     ],

@@ -47,7 +47,7 @@ def test_kernels_of_all_targets_count() -> None:
 
 
 def test_a_circle_becomes_one_piece() -> None:
-    # The first and the last layer share a kernel, so what lies between would wait on them, and they on it.
+    # The first and the last layer share a kernel, so they and the layers between depend on each other.
     needs = {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d"]}
     assert pieces_of(graph_of(needs), [("a", "d"), ("b",), ("c",), ("e",)]) == (("a", "b", "d"), ("c",), ("e",))
 

@@ -14,7 +14,7 @@ from tvm_split.planner.search.instance import instance_of
 
 
 def scattered(slowness: Sequence[float], noise: float = 0.02) -> ClusterProfile:
-    """Twelve pieces on machines that are so slow, and links of two sites; each value was measured with some noise."""
+    """A profile of twelve pieces on machines with these relative times at two sites; each value has some noise."""
     generator = random.Random(7)
 
     def measured(value: float) -> float:
@@ -42,7 +42,7 @@ def classes_of(profile: ClusterProfile) -> tuple[tuple[int, ...], ...]:
 
 
 def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
-    """Two kinds at two sites, eight of each kind."""
+    """Machines of two classes, eight of each, at two sites."""
     profile = scattered([1.0] * 8 + [3.0] * 8)
     assert len(classes_of(profile)) == 16
     assert [len(members) for members in classes_of(with_identical_averaged(profile))] == [4, 4, 4, 4]

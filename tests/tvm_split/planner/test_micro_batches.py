@@ -1,4 +1,4 @@
-"""Which size of micro-batch serves best."""
+"""The choice of the micro-batch size."""
 
 import dataclasses
 import math
@@ -11,11 +11,11 @@ from tvm_split.planner.micro_batches import plan_sizes
 from tvm_split.planner.plan import Plan
 
 PERIODS = {1: 0.010, 2: 0.016, 4: 0.036}
-"""100, 125 and 111 samples a second."""
+"""The period by micro-batch size: 100, 125 and 111 samples a second."""
 
 
 def load(size):
-    return size  # what a size is loaded as is only handed on
+    return size  # the planner only passes the loaded model on
 
 
 def planned(size, objective="throughput"):

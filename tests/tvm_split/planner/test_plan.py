@@ -1,4 +1,4 @@
-"""Plan files with replicas and shards: what is written can be read, and what cannot work is refused by name."""
+"""Plan files with replicas and shards: files are read back, and errors name what is wrong."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
         "output_error": 0.004,
     }
     del content["codecs"][1]
-    assert Plan.from_dict(content).prediction is None  # which was with both
+    assert Plan.from_dict(content).prediction is None  # the prediction was for both
     content["codecs"][0]["codec"] = "fp8"
     with pytest.raises(tvm_split.PlanError, match=r"codecs\.0.*'fp8'"):
         Plan.from_dict(content)
@@ -143,12 +143,12 @@ def test_a_plan_with_shards_survives_its_file(tmp_path: Path) -> None:
         "sharding": {"axis": "channels", "exchange": "each"},
         "layers": ["2"],
     }
-    del content["stages"][1]["sharding"]["exchange"]  # what people write most often
+    del content["stages"][1]["sharding"]["exchange"]  # the most usual form
     assert Plan.from_dict(content).stages[1].sharding == Sharding("channels", "fused")
 
 
 def test_machines_that_share_a_stage_take_no_turns() -> None:
-    uneven = dataclasses.replace(SHARED, shares=(0.999, 0.001))  # of which there are no turns
+    uneven = dataclasses.replace(SHARED, shares=(0.999, 0.001))  # there is no round-robin schedule for these
     assert dataclasses.replace(planned(), stages=(uneven,)).stages[0].turns == (0,)
 
 

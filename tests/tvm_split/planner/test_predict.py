@@ -1,4 +1,4 @@
-"""What is expected of plans, from numbers that can be added up by hand."""
+"""Predictions of plans, from numbers that can be added up by hand."""
 
 import dataclasses
 import math
@@ -46,7 +46,7 @@ def test_the_best_plan():
 
 
 def test_codecs_make_links_faster_and_their_bytes_fewer():
-    """A link of a half of the bandwidth that computing needs: 1000 bytes in 10 ms, with a codec in 4."""
+    """A link with half of the bandwidth that is needed: 1000 bytes take 10 ms, with a codec 4 ms."""
     profile = chain_profile(
         {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, bytes_per_second=1e5, latency_seconds=1e-3
     )
@@ -95,7 +95,7 @@ def test_replicas_share_computing_and_links_by_turns():
     assert third.send_seconds == pytest.approx(1e-6 / 3)
     links = {(link.source, link.destination): link for link in prediction.links}
     assert links[A, C].bytes == pytest.approx(1000 / 3)
-    assert links[A, C].seconds == pytest.approx(1e-4 + 1e-6)  # a micro-batch that goes there goes as a whole
+    assert links[A, C].seconds == pytest.approx(1e-4 + 1e-6)  # a micro-batch is not divided among replicas
     assert links[C, "client"].stream_seconds == pytest.approx(1e-6 / 3)
 
 
@@ -149,5 +149,5 @@ def test_the_oldest_measurement():
     given_links = dataclasses.replace(
         profile, links=tuple(dataclasses.replace(link, measured_at=0.0) for link in profile.links)
     )
-    assert given_links.measured_at == 50.0  # what the user gave has no age
+    assert given_links.measured_at == 50.0  # values from the user have no age
     assert chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0).measured_at == -1.0

@@ -1,4 +1,4 @@
-"""Improving a plan by what was measured of it, without plans that take turns."""
+"""Replanning from measurements, without oscillation between plans."""
 
 import dataclasses
 from functools import partial
@@ -79,7 +79,7 @@ def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, thr
 
 @given(ratios, plans)
 def test_plans_do_not_take_turns(truth, case):
-    """Every plan is measured on machines that are not as profiled; what the first one showed is not forgotten."""
+    """Every plan is measured on machines that differ from the profile; earlier corrections are kept."""
     real = chain_problem(calibrated(PROFILE, Corrections(tuple(truth.items()))))
     current, corrections, seen = stages_of(case), Corrections(), []
     for _ in range(6):
@@ -110,5 +110,5 @@ def test_latency_counts_where_it_is_the_objective():
     replanned = replan(problem, HALVES, solve, 0.0)
     assert replanned.change.changed
     assert len(replanned.stages) == 1
-    assert not replan(problem, HALVES, solve, 0.05).change.changed  # one link of 0.1 ms less is no 5 %
+    assert not replan(problem, HALVES, solve, 0.05).change.changed  # saving one link of 0.1 ms is less than 5 %
     assert replan(dataclasses.replace(problem, objective="throughput"), HALVES, solve, 0.0).stages == HALVES

@@ -1,4 +1,4 @@
-"""Replicas for which there are no turns are left out, and no others; what is promised is what turns deliver."""
+"""Round-robin schedules: only replicas without a turn are left out, and predictions match the schedules."""
 
 import dataclasses
 import itertools
@@ -34,7 +34,7 @@ def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
 
 @pytest.mark.parametrize("count", [50, 100, 500, 1024])
 def test_many_unlike_replicas_lose_a_few_percent(count):
-    """Of speeds within a factor of ten; what one has too much makes the stream so much slower."""
+    """Speeds differ by up to a factor of ten; the excess of one replica slows the stream down."""
     seconds = [10 ** (place * 0.618 % 1) for place in range(count)]
     assert period_of(seconds) <= 1.035 / math.fsum(1 / duration for duration in seconds)
 
@@ -48,7 +48,7 @@ def test_more_replicas_are_never_slower(seconds, more):
 
 @given(SPEEDS)
 def test_no_turns_of_such_a_length_are_faster(speeds):
-    """Each length is tried; of the counts of one length those are the best of which none has another's turn to give."""
+    """For each length, giving each turn to the replica with the least excess is optimal."""
     whole = math.fsum(speeds)
     (counts,) = fairest_turns([[speed / whole for speed in speeds]])
     beyond = most_beyond(counts, speeds)
@@ -61,7 +61,7 @@ def test_no_turns_of_such_a_length_are_faster(speeds):
 
 
 def most_beyond(counts, speeds):
-    """Times what its share would be."""
+    """The largest ratio of a replica's turns to its share of them."""
     return max(count / speed for count, speed in zip(counts, speeds, strict=True)) * math.fsum(speeds) / sum(counts)
 
 
@@ -83,7 +83,7 @@ def test_turns_of_several_stages_repeat_together_soon(stages):
 
 
 def test_the_slowest_stage_has_the_best_turns():
-    """Lengths of 31 and 29 would repeat together after 899."""
+    """Schedules of 31 and 29 turns would repeat together after 899."""
     for periods, exact in (([1.0, 0.5], 0), ([0.5, 1.0], 1)):
         shares = [[1 / 31] * 31, [1 / 29] * 29]
         turns = fairest_turns(shares, periods)
@@ -92,7 +92,7 @@ def test_the_slowest_stage_has_the_best_turns():
 
 
 def period_of(seconds):
-    """Of a stage that the machines take so many seconds for, with shares by their speeds."""
+    """The period of a stage on machines that take ``seconds`` for it, with shares by their speeds."""
     speeds = [1 / duration for duration in seconds]
     names = {f"machine-{index}": duration for index, duration in enumerate(seconds)}
     (scheduled,) = with_turns([Stage(tuple(names), ("layer_0",), tuple(speed / math.fsum(speeds) for speed in speeds))])
@@ -113,7 +113,7 @@ def one_piece(slowness):
 
 @pytest.mark.parametrize("slowness", [[1.0, 90.0], [1.0, 2.7, 5.31], [1.0 + place / 7 for place in range(20)]])
 def test_what_is_promised_is_what_turns_deliver(slowness):
-    """Of a stream, every replica has computed its turns after a whole number of them."""
+    """After a whole number of schedules every replica has computed exactly its turns."""
     problem = one_piece(slowness)
     ideal = solve(problem, budget=Budget(work=1e8), whole_turns=False)
     promised = solve(problem, budget=Budget(work=1e8))
@@ -133,7 +133,7 @@ def test_what_is_promised_is_what_turns_deliver(slowness):
 
 @pytest.mark.parametrize("speeds", [[10, 10, 10, 23, 23, 23], [61, 53, 17, 3, 1]])
 def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(speeds):
-    """Of more than 16 turns a replica: whoever deals the network out to all machines by hand has these too."""
+    """Schedules with more than 16 turns per replica, as in plans with the network on all machines."""
     solution = solve(one_piece([1 / speed for speed in speeds]))
     (stage,) = solution.stages
     assert len(stage.turns) == sum(speeds) > 16 * len(speeds)
@@ -176,7 +176,7 @@ def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none
 
 
 def test_a_longest_period_is_kept_by_the_turns():
-    """By shares of any size the least latency is that of a plan which just keeps to it."""
+    """With shares of any size, the plan with the least latency only just satisfies the limit."""
     slow = one_piece([1.0, 1.37, 2.11, 3.05])
     least = solve(one_piece([1.0, 1.37]), whole_turns=False).evaluation.period_seconds
     limited = dataclasses.replace(slow, objective="latency", maximum_period_seconds=least)

@@ -1,4 +1,4 @@
-"""Blocks of small graphs, the cheapest option through blocks against every option there is, and shares in balance."""
+"""Blocks of small graphs, the cheapest segments compared with exhaustive search, and balanced shares."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def blocks(*seconds: float, size: float = 100.0) -> list[Block]:
 
 
 def halves(count: int, seconds: float, begin: int = 0) -> ShardOption:
-    """Half of the work for both, whatever the end."""
+    """An option that shards ``count`` blocks in halves; each block takes ``seconds``, for every end."""
     ends = range(begin + 1, begin + count + 1)
     return ShardOption(FUSED, (A, B), (0.5, 0.5), begin, {end: [seconds] * (end - begin) for end in ends})
 
@@ -67,7 +67,7 @@ def test_a_slow_link_leaves_as_much_as_can_be_on_one_machine() -> None:
 
 
 def test_the_stage_ends_where_halos_would_cost_more() -> None:
-    """To share four blocks costs twice the last two's work; to share two and two, an exchange between."""
+    """Sharding four blocks together costs halos; sharding two and two costs an exchange between them."""
     seconds = {1: [5.0], 2: [5.0, 5.0], 3: [8.0, 5.0, 5.0], 4: [9.0, 8.0, 5.0, 5.0]}
     from_two = {3: [0.0, 0.0, 5.0], 4: [0.0, 0.0, 5.0, 5.0]}
     option = ShardOption(FUSED, (A, B), (0.5, 0.5), 0, {end: [*durations] for end, durations in seconds.items()})
@@ -77,14 +77,14 @@ def test_the_stage_ends_where_halos_would_cost_more() -> None:
 
 
 def test_what_comes_from_the_client_is_cut_along_pixels_only() -> None:
-    """By rows each computes for longer, and gets half as much."""
+    """Sharded by rows, a machine computes longer but receives only half of the input."""
     by_rows, by_channels = halves(1, 7.0), replace(halves(1, 5.1), sharding=Sharding("channels", "fused"))
     segments = cheapest(blocks(10.0), [by_rows, by_channels], links(20.0), 100.0, 0.0)
     assert [segment.option for segment in segments] == [by_rows]
 
 
 def test_between_shared_stages_each_gets_what_it_lacks_from_who_has_it() -> None:
-    """Of 100 bytes: halos alone, what lies between shares, a quarter of each other's columns, or all parts."""
+    """Transfers of 100 bytes: only halos, the difference of the shares, a quarter for other columns, or all parts."""
     network = links(10.0, 1.0)
     held = Layout("rows", (A, B), (0.5, 0.5))
     expected = {
@@ -120,7 +120,7 @@ UNITS = 10
 
 
 def owners(segment: Segment | None) -> str | list[str]:
-    """Who has which tenth of a value; a name, where one has all."""
+    """The machine that has each tenth of a value; one name if one machine has all of it."""
     if segment is None:
         return CLIENT
     if segment.option is None:
@@ -132,7 +132,7 @@ def owners(segment: Segment | None) -> str | list[str]:
 def cost(
     segments: list[Segment], chain: list[Block], network: dict[tuple[str, str], ProblemLink], size: float, out: float
 ) -> float:
-    """Of segments in a row, which share by rows, added up anew."""
+    """The seconds of consecutive segments, sharded by rows, in an independent implementation."""
 
     def wire(before: str | list[str], after: str | list[str], alive: float) -> float:
         has = [before] * UNITS if isinstance(before, str) else before
@@ -200,7 +200,7 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
 
 
 def graph_with(edges: list[tuple[int, int]], count: int) -> LayerGraph:
-    """Layers ``layer_0``, … of which one needs another's tensor of 10 bytes times its number and one."""
+    """A graph of ``layer_0``, …; the tensor of layer ``n`` has ``10 * (n + 1)`` bytes."""
     names = [f"layer_{number}" for number in range(count)]
     users = {layer: frozenset(names[end] for start, end in edges if start == layer) for layer in range(count)}
     values = tuple(Value(10 * (layer + 1), names[layer], after, f"t{layer}") for layer, after in users.items())
@@ -229,7 +229,7 @@ def test_a_residual_network_may_be_divided_between_its_blocks() -> None:
 
 
 def test_a_tensor_that_all_need_divides_nothing_more_or_less() -> None:
-    """A mask that every block reads is alive everywhere, so between the blocks there are two tensors."""
+    """A mask that every block reads is alive everywhere, so two tensors pass between blocks."""
     edges = [*itertools.pairwise(range(8)), (1, 4), (4, 7), *((0, end) for end in (2, 5, 7))]
     profile = chain_profile({MACHINE: [1.0] * 8})
     blocks = blocks_of(graph_with(edges, 8), profile, {})
@@ -281,7 +281,7 @@ def test_who_took_longer_gets_less() -> None:
 def test_whose_memory_is_too_small_gets_what_fits_and_others_the_rest() -> None:
     evaluation = Evaluation(0, 0, (load(MACHINE, 200), load(OTHER, 100)), "")
     assert lightened(sharded(a=0.5, b=0.5), evaluation, {MACHINE: 100, OTHER: 1000}).shares == (0.24, 0.76)
-    nothing = Evaluation(0, 0, (load(MACHINE, 200),), "")  # the other one computes nothing, by its share
+    nothing = Evaluation(0, 0, (load(MACHINE, 200),), "")  # the other machine computes nothing
     assert lightened(sharded(a=0.5, b=0.5), nothing, {MACHINE: 100, OTHER: 1000}).shares == (0.24, 0.76)
     crowded = sharded(a=0.5, b=0.5)
     assert lightened(crowded, evaluation, {MACHINE: 100, OTHER: 50}) == crowded

@@ -53,8 +53,8 @@ def test_replicas_share_the_cores_too() -> None:
 
 @settings(max_examples=200)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.booleans())
-@example(71780, 1, 1, False)  # cores that the client has for itself
-@example(9, 1, 3, True)  # whose plan takes longer than the bound without shared cores, by its last digit
+@example(71780, 1, 1, False)  # cores that only the client uses
+@example(9, 1, 3, True)  # the plan exceeds the bound without shared cores in its last digit
 def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, replicas=replicas, shared_cores=True)
     assert_is_best(problem, best(problem, chain_plans(problem)), is_exact=False)

@@ -1,4 +1,4 @@
-"""Strategies: each one's plan is a plan, whoever wrote it; a plan that breaks a demand is refused."""
+"""Strategies: plans of built-in and other strategies are validated; a plan that breaks a demand is refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_package_adds_a_strategy() -> None:
         solution = solve_by("toy", chain_problem(PROFILE), 1.0)
         assert [stage.machines for stage in solution.stages] == [(A,)]
         assert solution.method == "found by strategy 'toy'"
-        assert solution.evaluation.period_seconds == pytest.approx(0.03)  # whatever the strategy says of it
+        assert solution.evaluation.period_seconds == pytest.approx(0.03)  # not what the strategy reports
 
 
 def test_a_strategy_cannot_misreport_its_plan() -> None:

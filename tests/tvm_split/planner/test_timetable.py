@@ -1,4 +1,4 @@
-"""When steps compute, on timetables that are drawn by hand, and on random ones within what must hold of any."""
+"""Timetables drawn by hand, and bounds that hold for random ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def links(bytes_per_second: float = 100.0, latency_seconds: float = 0.5) -> dict
 
 
 def timetable(graph: StepGraph, links: dict[tuple[str, str], ProblemLink]) -> tuple[dict[str, float | None], float]:
-    """When each step begins, and the latency."""
+    """The start of each step, and the latency."""
     machines = tuple(ProblemMachine(name) for name in (A, B, "c"))
     result = flow_of(Problem("latency", machines, tuple(links.values()), (), ()), graph).timetable
     return {
@@ -33,7 +33,7 @@ def timetable(graph: StepGraph, links: dict[tuple[str, str], ProblemLink]) -> tu
 
 
 def test_halos_cross_at_the_same_time() -> None:
-    """conv1 on both machines, an edge each way, conv2 on both; b's half of the result joins a's on a.
+    """conv1 on both machines, a halo in each direction, conv2 on both; a concatenates the halves of the result.
 
     second       0    1    2    3    4    5    6    7
     a            in···conv1────halo·conv2─────····join▸client
@@ -54,7 +54,7 @@ def test_halos_cross_at_the_same_time() -> None:
         ),
     )
     starts, latency = timetable(plan, links())
-    # 0.5 + 0.5 for the input; b is done with conv1 after 4, its edge arrives 0.6 later, what stays there at once.
+    # 0.5 + 0.5 for the input; b is done with conv1 after 4, its halo arrives 0.6 later; local data needs no transfer.
     assert starts == pytest.approx({"a0": 1.0, "b0": 1.0, "b1": 4.0, "a1": 4.6, "join": 6.6})
     assert latency == pytest.approx(6.6 + 0.25 + 1.0)
 

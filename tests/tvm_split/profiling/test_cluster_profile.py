@@ -53,10 +53,10 @@ def test_every_piece_on_every_machine(model: tvm_split.Model, measured: Measured
     assert profile.links == ()
     for machine in profile.machines:
         assert list(machine.pieces) == [piece.name for piece in profile.pieces]
-        for found in machine.pieces.values():
-            assert found.origin == "measured"
-            assert math.isfinite(found.contended_seconds)
-            assert found.seconds > 0
+        for piece_time in machine.pieces.values():
+            assert piece_time.origin == "measured"
+            assert math.isfinite(piece_time.contended_seconds)
+            assert piece_time.seconds > 0
         assert min(machine.operations_per_second, machine.bytes_per_second, machine.memory_free_bytes) > 0
         assert machine.measured_at <= time.time()
     assert sum(piece.weight_bytes for piece in profile.pieces) > 0
@@ -78,14 +78,14 @@ def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
     model: tvm_split.Model, workers: Cluster, tmp_path: Path
 ) -> None:
     steps: list[tuple[str, int, int]] = []
-    found = measured_pieces(
+    result = measured_pieces(
         model,
         workers,
         model_timing(model),
         cache_folder=tmp_path,
         on_progress=lambda what, done, total: steps.append((what, done, total)),
     )
-    kernels = found.reports[0].measured
+    kernels = result.reports[0].measured
     first, second = (f"timing {kernels} kernels on {name}" for name in ("machine-a", "machine-b"))
     together = "timing machine-a and machine-b at the same time"
     assert [what for what, _, _ in steps if what.startswith("timing")] == [
@@ -98,11 +98,11 @@ def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
 
 
 def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Model, tmp_path: Path) -> None:
-    """In company are as many of them as there are cores; what else five take is waiting for one."""
+    """As many machines run at the same time as there are cores; five together would measure the wait for a core."""
     steps: list[str] = []
     names = [f"machine-{letter}" for letter in "abcde"]
     with Cluster.local(5) as cluster:
-        found = measured_pieces(
+        result = measured_pieces(
             model,
             cluster,
             model_timing(model),
@@ -111,10 +111,10 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
         )
         timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
         again = measured_pieces(model, cluster, model_timing(model), cache_folder=tmp_path)
-    machines = {machine.machine: machine for machine in found.profile.machines}
+    machines = {machine.machine: machine for machine in result.profile.machines}
     assert timed >= {"machine-a", "machine-e"}
     assert machines["machine-b"].pieces == machines["machine-d"].pieces
-    if not found.profile.doubts:
+    if not result.profile.doubts:
         assert len({report.cached for report in again.reports}) == 1
     together = {what for what in steps if what.endswith("at the same time")}
     cores = hardware.own_cores().count
@@ -123,8 +123,8 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
 
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
     wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
-    found = measured_pieces(wider, workers, model_timing(wider), cache_folder=cache)
-    assert all(report.measured == 1 and report.cached > 3 for report in found.reports)
+    result = measured_pieces(wider, workers, model_timing(wider), cache_folder=cache)
+    assert all(report.measured == 1 and report.cached > 3 for report in result.reports)
 
 
 def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
 
     numbers = torch.ones(4, 6, dtype=torch.int64)
     model = tvm_split.load_model(Divides().eval(), (numbers, numbers))
-    found = measured_pieces(model, Cluster.in_process(1, threads=1), model_timing(model), cache_folder=tmp_path)
-    (machine,) = found.profile.machines
+    result = measured_pieces(model, Cluster.in_process(1, threads=1), model_timing(model), cache_folder=tmp_path)
+    (machine,) = result.profile.machines
     assert "estimated" in {piece.origin for piece in machine.pieces.values()}
     assert all(piece.seconds > 0 for piece in machine.pieces.values())
-    assert found.reports[0].estimated > 0
+    assert result.reports[0].estimated > 0
     assert all(piece.seconds == piece.contended_seconds for piece in machine.pieces.values())  # nothing runs beside it
 
 
@@ -158,7 +158,7 @@ def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path:
 
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
-    """Of the one machine in this process."""
+    """Return the noise of the one machine in this process."""
     noise = Noise()
     session = ScriptedKernels("machine-a", noise)
     monkeypatch.setattr(cluster_timing, "open_session", lambda cluster, timeout_seconds, machine: session)
@@ -170,7 +170,7 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     [
         ([1.0], False),
         ([1.9], False),  # frequencies and caches vary
-        ([0.4], True),  # faster: what is kept was disturbed
+        ([0.4], True),  # faster: the cached time was disturbed
         ([3.0], True),  # slower, and confirmed
         ([3.0, 1.0], False),  # disturbed for a moment
         ([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.5, 3.0, 2.5, 2.2], False),  # slower, and never the same twice
@@ -189,8 +189,8 @@ def test_what_is_kept_is_used_unless_one_kernel_is_faster_or_surely_slower(
 def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, tmp_path: Path, noise: Noise) -> None:
     timing, cluster = model_timing(model), Cluster.in_process(1, threads=1)
     noise.change([1.0 + number for number in range(20)])
-    found = measured_pieces(model, cluster, timing, cache_folder=tmp_path)
-    assert "machine-a" in found.profile.doubts[0]
+    result = measured_pieces(model, cluster, timing, cache_folder=tmp_path)
+    assert "machine-a" in result.profile.doubts[0]
     noise.change([1.0])
     again = measured_pieces(model, cluster, timing, cache_folder=tmp_path)
     assert again.reports[0].cached == 0

@@ -54,7 +54,7 @@ def test_one_disturbed_sample_does_no_harm_to_the_bandwidth() -> None:
 
 
 def test_a_disturbed_round_trip_makes_no_link_of_endless_bandwidth() -> None:
-    """Half a round trip is taken off each sample; measured too long, it leaves nothing."""
+    """Half a round trip is subtracted from each sample; if it was measured too long, nothing is left."""
     samples = [LinkSample(64, 5e-4, None), LinkSample(1 << 16, 0.0, 4e-4), LinkSample(1 << 20, 0.0, 4e-4)]
     assert fitted_line(samples).bytes_per_second <= 4.001 * (1 << 20) / 4e-4
 
@@ -65,11 +65,11 @@ def test_a_link_that_slows_down_in_a_stream_is_as_fast_as_the_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "largest"),
+    ("tensor_sizes", "largest"),
     [([], LEAST_LARGEST_BYTES), ([10, 2000], LEAST_LARGEST_BYTES), ([3_000_000], 1 << 22), ([1 << 30], LARGEST_BYTES)],
 )
-def test_the_largest_size_to_probe(wanted: list[int], largest: int) -> None:
-    assert probe_sizes(wanted)[-1] == largest
+def test_the_largest_size_to_probe(tensor_sizes: list[int], largest: int) -> None:
+    assert probe_sizes(tensor_sizes)[-1] == largest
 
 
 @given(speeds, st.floats(0.0, 0.05))
@@ -85,9 +85,9 @@ def test_slow_links_are_probed_with_little(bytes_per_second: float, latency: flo
 
 def test_a_stream_costs_so_much_per_micro_batch_and_so_much_of_computing():
     samples = [StreamSample(0.003, 0.004, 0.0043), StreamSample(0.015, 0.017, 0.0175)]
-    found = stream_cost(samples)
-    assert found.ratio == pytest.approx(1.1)
-    assert found.seconds == pytest.approx(0.001)
+    cost = stream_cost(samples)
+    assert cost.ratio == pytest.approx(1.1)
+    assert cost.seconds == pytest.approx(0.001)
     assert stream_cost([StreamSample(0.003, 0.003, 0.003), StreamSample(0.015, 0.015, 0.012)]) == StreamCost(0.0, 1.0)
 
 
@@ -98,8 +98,7 @@ def test_waking_is_what_a_run_takes_beyond_computing_and_a_round_trip():
 
 
 def chain_of(machines: int) -> list[ChainSample]:
-    """A hop takes 0.3 ms, and of the cores 0.2 at either end of a tensor; a kilobyte more 0.01, and 0.02 at either
-    end."""
+    """Return samples: a hop takes 0.3 ms, and 0.2 ms of the cores at each end; a kilobyte more 0.01, and 0.02 ms."""
     hops = machines + 1
 
     def sample(size_bytes: int) -> ChainSample:
@@ -112,16 +111,16 @@ def chain_of(machines: int) -> list[ChainSample]:
 
 @pytest.mark.parametrize("machines", [3, 8])
 def test_what_a_chain_takes_of_its_cores_and_what_a_single_hop_does(machines: int) -> None:
-    found = chain_cost(chain_of(machines), machines)
-    assert found.transfer_seconds == pytest.approx(0.2e-3, rel=1e-3)
-    assert found.transfer_seconds_per_byte == pytest.approx(0.02e-6)
-    assert found.hop_seconds == pytest.approx(0.3e-3, rel=1e-3)
-    assert found.hop_seconds_per_byte == pytest.approx(0.01e-6)
+    cost = chain_cost(chain_of(machines), machines)
+    assert cost.transfer_seconds == pytest.approx(0.2e-3, rel=1e-3)
+    assert cost.transfer_seconds_per_byte == pytest.approx(0.02e-6)
+    assert cost.hop_seconds == pytest.approx(0.3e-3, rel=1e-3)
+    assert cost.hop_seconds_per_byte == pytest.approx(0.01e-6)
 
 
 def test_a_chain_without_large_tensors_says_nothing_of_bytes() -> None:
-    found = chain_cost(chain_of(3)[:1], 3)
-    assert (found.transfer_seconds_per_byte, found.hop_seconds_per_byte) == (0.0, 0.0)
+    cost = chain_cost(chain_of(3)[:1], 3)
+    assert (cost.transfer_seconds_per_byte, cost.hop_seconds_per_byte) == (0.0, 0.0)
 
 
 def test_a_chain_says_what_its_hops_take_together_and_slow_links_among_them_stay_slow() -> None:
@@ -130,13 +129,13 @@ def test_a_chain_says_what_its_hops_take_together_and_slow_links_among_them_stay
     assert in_chain(near, [near, far], chain) == LinkLine(pytest.approx(1.1e-3), pytest.approx(1e9))
     assert in_chain(far, [near, far], chain) == LinkLine(pytest.approx(4.9e-3), pytest.approx(1e6))
     disturbed = LinkLine(3.1e-2, 1e10)
-    found = [in_chain(each, [near, disturbed], chain).latency_seconds for each in (near, disturbed)]
-    assert sum(found) == pytest.approx(6e-3)
-    assert found[0] == pytest.approx(found[1] / 310)
+    hop_seconds = [in_chain(line, [near, disturbed], chain).latency_seconds for line in (near, disturbed)]
+    assert sum(hop_seconds) == pytest.approx(6e-3)
+    assert hop_seconds[0] == pytest.approx(hop_seconds[1] / 310)
 
 
 def test_links_that_are_alike_by_themselves_are_equal_in_a_chain() -> None:
-    """Whichever way a plan goes through the machines, it takes what the chain took."""
+    """A plan takes as long as the chain, in whatever order it uses the machines."""
     ways = [LinkLine(seconds, 1e10) for seconds in (57e-6, 80e-6, 106e-6)]
     for hop in (1e-4, 3e-5):
         chain = ChainCost(1e-4, 0.0, hop, 1e-9)
@@ -144,7 +143,7 @@ def test_links_that_are_alike_by_themselves_are_equal_in_a_chain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "size"),
+    ("tensor_sizes", "size"),
     [
         ([], 0),
         ([256] * 9, 0),
@@ -153,13 +152,13 @@ def test_links_that_are_alike_by_themselves_are_equal_in_a_chain() -> None:
         ([1 << 30], LARGEST_BYTES),
     ],
 )
-def test_the_size_that_is_handed_on_is_a_middle_one(wanted: list[int], size: int) -> None:
-    assert handed_on_bytes(wanted) == size
+def test_the_size_that_is_handed_on_is_a_middle_one(tensor_sizes: list[int], size: int) -> None:
+    assert handed_on_bytes(tensor_sizes) == size
 
 
 def test_a_stream_is_not_much_slower_than_one_by_one():
     # As once measured on a disturbed machine: a network would have had results every 98 ms, and one alone in 24.5 ms.
     disturbed = [StreamSample(0.003, 0.0035, 0.0035), StreamSample(0.015, 0.0155, 0.0515)]
-    found = stream_cost(disturbed)
-    assert found.seconds + found.ratio * 0.015 <= 1.1 * 0.0155 * (1 + 1e-9)
-    assert found.ratio < 1.2
+    cost = stream_cost(disturbed)
+    assert cost.seconds + cost.ratio * 0.015 <= 1.1 * 0.0155 * (1 + 1e-9)
+    assert cost.ratio < 1.2

@@ -1,4 +1,4 @@
-"""Links between real workers, fast and through a slow relay; what is given, closed, broken or known is not measured."""
+"""Links between real workers, fast and through a slow relay; given, closed, broken or cached links are not measured."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def workers() -> Iterator[LocalWorkers]:
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where what these tests measure is kept: streams through the same workers need not be measured by each."""
+def link_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the cache of these tests, so that streams through the same workers are measured once."""
     return tmp_path_factory.mktemp("links")
 
 
@@ -52,27 +52,27 @@ def cluster(workers: LocalWorkers, *links: Link) -> Cluster:
     return Cluster(tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
 
 
-def probe(wanted: Cluster, **options: Any) -> LinkProbe:
-    return probe_links(wanted, SIZES, timeout_seconds=60.0, **options)
+def probe(probed_cluster: Cluster, **options: Any) -> LinkProbe:
+    return probe_links(probed_cluster, SIZES, timeout_seconds=60.0, **options)
 
 
-def by_ends(found: LinkProbe) -> dict[tuple[str, str], LinkProfile]:
-    return {(link.source, link.destination): link for link in found.links}
+def by_ends(result: LinkProbe) -> dict[tuple[str, str], LinkProfile]:
+    return {(link.source, link.destination): link for link in result.links}
 
 
 def test_every_link_of_a_local_cluster_is_measured() -> None:
     seen: list[tuple[str, int, int]] = []
     before = set(psutil.Process().children(recursive=True))
-    found = probe(Cluster.local(workers=2), on_progress=lambda what, done, steps: seen.append((what, done, steps)))
+    result = probe(Cluster.local(workers=2), on_progress=lambda what, done, steps: seen.append((what, done, steps)))
     assert set(psutil.Process().children(recursive=True)) <= before  # the workers have ended, as after a deployment
-    links = by_ends(found)
+    links = by_ends(result)
     assert set(links) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
     for link in links.values():
         assert link.origin == "measured"
         assert 0 < link.bytes_per_second < math.inf
         assert link.latency_seconds >= 0
-    assert set(found.streaming) == {"machine-a", "machine-b"}
-    for cost in found.streaming.values():
+    assert set(result.streaming) == {"machine-a", "machine-b"}
+    for cost in result.streaming.values():
         assert cost.transfer_seconds_per_byte >= 0
         assert cost.transfer_seconds >= 0
         assert 1 <= cost.ratio < math.inf
@@ -85,9 +85,9 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
 def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_client(
     workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers that say that each has one core, and computes on it."""
+    """Start two workers that both report one core and one thread."""
 
-    def told(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
+    def describe_one_core(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
         place = list(workers.endpoints).index(endpoint.machine)
         return replace(describe(endpoint, timeout_seconds), threads=1, cores=1, core_numbers=(place,))
 
@@ -97,16 +97,16 @@ def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_
         costs.append((machines, chain_cost(samples, machines)))
         return costs[-1][1]
 
-    monkeypatch.setattr(link_probing, "describe", told)
+    monkeypatch.setattr(link_probing, "describe", describe_one_core)
     monkeypatch.setattr(link_probing, "chain_cost", noted)
-    found = probe(cluster(workers))
+    result = probe(cluster(workers))
     ((machines, cost),) = costs
     assert machines == 2
-    links = by_ends(found)
+    links = by_ends(result)
     around = [links[pair].latency_seconds for pair in ((CLIENT, A), (A, B), (B, CLIENT))]
     assert sum(around) == pytest.approx(3 * cost.hop_seconds)
-    for each in found.streaming.values():
-        assert each.transfer_seconds == cost.transfer_seconds > 0
+    for streaming in result.streaming.values():
+        assert streaming.transfer_seconds == cost.transfer_seconds > 0
 
 
 def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
@@ -115,10 +115,10 @@ def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDes
 
 
 def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no GPU: what runs would take is given. Small tensors pass both buses besides the link."""
+    """There is no GPU, so the times are given. Small tensors pass both buses besides the link."""
     target = {"kind": "cuda", "arch": "sm_90"}
     machines = tuple(Machine(name, target=target, endpoint=end) for name, end in workers.endpoints.items())
-    asked = Cluster(machines, (Link(A, B, transport="nccl"),))
+    nccl_cluster = Cluster(machines, (Link(A, B, transport="nccl"),))
     passed: list[bool] = []
 
     def given_passage(self: object, names: Sequence[str], sizes: Sequence[int], series: float, **on: bool) -> Passage:
@@ -127,12 +127,12 @@ def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, m
 
     monkeypatch.setattr(link_probing, "describe", gpu_described)
     monkeypatch.setattr(link_probing._Probing, "_pass", given_passage)
-    probing = link_probing._Probing(asked.start(), SIZES, 60.0, None, None, True)
+    probing = link_probing._Probing(nccl_cluster.start(), SIZES, 60.0, None, None, True)
     trip = MachineProbe(0.0, 2e-4, (), (), 0.0, {})
-    found = probing._probe_pair(A, B, {A: trip, B: trip})
-    assert found.transport == "nccl"
-    assert found.samples[0].single_seconds == pytest.approx(1e-3 + 64 / 1e9 - 2e-4 - 2 * 3e-5)
-    assert len(found.samples) == 3
+    probed_pair = probing._probe_pair(A, B, {A: trip, B: trip})
+    assert probed_pair.transport == "nccl"
+    assert probed_pair.samples[0].single_seconds == pytest.approx(1e-3 + 64 / 1e9 - 2e-4 - 2 * 3e-5)
+    assert len(probed_pair.samples) == 3
     assert passed == [True] * 3
 
 
@@ -148,31 +148,31 @@ def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: LocalWorkers) ->
     assert len({stage.library for stage in (*on_gpus.stages, *on_cpus.stages)}) == 4
 
 
-def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWorkers, known: Path) -> None:
+def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWorkers, link_cache: Path) -> None:
     believed = Link(A, B, 1e6, 0.5)
-    found = probe(cluster(workers, believed, Link(B, A, 0), Link(A, CLIENT, 2e6)), cache_folder=known)
-    links = by_ends(found)
+    result = probe(cluster(workers, believed, Link(B, A, 0), Link(A, CLIENT, 2e6)), cache_folder=link_cache)
+    links = by_ends(result)
     assert (links[A, B].bytes_per_second, links[A, B].latency_seconds, links[A, B].origin) == (1e6, 0.5, "given")
     assert (links[CLIENT, A].bytes_per_second, links[CLIENT, A].origin) == (2e6, "given")
     assert links[CLIENT, B].origin == "measured"
     assert (B, A) not in links
-    assert set(found.streaming) == {A, B}
+    assert set(result.streaming) == {A, B}
 
 
 def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> None:
     relay = Relay(workers.endpoints[B].address)
-    relay.close()  # nobody listens there any more
+    relay.close()  # no worker listens there any more
     with pytest.raises(ProfileError) as caught:
         probe(cluster(workers, Link(A, B, address=relay.address)))
     for part in (f"the link from {A!r} to {B!r} cannot be measured", relay.address, "bytes_per_second: 0"):
         assert part in str(caught.value)
 
 
-def test_what_was_measured_is_found_again(workers: LocalWorkers, known: Path) -> None:
-    first = probe(cluster(workers), cache_folder=known)
-    assert probe(cluster(workers), cache_folder=known) == first
+def test_what_was_measured_is_found_again(workers: LocalWorkers, link_cache: Path) -> None:
+    first = probe(cluster(workers), cache_folder=link_cache)
+    assert probe(cluster(workers), cache_folder=link_cache) == first
     with_another_address = cluster(workers, Link(A, B, address=workers.endpoints[B].address))
-    changed = by_ends(probe(with_another_address, cache_folder=known))
+    changed = by_ends(probe(with_another_address, cache_folder=link_cache))
     assert changed[A, B] != by_ends(first)[A, B]
     assert changed[B, A].measured_at == by_ends(first)[B, A].measured_at
 
@@ -188,10 +188,10 @@ def test_transfers_cost_nothing_where_a_core_is_left() -> None:
 
 
 def test_stages_in_one_process_hand_their_tensors_over() -> None:
-    found = probe(Cluster.in_process(machines=2))
-    assert set(by_ends(found)) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
-    assert {link.bytes_per_second for link in found.links} == {1e12}
-    assert set(found.streaming.values()) == {StreamingCost()}
+    result = probe(Cluster.in_process(machines=2))
+    assert set(by_ends(result)) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
+    assert {link.bytes_per_second for link in result.links} == {1e12}
+    assert set(result.streaming.values()) == {StreamingCost()}
 
 
 @pytest.mark.slow

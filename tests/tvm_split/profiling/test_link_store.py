@@ -1,4 +1,4 @@
-"""What was measured of links is found again between the same ends, and measured again when asked to or unreadable."""
+"""Measurements of links are reused between the same ends, and repeated on request or if they cannot be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDS = {"left": ["left:1", "host"], "right": ["right:1", "host"]}
 
 @dataclass
 class Measuring:
-    """Measures something else with every call."""
+    """Returns another measurement with every call."""
 
     times: int = 0
 
@@ -31,18 +31,18 @@ def links(folder: Path, refresh: bool = False) -> LinkStore:
 
 def test_measured_once_unless_it_is_refreshed(tmp_path: Path) -> None:
     pair = Measuring().pair
-    found = [links(tmp_path, refresh).known_or(PairProbe, ["left", "right"], pair) for refresh in (False, False, True)]
-    assert [each.measured_at for each in found] == [1.0, 1.0, 2.0]
+    probes = [links(tmp_path, refresh).known_or(PairProbe, ["left", "right"], pair) for refresh in (False, False, True)]
+    assert [probe.measured_at for probe in probes] == [1.0, 1.0, 2.0]
 
 
 def test_other_ends_sizes_and_directions_are_measured(tmp_path: Path) -> None:
-    kept, pair = links(tmp_path), Measuring().pair
-    others = [
-        kept,
-        replace(kept, settings={("left", "right"): LinkSetting("relay:1")}),
-        replace(kept, ends={**ENDS, "right": ["right:2", "host"]}),
-        replace(kept, sizes=(64, 65536, 2097152)),
+    store, pair = links(tmp_path), Measuring().pair
+    variants = [
+        store,
+        replace(store, settings={("left", "right"): LinkSetting("relay:1")}),
+        replace(store, ends={**ENDS, "right": ["right:2", "host"]}),
+        replace(store, sizes=(64, 65536, 2097152)),
     ]
-    found = [other.known_or(PairProbe, ["left", "right"], pair) for other in others]
-    found.append(kept.known_or(PairProbe, ["right", "left"], pair))
-    assert len({each.measured_at for each in found}) == 5
+    probes = [variant.known_or(PairProbe, ["left", "right"], pair) for variant in variants]
+    probes.append(store.known_or(PairProbe, ["right", "left"], pair))
+    assert len({probe.measured_at for probe in probes}) == 5

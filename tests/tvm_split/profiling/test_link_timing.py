@@ -79,15 +79,18 @@ def test_a_worker_that_dies_is_named(programs: ProbePrograms) -> None:
         probe_stream(then_killed)
 
 
-@pytest.mark.parametrize(("taken", "made"), [(64, 64), (256, 64), (64, 256)])
-def test_what_is_handed_on_is_computed_and_not_copied_by_the_runtime(taken: int, made: int) -> None:
+@pytest.mark.parametrize(("input_bytes", "output_bytes"), [(64, 64), (256, 64), (64, 256)])
+def test_what_is_handed_on_is_computed_and_not_copied_by_the_runtime(input_bytes: int, output_bytes: int) -> None:
     programs = ProbePrograms({"here": platform.machine()})
-    (stage,) = programs.chain(["here"], [taken, made]).stages
+    (stage,) = programs.chain(["here"], [input_bytes, output_bytes]).stages
     library = np.fromfile(programs.blob_path(stage.library.sha256), np.uint8)
     executable = LoadedStage(stage, library, (), {})
     slot = tensor_slot(stage.inputs[0])
-    given = np.arange(taken).astype(np.uint8)
-    slot.data[:] = given
+    content = np.arange(input_bytes).astype(np.uint8)
+    slot.data[:] = content
     (result,) = executable.run([slot.value])
-    assert np.array_equal(tensor_bytes(result), 255 - (given[:made] if taken >= made else np.repeat(given[:1], made)))
+    assert np.array_equal(
+        tensor_bytes(result),
+        255 - (content[:output_bytes] if input_bytes >= output_bytes else np.repeat(content[:1], output_bytes)),
+    )
     assert executable._are_views == [False]

@@ -1,4 +1,4 @@
-"""What is known of machines before anything is timed, by what their workers say: here of GPUs, with given figures."""
+"""Facts about machines before anything is timed, as reported by their workers: here of GPUs, with given figures."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Facts = Callable[..., dict[str, MachineFacts]]
 
 @pytest.fixture
 def facts() -> Iterator[Facts]:
-    """Of machines by name, each a target, the boot of its host and its GPU's figures, if it has one."""
+    """Return the facts of machines by name; each has a target, its host's boot and its GPU's figures, if it has one."""
     with ExitStack() as workers:
 
-        def found(machines: dict[str, tuple[dict[str, str], str, dict[str, Any] | None]]) -> dict[str, MachineFacts]:
+        def facts_of(machines: dict[str, tuple[dict[str, str], str, dict[str, Any] | None]]) -> dict[str, MachineFacts]:
             described = []
             for name, (target, boot, figures) in machines.items():
                 reply = pb.DescribeReply(
@@ -51,14 +51,14 @@ def facts() -> Iterator[Facts]:
             targets = {name: target for name, (target, _, _) in machines.items()}
             return {machine_fact.name: machine_fact for machine_fact in machine_facts(cluster.start(), targets, 20)}
 
-        yield found
+        yield facts_of
 
 
 def test_a_gpus_free_memory_and_bus_are_the_machines(facts: Facts) -> None:
-    found = facts({"gpu": (GPU, "box", FIGURES), "cpu": (CPU, "box", None), "other": (CPU, "rack", FIGURES)})
-    assert (found["gpu"].memory_free_bytes, found["gpu"].bus) == (60_000, Bus(2e10, 1e-5))
-    # Of a host, its GPU's machine takes memory, too; and who computes on the CPU is not led to a GPU.
-    assert [(found[name].memory_free_bytes, found[name].bus) for name in ("cpu", "other")] == [
+    by_name = facts({"gpu": (GPU, "box", FIGURES), "cpu": (CPU, "box", None), "other": (CPU, "rack", FIGURES)})
+    assert (by_name["gpu"].memory_free_bytes, by_name["gpu"].bus) == (60_000, Bus(2e10, 1e-5))
+    # A GPU's machine uses memory of its host, too; a machine that computes on the CPU has no bus to a GPU.
+    assert [(by_name[name].memory_free_bytes, by_name[name].bus) for name in ("cpu", "other")] == [
         (4500, None),
         (9000, None),
     ]
@@ -66,7 +66,7 @@ def test_a_gpus_free_memory_and_bus_are_the_machines(facts: Facts) -> None:
 
 def test_machines_of_one_gpu_share_its_memory(facts: Facts) -> None:
     beside = {**FIGURES, "bus_identity": "0000:af:00.0"}
-    found = facts(
+    by_name = facts(
         {
             "one": (GPU, "box", FIGURES),
             "two": (GPU, "box", FIGURES),
@@ -74,7 +74,7 @@ def test_machines_of_one_gpu_share_its_memory(facts: Facts) -> None:
             "elsewhere": (GPU, "rack", FIGURES),
         }
     )
-    assert {name: each.memory_free_bytes for name, each in found.items()} == {
+    assert {name: machine.memory_free_bytes for name, machine in by_name.items()} == {
         "one": 30_000,
         "two": 30_000,
         "beside": 60_000,
@@ -85,5 +85,5 @@ def test_machines_of_one_gpu_share_its_memory(facts: Facts) -> None:
 @pytest.mark.parametrize("speed", [0.0, -1.0, math.nan, math.inf])
 def test_what_a_worker_does_not_know_is_left_out(facts: Facts, speed: float) -> None:
     figures = {"memory_bytes": 80_000, "bus_bytes_per_second": speed}
-    found = facts({"one": (GPU, "box", figures), "two": (GPU, "box", figures)})
-    assert {(each.memory_free_bytes, each.bus) for each in found.values()} == {(80_000, None)}
+    by_name = facts({"one": (GPU, "box", figures), "two": (GPU, "box", figures)})
+    assert {(machine.memory_free_bytes, machine.bus) for machine in by_name.values()} == {(80_000, None)}

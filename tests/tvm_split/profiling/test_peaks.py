@@ -1,4 +1,4 @@
-"""What a processor can do at most, and what a network takes for its weights: timed on a worker as on this machine."""
+"""A processor's peaks, and a network's overhead per weight: timed on a worker as in this process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def test_a_network_takes_longer_than_its_kernels_for_its_weights() -> None:
     code = ceiling_code(host_target(1), 1)
     digests = list(code.kernels)
     seconds = dict(zip(digests, (1.0, 2.0, CALLS * 3e-6, 1e-6), strict=True))
-    found = code.ceilings(seconds)
-    assert (found.operations_per_second, found.bytes_per_second) == (code.amounts[0], code.amounts[1] / 2)
-    assert found.seconds_per_weight == pytest.approx(2e-6 / WEIGHTS)
+    peaks = code.ceilings(seconds)
+    assert (peaks.operations_per_second, peaks.bytes_per_second) == (code.amounts[0], code.amounts[1] / 2)
+    assert peaks.seconds_per_weight == pytest.approx(2e-6 / WEIGHTS)
     assert code.ceilings({**seconds, digests[-1]: 1.0}).seconds_per_weight == 0.0
 
 

@@ -1,4 +1,4 @@
-"""The edges between pieces say exactly what a split program moves."""
+"""The edges between pieces are exactly the transfers of a split program."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         first = torch.relu(self.first(x))
-        one, other = torch.chunk(self.second(first + y), 2, dim=1)
-        left, right = self.left(one), self.right(other)
+        first_half, second_half = torch.chunk(self.second(first + y), 2, dim=1)
+        left, right = self.left(first_half), self.right(second_half)
         last = self.last(torch.sigmoid(left) + right + y[:, :4])
         return last, left, first, left
 
@@ -69,7 +69,7 @@ def test_edges_are_the_routes(name: str) -> None:
 
 
 def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
-    """What the program moves that is cut from the model with these layers on these machines."""
+    """Return the transfers of the program that is cut from the model with these layers on these machines."""
     used = [machine for machine in MACHINES if machine in machine_of.values()]
     split = {machine: [layer for layer, home in machine_of.items() if home == machine] for machine in used}
     plan = tvm_split.plan(model, tvm_split.Cluster.local(len(MACHINES)), split=split)
@@ -88,8 +88,8 @@ def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
         )
         for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True))
     )
-    made = {tensor.name: tensor for tensor in (*model.inputs, *(t for stage in stages for t in stage.outputs))}
-    program = Program(model.inputs, tuple(made[name] for name in cut.outputs), stages)
+    tensors = {tensor.name: tensor for tensor in (*model.inputs, *(t for stage in stages for t in stage.outputs))}
+    program = Program(model.inputs, tuple(tensors[name] for name in cut.outputs), stages)
     return {(route.tensor.name, route.source, route.destination): route.tensor.size_bytes for route in program.routes}
 
 

@@ -1,4 +1,4 @@
-"""When the fastest of several measurements counts, and what is measured together or instead of others."""
+"""When the fastest of several measurements counts, and which items are measured together or assumed to be equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Scripted:
 
     def __init__(self, **seconds: list[float]) -> None:
         self.order: list[str] = []
-        self._left: dict[str, Iterator[float]] = {key: iter(each) for key, each in seconds.items()}
+        self._left: dict[str, Iterator[float]] = {key: iter(times) for key, times in seconds.items()}
         self._last: dict[str, float] = {}
 
     def measure(self, key: str) -> float:
@@ -28,7 +28,7 @@ class Scripted:
         return {key: lambda key=key: self.measure(key) for key in self._left}
 
 
-def found(scripted: Scripted, limit_seconds: float = 600.0) -> dict[str, Confirmed[float]]:
+def confirmed(scripted: Scripted, limit_seconds: float = 600.0) -> dict[str, Confirmed[float]]:
     return confirmed_fastest(scripted.measures(), float, limit_seconds=limit_seconds)
 
 
@@ -46,48 +46,50 @@ def test_the_fastest_counts_once_another_comes_close(
     seconds: list[float], fastest: float, is_confirmed: bool, rounds: int
 ) -> None:
     scripted = Scripted(a=seconds)
-    assert found(scripted) == {"a": Confirmed(fastest, is_confirmed)}
+    assert confirmed(scripted) == {"a": Confirmed(fastest, is_confirmed)}
     assert len(scripted.order) == rounds
 
 
 def test_rounds_alternate_their_order_and_repeat_only_what_is_unconfirmed() -> None:
     scripted = Scripted(a=[1.0], b=[3.0, 4.0, 2.0, 2.0])
-    assert found(scripted) == {"a": Confirmed(1.0, True), "b": Confirmed(2.0, True)}
+    assert confirmed(scripted) == {"a": Confirmed(1.0, True), "b": Confirmed(2.0, True)}
     assert "".join(scripted.order) == "abbaabb"
 
 
 def test_no_round_begins_that_would_not_end_in_time() -> None:
     scripted = Scripted(a=[1.0], b=[2.0])
-    assert found(scripted, limit_seconds=0.0) == {"a": Confirmed(1.0, False), "b": Confirmed(2.0, False)}
+    assert confirmed(scripted, limit_seconds=0.0) == {"a": Confirmed(1.0, False), "b": Confirmed(2.0, False)}
     assert scripted.order == ["a", "b"]
 
 
 VALUES = st.dictionaries(st.integers(0, 30), st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=12)
-"""By item: its kind, and what would be measured of it."""
+"""The kind of each item, and the value that is measured for it."""
 
 
 @given(VALUES)
 def test_each_item_has_a_value_of_its_own_or_of_an_agreeing_kind(items: dict[int, tuple[int, int]]) -> None:
-    asked: list[int] = []
+    measured: list[int] = []
 
     def measure(some: Sequence[int]) -> dict[int, int]:
-        asked.extend(some)
+        measured.extend(some)
         return {item: items[item][1] for item in some}
 
-    found = spot_checked(list(items), lambda item: items[item][0], measure, lambda one, other: one == other, float)
-    assert set(found.values) == set(items)
-    assert len(asked) == len(set(asked))
-    assert set(asked) == set(items) - found.assumed
-    for item in asked:
-        assert found.values[item] == items[item][1]
+    result = spot_checked(
+        list(items), lambda item: items[item][0], measure, lambda first, second: first == second, float
+    )
+    assert set(result.values) == set(items)
+    assert len(measured) == len(set(measured))
+    assert set(measured) == set(items) - result.assumed
+    for item in measured:
+        assert result.values[item] == items[item][1]
     kinds = {kind: [item for item in items if items[item][0] == kind] for kind, _ in items.values()}
     for kind in kinds.values():
         looked_at = {kind[0], kind[-1]}
         if items[kind[0]][1] != items[kind[-1]][1] and len(kind) > 2:
             looked_at.add(kind[len(kind) // 2])
-        assert found.assumed & set(kind) == set(kind) - looked_at
+        assert result.assumed & set(kind) == set(kind) - looked_at
         typical = sorted(items[item][1] for item in looked_at)[len(looked_at) // 2]
-        assert all(found.values[item] == typical for item in found.assumed & set(kind))
+        assert all(result.values[item] == typical for item in result.assumed & set(kind))
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=8))

@@ -1,4 +1,4 @@
-"""What is kept between runs is found again, survives other writers, and is measured again where it is damaged."""
+"""Stored measurements are reused, survive other writers, and are measured again if a file is damaged."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
     caches = [Store(tmp_path, MACHINE) for _ in range(8)]
     with ThreadPoolExecutor(len(caches)) as threads:
         list(threads.map(lambda number: caches[number].put({str(number): ENTRY}), range(len(caches))))
-    found = Store(tmp_path, MACHINE)
-    assert [found.get(str(number), KIND) for number in range(len(caches))] == [ENTRY] * len(caches)
+    store = Store(tmp_path, MACHINE)
+    assert [store.get(str(number), KIND) for number in range(len(caches))] == [ENTRY] * len(caches)
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> Non
     with pytest.warns(MeasurementsWarning, match=re.escape(str(path))):  # noqa: PT031
         damaged = Store(tmp_path, MACHINE)
         assert damaged.get("k", KIND) is None
-        assert [each.path for each in kept(tmp_path)] == [path]
+        assert [store.path for store in kept(tmp_path)] == [path]
         damaged.put({"k": ENTRY})
     assert Store(tmp_path, MACHINE).get("k", KIND) == ENTRY
 
@@ -82,9 +82,9 @@ def test_another_versions_file_is_written_over(tmp_path: Path) -> None:
 
 def test_nothing_is_from_the_future(tmp_path: Path) -> None:
     Store(tmp_path, MACHINE).put({"k": CachedTime(1.0, time.time() + 1e6)})
-    found = Store(tmp_path, MACHINE).get("k", KIND)
-    assert found is not None
-    assert found.measured_at <= time.time()
+    cached = Store(tmp_path, MACHINE).get("k", KIND)
+    assert cached is not None
+    assert cached.measured_at <= time.time()
 
 
 @pytest.mark.filterwarnings("ignore::tvm_split.errors.MeasurementsWarning")
@@ -123,18 +123,18 @@ def test_another_user_who_can_read_the_folder_keeps_nobody_waiting(tmp_path: Pat
 def test_a_lock_that_is_never_released_is_told_and_costs_only_time(tmp_path: Path) -> None:
     Store(tmp_path, MACHINE).put({"k": ENTRY})
     store = Store(tmp_path, MACHINE, lock_seconds=0.1)
-    others = [Store(tmp_path, {"machine": each}, lock_seconds=3600) for each in "ab"]
+    other_stores = [Store(tmp_path, {"machine": letter}, lock_seconds=3600) for letter in "ab"]
     with held([path for path in tmp_path.iterdir() if path.suffix != ".json"]):
         with pytest.warns(MeasurementsWarning, match=f"{re.escape(str(tmp_path))}.*fuser"):
             store.put({"l": ENTRY})
-        for other in (*others, Store(tmp_path, {"machine": "c"}, lock_seconds=3600)):
-            other.put({"l": ENTRY})  # does not wait as well
+        for other_store in (*other_stores, Store(tmp_path, {"machine": "c"}, lock_seconds=3600)):
+            other_store.put({"l": ENTRY})  # does not wait as well
     assert store.get("l", KIND) == store.get("k", KIND) == ENTRY
 
 
 @contextmanager
 def held(paths: list[Path]) -> Iterator[None]:
-    """Inside, somebody else has locked these files and folders."""
+    """Lock these files and folders, as another process would."""
     with ExitStack() as until_end:
         for path in paths:
             descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What is estimated of the parts of small networks, beside what pieces take and what the compiled program moves."""
+"""Estimates of parts of small networks, compared with the pieces' times and the compiled program's transfers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_parts_are_shares_of_pieces_and_halos_count_twice(model: tvm_split.Model
     per_layer = seconds_by_machine(
         estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES, "each"))
     )
-    assert fused[B] == pytest.approx(fused[A], rel=0.5)  # one of them joins
+    assert fused[B] == pytest.approx(fused[A], rel=0.5)  # one of them also concatenates
     assert min(fused.values()) > 0.5 * whole * 0.9
     assert per_layer.keys() == fused.keys() == {A, B}
 
@@ -88,7 +88,7 @@ def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, clu
 
 
 def test_weights_are_read_by_each_machine_that_computes_rows(cluster: tvm_split.Cluster) -> None:
-    """Of a layer that mostly reads its weights, half of the rows takes nearly as long as all."""
+    """Half of the rows of a layer that mostly reads its weights takes nearly as long as all rows."""
     network = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1024, 3, padding=1), nn.Conv2d(1024, 4, 1))
     model = tvm_split.load_model(network.eval(), (torch.zeros(1, 4, 16, 16),))
     profile = profile_of(model, cluster)

@@ -1,4 +1,4 @@
-"""The parts of shared layers, timed on the workers that will compute them, and measured again when they do."""
+"""Parts of sharded layers, timed on the workers and compared with measurements of the deployment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split
     assert {machine.machine: machine.estimated_share for machine in plan.prediction.machines} == {A: 0.0, B: 0.0}
     bundle = tvm_split.compile(model, plan, verify=False)
     with tvm_split.deploy(bundle, three_workers) as deployment:
-        # So many that every machine has some that find the pipeline full.
+        # Enough that every machine computes some while the pipeline is full.
         report = tvm_split.bench(deployment, (torch.zeros(1, 3, 16, 16),), rounds=1, micro_batches=40)
     assert report.latency.predicted == plan.prediction.latency_seconds
     assert {
@@ -39,7 +39,7 @@ def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split
         route.tensor.size_bytes for route in bundle.program.routes if (route.source, route.destination) == (A, B)
     ]
     assert sizes[A, B].predicted == sum(crossing)
-    # What runs have said of a machine since it was profiled counts for parts, too.
+    # Corrections of a machine's profile apply to parts, too.
     profile = pose(model, three_workers, PlanRequest()).profile
     corrections = (Corrections(), Corrections(((A, 2.0),)))
     estimates = [PartEstimates(model, calibrated(profile, correction)) for correction in corrections]

@@ -1,4 +1,4 @@
-"""Simulated streams over links of high latency: only computing and the wire hold them up."""
+"""Simulated streams over links with high latency: only computing and bandwidth limit them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm_split.simulation.simulate import simulate
 
 
 def even(stages: int, period: float, wire: float, latency: float) -> Scenario:
-    """Stages and wires that all take one ``period`` at most, ``wire`` of it on each of the latter."""
+    """A chain whose stages take ``period``, and whose links take the share ``wire`` of it per tensor."""
     return chain([period] * stages, [period * wire] * (stages + 1), [latency] * (stages + 1))
 
 
@@ -29,7 +29,7 @@ def test_a_stream_is_as_fast_as_its_slowest_stage_or_link(
 
 
 def test_a_pipeline_of_64_stages_over_20_ms_is_full() -> None:
-    """Whoever feeds it has some 200 micro-batches under way: no limit of the client's is in the way."""
+    """Some 200 micro-batches are in flight: the client does not limit them."""
     scenario = even(64, 0.01, 0.05, 0.02)
     simulation = simulate(scenario, micro_batches=500, shown=0)
     assert simulation.period_seconds == pytest.approx(0.01, rel=0.05)
@@ -40,8 +40,10 @@ def test_a_pipeline_of_64_stages_over_20_ms_is_full() -> None:
 
 
 def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int | None = None) -> Scenario:
-    """What the first stage makes goes to the next one, and straight to the last one, too: over a near link, or, if it
-    ``returns``, on the machine of both. All other links are ``far``."""
+    """A chain with a skip connection from the first stage to the last: over a fast link, or local (``returns``).
+
+    All other links have the latency ``far``.
+    """
     places = [f"m{index}" for index in range(stages)]
     places[-1] = places[0] if returns else places[-1]
     machines: dict[str, dict[str, StageTimes]] = {}

@@ -1,4 +1,4 @@
-"""Scenarios of plans whose machines compute stages together: drawn by hand, random, and as they are predicted."""
+"""Scenarios of plans with sharded stages: drawn by hand, random, and compared with predictions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOINED = StepGraph(
         Transfer("y", "a1", (), 50.0),
     ),
 )
-"""Two parts and one exchange: what b has made joins what a has."""
+"""Two parts and one exchange: a concatenates b's result with its own."""
 
 
 def planned(
@@ -49,7 +49,7 @@ def planned(
     coded: dict[tuple[str, str], CodedLink] | None = None,
     **links: float,
 ) -> Plan:
-    """A plan that is predicted to consist of these parts."""
+    """A plan whose prediction has these parts."""
     profile = chain_profile({name: [1.0] for name in (A, B, C)}, **links)  # type: ignore[arg-type]
     streaming = StreamingCost(transfer_seconds)
     profile = replace(profile, machines=tuple(replace(machine, streaming=streaming) for machine in profile.machines))
@@ -63,13 +63,13 @@ def planned(
 
 
 def begins(simulation: Simulation, stage: str) -> list[float]:
-    """When it computes which micro-batch."""
+    """The starts of a stage's micro-batches, in seconds."""
     events = [event for event in simulation.events if (event.stage, event.kind) == (stage, COMPUTE)]
     return [event.start_nanoseconds * 1e-9 for event in events]
 
 
 def test_one_exchange_of_one_input() -> None:
-    """With links that take half a second, and a second for 100 bytes.
+    """Links have a latency of half a second and send 100 bytes per second.
 
     second       0    1    2    3    4    5    6    7
     a            in···a0════════               ··a1══▸client
@@ -84,7 +84,7 @@ def test_one_exchange_of_one_input() -> None:
 
 
 def test_one_exchange_in_a_stream() -> None:
-    """The last in order goes first, and while one machine waits for the other it begins the next micro-batch.
+    """The last stage in order has priority; a machine that waits for the other begins the next micro-batch.
 
     second    0   1   2   3   4   5   6   7   8   9
     a         a0══════a0══════a1══a0══════a1══a0═══
@@ -99,7 +99,7 @@ def test_one_exchange_in_a_stream() -> None:
 
 
 def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> StepGraph:
-    """Two parts on each machine; the second ones take the edges of the other's first."""
+    """Two parts on each machine; each second part needs a halo from the other machine's first part."""
     return StepGraph(
         (step("a0", A, seconds_a), step("b0", B, seconds_b), step("a1", A, last_a), step("b1", B, last_b)),
         (
@@ -117,7 +117,7 @@ def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> S
 
 @pytest.mark.parametrize("latency_seconds", [0.001, 0.02, 0.3])
 def test_halos_that_take_long_hold_no_stream_up(latency_seconds: float) -> None:
-    """The queue in which a machine's own part waits for the other's edge widens, as windows of links do."""
+    """The queue of a local result that waits for a remote halo widens like the window of a link."""
     plan = planned(halos(0.01, 0.01, 0.01, 0.01), bytes_per_second=math.inf, latency_seconds=latency_seconds)
     period = simulate(scenario_of_plan(plan), micro_batches=800).period_seconds
     assert plan.prediction is not None
@@ -126,7 +126,7 @@ def test_halos_that_take_long_hold_no_stream_up(latency_seconds: float) -> None:
 
 
 def random_parts(seed: int) -> StepGraph:
-    """All take something of parts before them or of the client, and all that nobody takes is an output."""
+    """Random parts that read tensors of earlier parts or of the client; tensors without a reader are outputs."""
     generator = random.Random(seed)
     names = [f"p{number}" for number in range(generator.randint(1, 9))]
     home = {name: generator.choice((A, B, C)) for name in names}
@@ -194,7 +194,7 @@ def test_what_was_measured_of_a_machine_is_shared_out_over_its_parts() -> None:
     plan = planned(JOINED, transfer_seconds=0.1, **FREE)
     scenario = with_measured_compute(scenario_of_plan(plan), {A: 6.0})
     stages = scenario.machines[A].stages
-    # Receiving the input and b's half, and sending the result, come on top.
+    # Receiving the input and b's half, and sending the result, add to that.
     assert stages["a0"].stream_seconds == pytest.approx(4.0 + 0.1)
     assert stages["a1"].stream_seconds == pytest.approx(2.0 + 0.2)
     assert (stages["a0"].single_seconds, stages["a1"].single_seconds) == pytest.approx((4.0, 2.0))
@@ -246,7 +246,7 @@ SECONDS = st.floats(1e-3, 0.1)
 
 
 def period_and_latency(scenario: Scenario) -> tuple[float | None, float | None]:
-    """Period, and the latency of one alone."""
+    """The period, and the latency of a single micro-batch."""
     simulation: Simulation = simulate(scenario, micro_batches=100)
     return simulation.period_seconds, None if simulation.single is None else simulation.single.mean_seconds
 
@@ -277,7 +277,7 @@ def test_replicas_that_share_cores_with_the_client() -> None:
     assert scenario.shared_cores == profile.shared_cores
     period, least = period_and_latency(scenario)[0], plan.prediction.period_seconds
     assert period is not None
-    assert least <= period < 1.1 * least  # now and then a core has nothing to do
+    assert least <= period < 1.1 * least  # sometimes a core is idle
 
 
 def test_plans_of_which_nothing_is_known_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Simulated streams: what no pipeline can do, what an ideal one does, and what happens to it."""
+"""Simulated streams: lower bounds, ideal pipelines, and deviations from them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_first_result_takes_the_sum_of_the_parts(seed: int, pieces: int, mac
 
 @settings(max_examples=60)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]))
-@example(16939, 2, 4, False, True, 0.0)  # a replica that is too rare for a turn
+@example(16939, 2, 4, False, True, 0.0)  # a replica whose share is too small for a turn
 def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     seed: int, pieces: int, machines: int, is_chain: bool, replicas: bool, scatter: float
 ) -> None:
@@ -69,7 +69,7 @@ def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     assume(limit > 1e-4)
     simulation = simulate(scenario, WhatIf(compute_scatter=scatter, seed=seed), in_flight=20)
     assert simulation.period_seconds is not None
-    # What was under way when the half of the results had come may be done faster; and chance has its part.
+    # Micro-batches in flight at half of the results may finish faster, and durations scatter.
     assert simulation.period_seconds >= limit * (1 - 20 / 150 - scatter / 3)
 
 
@@ -93,10 +93,10 @@ def test_workers_share_cores() -> None:
 
 
 def test_stages_of_one_machine_follow_the_order_of_the_runtime() -> None:
-    """The drawing in `scheduler`: a machine with the first and the last of three stages."""
+    """The drawing in `scheduler`: one machine has the first and the last of three stages."""
     stages = {name: ((machine,), (0,)) for name, machine in (("a", "this"), ("b", "elsewhere"), ("c", "this"))}
     program = program_of(stages, [("x", 1, "a", ["b"]), ("y", 1, "b", ["c"])])
-    # Elsewhere is a little faster, so that b0 is there before a1 is done: nobody knows what comes at the same moment.
+    # Elsewhere is a little faster, so that b0 arrives before a1 ends: the order of simultaneous events is undefined.
     full, shorter = StageTimes(1.0, 1.0), StageTimes(0.99, 0.99)
     times = {"this": MachineTimes({"a": full, "c": full}), "elsewhere": MachineTimes({"b": shorter})}
     scenario = Scenario(program, times, {})
@@ -120,7 +120,7 @@ def test_windows_of_far_links_widen_and_those_in_memory_do_not() -> None:
     widened, fixed = with_latency(shares_memory=False), with_latency(shares_memory=True)
     assert widened.period_seconds == pytest.approx(0.01, rel=0.05)
     assert fixed.period_seconds is not None
-    # Two or three a round trip: a credit that nobody may wait for is told with the next one.
+    # Two or three per round trip: a credit for which no sender waits is sent with the next one.
     assert 0.21 / 3 <= fixed.period_seconds <= 0.22 / 2
 
 
@@ -152,7 +152,7 @@ def test_a_machine_that_slows_down_holds_the_others_up() -> None:
 
 @pytest.mark.parametrize("more", [(), (Loss("m1a", 1000.0),)])
 def test_a_lost_machine_has_computed_until_then(more: tuple[Loss, ...]) -> None:
-    """Of all the time in which anything happened: the other one goes on with what it has."""
+    """Shares of the time until the last event: the other machine continues with its inputs."""
     simulation = simulate(chain([1.0, 10.0], [0.0] * 3), WhatIf(losses=(Loss("m0a", 3.5), *more)))
     assert (simulation.results, simulation.seconds) == (3, pytest.approx(31.0))
     uses = {use.machine: use for use in simulation.machines}
@@ -174,7 +174,7 @@ def test_without_a_machine_nothing_comes_any_more() -> None:
     assert whole.results == 1000
     assert 0 < simulation.results < 110
     assert simulation.results < simulation.submitted
-    # What had passed the machine still comes; what it was computing does not.
+    # Micro-batches that the machine had finished still arrive; the one it was computing does not.
     assert 1.0 < simulation.seconds < 1.0 + 0.04
     early = simulate(scenario, WhatIf(losses=(Loss("m1a", 0.0),)))
     assert (early.results, early.period_seconds, early.streamed, early.first_seconds) == (0, None, None, None)
@@ -206,7 +206,7 @@ def test_what_cannot_happen_is_refused(what_if: dict[str, object], message: str)
 
 
 def replicas(*seconds: float) -> Scenario:
-    """One stage on machines that take turns by their speeds."""
+    """One stage with replicas whose shares follow their speeds."""
     problem = on_one_host(len(seconds), 1, len(seconds))
     names = tuple(machine.name for machine in problem.machines)
     piece = dataclasses.replace(problem.pieces[0], seconds=dict(zip(names, seconds, strict=True)))
@@ -217,7 +217,7 @@ def replicas(*seconds: float) -> Scenario:
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 60, 61, 118])
 def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(micro_batches: int) -> None:
-    """Of a fast and a slow replica many results wait for one of the slow one, and come with it."""
+    """Results of the fast replica wait for one of the slow replica, and come with it."""
     simulation = simulate(replicas(0.01, 0.59), micro_batches=micro_batches)
     assert (simulation.wanted, simulation.results, simulation.turns) == (micro_batches, micro_batches, 60)
     assert simulation.period_seconds is None

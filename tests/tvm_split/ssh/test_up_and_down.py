@@ -1,4 +1,4 @@
-"""``up`` and ``down`` against a real sshd on loopback: what comes up answers, and whatever happens, nothing stays."""
+"""``up`` and ``down`` with a real sshd on loopback: started workers answer, and no process is ever left."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServe
 
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[Path]:
-    """The folder below which machines install. At the end nothing runs that knows of it."""
+    """Yield the folder below which machines install. At the end, no process that uses it runs."""
     yield tmp_path / "remote"
-    eventually(lambda: not left(tmp_path / "remote"), "no process of a machine is left")
+    eventually(lambda: not processes_in(tmp_path / "remote"), "no process of a machine is left")
 
 
-def left(folder: Path) -> list[str]:
-    found = []
+def processes_in(folder: Path) -> list[str]:
+    lines = []
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline())
         except psutil.Error:
             continue
         if f"{folder}/" in line and process.pid != os.getpid():
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def cluster_file(folder: Path, **machines: dict[str, Any]) -> Path:
-    """Machines with a token; what is given is their ``ssh``."""
+    """Write a file of machines with a token; the arguments are their ``ssh``."""
     (folder / "token").write_text(TOKEN)
     path = folder / "cluster.yaml"
     listed = [
@@ -77,7 +77,7 @@ def on_box(remote: Path, **more: Any) -> dict[str, Any]:
 
 
 def ignore(machine: str, text: str) -> None:
-    """Nobody reads along."""
+    """Ignore the line."""
 
 
 def start_up(path: Path, *options: str) -> subprocess.Popen[str]:
@@ -100,14 +100,14 @@ def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_pa
             "box",
             "box 2",
         ]
-        assert len(left(remote)) >= 2
+        assert len(processes_in(remote)) >= 2
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, "Traceback" in errors) == (130, False), errors
     finally:
         process.kill()
         process.communicate()
-    eventually(lambda: not left(remote), "no process of a machine is left")
+    eventually(lambda: not processes_in(remote), "no process of a machine is left")
     assert not list(remote.glob("*/process"))
     assert TOKEN not in "".join(file.read_text() for file in remote.glob("*/log"))
 
@@ -115,13 +115,13 @@ def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_pa
 def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) -> None:
     path = cluster_file(tmp_path, box=on_box(remote))
     cluster = Cluster.from_yaml(path)
-    said: list[str] = []
-    with SshCluster(cluster, require_fit, lambda machine, text: said.append(f"{machine}: {text}"), detach=True):
+    messages: list[str] = []
+    with SshCluster(cluster, require_fit, lambda machine, text: messages.append(f"{machine}: {text}"), detach=True):
         pass
     try:
         (endpoint,) = cluster.start().endpoints().values()
         process = describe(endpoint, PATIENCE_SECONDS).process_id
-        assert f"(process {process} there)" in said[-1]
+        assert f"(process {process} there)" in messages[-1]
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
             SshCluster(cluster, require_fit, ignore)
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
@@ -140,16 +140,16 @@ def test_a_name_and_a_folder_that_begin_with_a_dash(server: SshServer, remote: P
         pass
     try:
         (endpoint,) = cluster.start().endpoints().values()
-        found = describe(endpoint, PATIENCE_SECONDS)
+        description = describe(endpoint, PATIENCE_SECONDS)
     finally:
         ended = stop_workers(cluster, remove=True)
-    assert (found.machine, ended) == ("-x", {"-x": found.process_id})
+    assert (description.machine, ended) == ("-x", {"-x": description.process_id})
     assert remote_side.Machine({"folder": "-f/box"}).folder == Path.cwd() / "-f/box"
 
 
 @pytest.mark.parametrize("moment", ["one starts", "one answers", "one has been left alone"])
 def test_down_ends_what_a_killed_up_detach_left(server, remote: Path, tmp_path: Path, moment: str) -> None:
-    """It is killed while another machine, which waits for a file to go, has said nothing yet."""
+    """It is killed while another machine, which waits until a file is removed, has not answered yet."""
     busy, slow = tmp_path / "busy", tmp_path / "python"
     busy.touch()
     slow.write_text(f'#!/bin/sh\nwhile [ -e {busy} ]; do sleep 0.1; done\nexec {sys.executable} "$@"\n')
@@ -160,7 +160,7 @@ def test_down_ends_what_a_killed_up_detach_left(server, remote: Path, tmp_path: 
     worker = 0
     try:
         if moment == "one starts":
-            wait_while_running(process, lambda: any("rpc_runtime.worker" in line for line in left(remote)))
+            wait_while_running(process, lambda: any("rpc_runtime.worker" in line for line in processes_in(remote)))
         else:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("box: answers at")
@@ -172,8 +172,8 @@ def test_down_ends_what_a_killed_up_detach_left(server, remote: Path, tmp_path: 
         process.communicate()
         busy.unlink()
         ended = stop_workers(cluster, remove=True)
-    assert ended == {"box": worker or ended["box"], "other": 0}  # one that starts may have come to its end, or not
-    eventually(lambda: not left(remote), "no process of a machine is left")
+    assert ended == {"box": worker or ended["box"], "other": 0}  # a worker that is starting may have ended, or not
+    eventually(lambda: not processes_in(remote), "no process of a machine is left")
 
 
 def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path, tmp_path: Path) -> None:
@@ -182,15 +182,15 @@ def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path,
         assert process.stdout is not None
         assert "answers at" in process.stdout.readline()
         for child in psutil.Process(process.pid).children():
-            child.kill()  # as if the line was cut: with its client, ssh would end by itself only when that is noticed
+            child.kill()  # as if the connection was cut: ssh would end with its client only when it notices that
     finally:
         process.kill()
         process.communicate()
-    eventually(lambda: not left(remote), "no process of a machine is left")
+    eventually(lambda: not processes_in(remote), "no process of a machine is left")
 
 
 def test_down_ends_those_that_it_reaches(server: SshServer, remote: Path, tmp_path: Path, monkeypatch) -> None:
-    """Though others fail at once, and though there are more than it calls beside each other."""
+    """Other machines fail at once, and there are more than `down` calls at the same time."""
     path = cluster_file(tmp_path, box=on_box(remote))
     with SshCluster(Cluster.from_yaml(path), require_fit, ignore, detach=True):
         pass
@@ -211,7 +211,7 @@ def test_one_that_fails_ends_the_others(server: SshServer, remote: Path, tmp_pat
         message = r"machine 'other' \(ssh stranger\) cannot be reached.*denied"
         with pytest.raises(WorkerUnavailableError, match=message):
             SshCluster(Cluster.from_yaml(path), require_fit, ignore, detach)
-        eventually(lambda: not left(remote), "no process of a machine is left")
+        eventually(lambda: not processes_in(remote), "no process of a machine is left")
 
 
 @pytest.mark.parametrize(
@@ -242,18 +242,18 @@ def test_a_folder_that_others_may_write_to(tmp_path: Path, shared: Path, monkeyp
 
 @pytest.mark.parametrize(("option", "message"), [("--name=other", "is 'other'"), ("--threads=1", "2 threads")])
 def test_a_worker_that_is_not_the_one_that_is_meant(server, remote, tmp_path, option: str, message: str) -> None:
-    """By the words of `status`; it has ended again."""
+    """The error is that of `status`; the worker has ended."""
     path = cluster_file(tmp_path, box=on_box(remote, arguments=[option]))
     path.write_text(path.read_text().replace("name: box", "name: box\n  threads: 2"))
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(ClusterError, match=f"machine 'box'.*{message}"):
-        SshCluster(Cluster.from_yaml(path), require_fit, lambda machine, text: said.append(text))
-    assert not any("answers at" in line for line in said)
-    eventually(lambda: not left(remote), "no process of a machine is left")
+        SshCluster(Cluster.from_yaml(path), require_fit, lambda machine, text: messages.append(text))
+    assert not any("answers at" in line for line in messages)
+    eventually(lambda: not processes_in(remote), "no process of a machine is left")
 
 
 def test_a_host_that_does_not_answer(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes connections and says nothing."""
+    """It accepts connections and does not answer."""
     require_ssh()
     monkeypatch.setattr(ssh_worker, "CONNECT_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -295,9 +295,9 @@ def test_a_python_without_packages_gets_them_in_a_kit(server: SshServer, remote:
     bare = Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"
     cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote, python=str(bare))))
     for is_first in (True, False):
-        said: list[str] = []
-        with SshCluster(cluster, require_fit, lambda machine, text, said=said: said.append(text)):
+        messages: list[str] = []
+        with SshCluster(cluster, require_fit, lambda machine, text, messages=messages: messages.append(text)):
             (endpoint,) = cluster.start().endpoints().values()
             assert describe(endpoint, PATIENCE_SECONDS).tvm_version
-        assert any("gets a worker" in line for line in said) == is_first
+        assert any("gets a worker" in line for line in messages) == is_first
     assert len(list(remote.glob("*/kit-*/packages/tvm"))) == 1

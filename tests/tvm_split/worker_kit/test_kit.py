@@ -1,4 +1,4 @@
-"""Kits: what is in them, and that one serves a stage where there is nothing else but a Python."""
+"""Kits: their content, and that one serves a stage where only a Python is installed."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_a_kit_serves_a_stage_in_an_empty_root(kit: WorkerKit, tmp_path: Path) -
     before = files_below(kit.path)
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
+    report = json.loads(ran.stdout)
     evaluator = ReferenceEvaluator(str(tmp_path / "small.onnx"))
     expected = [evaluator.run(None, {"image": batch})[0] for batch in batches]
-    np.testing.assert_allclose(np.array(said["outputs"]), np.array(expected), rtol=1e-4, atol=1e-5)
-    assert said["code"] == 0
+    np.testing.assert_allclose(np.array(report["outputs"]), np.array(expected), rtol=1e-4, atol=1e-5)
+    assert report["code"] == 0
     assert files_below(kit.path) == before
     assert not any(content for content in files_below(tmp_path / "root").values()), "the worker wrote into its root"
 
@@ -72,22 +72,22 @@ def test_a_kit_serves_a_stage_in_an_empty_root(kit: WorkerKit, tmp_path: Path) -
 def test_a_kit_has_no_compiler_and_no_framework(kit: WorkerKit) -> None:
     names = [path.name for path in kit.path.rglob("*")]
     assert not [name for name in names if name.startswith("libtvm_compiler") or name == TVM_CUDA_RUNTIME]
-    found = {path.name for path in (kit.path / "packages").iterdir() if path.is_dir()}
-    assert not found & {"torch", "onnx", "onnxruntime", "scipy", "pydantic", "rich", "highspy"}
-    assert not found & {"tvm_split", "relay_passes", "schedules"}
-    assert "rpc_runtime" in found
+    packages = {path.name for path in (kit.path / "packages").iterdir() if path.is_dir()}
+    assert not packages & {"torch", "onnx", "onnxruntime", "scipy", "pydantic", "rich", "highspy"}
+    assert not packages & {"tvm_split", "relay_passes", "schedules"}
+    assert "rpc_runtime" in packages
 
 
 def test_a_kit_has_all_that_its_packages_require() -> None:
-    """Or it would start here, where everything is installed, and not there."""
-    known = {canonicalize_name(name) for name in (*NEEDED, *IF_HERE, *ALSO)}
-    for name in known:
+    """Otherwise a kit would start here, where everything is installed, and not elsewhere."""
+    packed = {canonicalize_name(name) for name in (*NEEDED, *IF_HERE, *ALSO)}
+    for name in packed:
         required = {
-            canonicalize_name(each.name)
-            for each in map(Requirement, metadata.requires(name) or [])
-            if each.marker is None or each.marker.evaluate({"extra": ""})
+            canonicalize_name(requirement.name)
+            for requirement in map(Requirement, metadata.requires(name) or [])
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         }
-        assert required <= known, name
+        assert required <= packed, name
 
 
 def test_sizes_are_those_of_the_files(kit: WorkerKit) -> None:
@@ -121,7 +121,7 @@ def test_a_machine_of_another_kind_is_refused_with_what_to_do(kit: WorkerKit) ->
 
 
 def started(kit: WorkerKit, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The kit's starter, asked for its options."""
+    """Run the kit's starter with ``--help``."""
     command = [str(kit.path / "worker"), "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
 
@@ -135,7 +135,7 @@ def test_the_starter_takes_the_python_that_is_named_or_says_that_it_is_not_there
     missing = started(kit, PATH=tools, PYTHON="/no/python")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr.startswith("error: PYTHON=/no/python is no command here")
-    # One of this name that does not run is passed over, as is one of another version.
+    # One of this name that does not run is skipped, as is one of another version.
     version = f"{HERE.python[0]}.{HERE.python[1]}"
     for name, content in ((f"python{version}", "exit 127"), ("python3", f'exec {python} "$@"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{content}\n")
@@ -150,19 +150,19 @@ def test_the_starter_takes_the_python_that_is_named_or_says_that_it_is_not_there
 
 
 def other_pythons() -> dict[str, str]:
-    """Interpreters of other versions that run here, by their versions."""
+    """Return interpreters of other versions that run here, by their versions."""
     names = [*(f"python{version}" for version in ("2", "2.7", *(f"3.{minor}" for minor in range(3, 15)))), "python3"]
     paths = [path for path in map(shutil.which, names) if path is not None]
     if "PYENV_ROOT" in os.environ:
         paths += map(str, Path(os.environ["PYENV_ROOT"]).glob("versions/*/bin/python"))
-    found = {}
+    pythons = {}
     for path in paths:
         command = [path, "-c", "import sys; sys.stdout.write('%d.%d' % sys.version_info[:2])"]
-        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        if said.returncode == 0:
-            found[said.stdout] = path
-    found.pop(f"{HERE.python[0]}.{HERE.python[1]}", None)
-    return found
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if result.returncode == 0:
+            pythons[result.stdout] = path
+    pythons.pop(f"{HERE.python[0]}.{HERE.python[1]}", None)
+    return pythons
 
 
 def test_another_python_is_told_which_one_to_take(kit: WorkerKit) -> None:
@@ -178,15 +178,15 @@ def test_another_python_is_told_which_one_to_take(kit: WorkerKit) -> None:
 
 
 def test_what_looks_at_the_version_is_read_by_every_python(kit: WorkerKit) -> None:
-    """ASCII, and of the syntax only what Python 2.7 has had as well."""
+    """It is ASCII, and uses only syntax of Python 2.7."""
     text = (kit.path / "__main__.py").read_bytes().decode("ascii")
-    known = (
+    old_nodes = (
         ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.If, ast.Compare, ast.NotEq, ast.Eq, ast.Expr, ast.Call,
         ast.Attribute, ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Tuple, ast.Constant, ast.BinOp, ast.Mod,
         ast.Add,
     )  # fmt: skip
     nodes = list(ast.walk(ast.parse(text)))
-    assert not [node for node in nodes if not isinstance(node, known)]
+    assert not [node for node in nodes if not isinstance(node, old_nodes)]
     assert [node.module for node in nodes if isinstance(node, ast.ImportFrom)] == ["start"]
 
 
@@ -206,9 +206,9 @@ def test_a_package_that_pip_does_not_get_is_named(tmp_path: Path, monkeypatch: p
         "PIP_CONFIG_FILE": os.devnull,
     }.items():
         monkeypatch.setenv(variable, value)
-    other = Platform((3, 12) if HERE.python != (3, 12) else (3, 13), HERE.architecture)
+    other_platform = Platform((3, 12) if HERE.python != (3, 12) else (3, 13), HERE.architecture)
     with pytest.raises(KitError, match=r"pip does not get .*numpy.* for Python 3\.1"):
-        write_kit(tmp_path / "kit", "cpu", other)
+        write_kit(tmp_path / "kit", "cpu", other_platform)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -47,14 +47,14 @@ def write_annotations(model: onnx.ModelProto, plan: Plan, configuration: str = C
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = max(copy.ir_version, IR_VERSION)
-    kept = [each for each in model.configuration if each.name != configuration]
+    other_configurations = [entry for entry in model.configuration if entry.name != configuration]
     del copy.configuration[:]
-    copy.configuration.extend(kept)
+    copy.configuration.extend(other_configurations)
     copy.configuration.add(name=configuration, num_devices=len(machines), device=machines)
     for node, stage in zip(copy.graph.node, stages, strict=True):
-        others = [each for each in node.device_configurations if each.configuration_id != configuration]
+        other_annotations = [entry for entry in node.device_configurations if entry.configuration_id != configuration]
         del node.device_configurations[:]
-        node.device_configurations.extend(others)
+        node.device_configurations.extend(other_annotations)
         annotation = node.device_configurations.add(configuration_id=configuration, pipeline_stage=stage)
         device = machines.index(plan.stages[stage].machine)
         if len(plan.stages) != len(machines):
@@ -94,9 +94,9 @@ def split_from_annotations(
     split: dict[str, list[str]] = {}
     for names, device in zip(layers_of_nodes(model), placed, strict=True):
         current = current if device is None else devices[device]
-        kept = [name for name in names if layers is None or name in layers]
-        if kept:
-            split.setdefault(current, []).extend(kept)
+        selected = [name for name in names if layers is None or name in layers]
+        if selected:
+            split.setdefault(current, []).extend(selected)
     return split
 
 
@@ -133,14 +133,14 @@ def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:
     nodes = model.graph.node
     stages: list[int | None] = []
     for node, names in zip(nodes, layers_of_nodes(model), strict=True):
-        found = sorted({stage_of_layer[name] for name in names if name in stage_of_layer})
-        if len(found) > 1:
+        node_stages = sorted({stage_of_layer[name] for name in names if name in stage_of_layer})
+        if len(node_stages) > 1:
             raise PlanError(
                 f"node {node.name or node.op_type!r} calls a function whose layers lie in "
-                f"{' and '.join(plan.stages[stage].name for stage in found)}, and a node has one stage only: inline "
-                "the functions first (onnx.inliner.inline_local_functions)"
+                f"{' and '.join(plan.stages[stage].name for stage in node_stages)}, and a node has one stage only: "
+                "inline the functions first (onnx.inliner.inline_local_functions)"
             )
-        stages.append(found[0] if found else None)
+        stages.append(node_stages[0] if node_stages else None)
     if all(stage is None for stage in stages):
         raise PlanError(f"the plan is for model {plan.model!r}: it names no layer of this one")
     # Backwards, so that a chain of folded nodes starts from a node that has a stage.
@@ -155,9 +155,9 @@ def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:
     return [stage for stage in stages if stage is not None]
 
 
-def _configuration(model: onnx.ModelProto, wanted: str | None) -> onnx.DeviceConfigurationProto:
-    names = [each.name for each in model.configuration]
-    known = ", ".join(map(repr, names))
+def _configuration(model: onnx.ModelProto, configuration: str | None) -> onnx.DeviceConfigurationProto:
+    names = [entry.name for entry in model.configuration]
+    listing = ", ".join(map(repr, names))
     if not names:
         raise PlanError(
             "the model has no device configuration, so it says nothing of a split; "
@@ -168,13 +168,13 @@ def _configuration(model: onnx.ModelProto, wanted: str | None) -> onnx.DeviceCon
             if annotation.configuration_id not in names:
                 raise PlanError(
                     f"node {node.name or node.op_type!r} is annotated for the device configuration "
-                    f"{annotation.configuration_id!r}; the model has {known}"
+                    f"{annotation.configuration_id!r}; the model has {listing}"
                 )
-    if wanted is None and len(names) > 1:
-        raise PlanError(f"the model has {len(names)} device configurations: {known}; name the one to use")
-    if wanted is not None and wanted not in names:
-        raise PlanError(f"the model has no device configuration {wanted!r}; it has {known}")
-    return model.configuration[0 if wanted is None else names.index(wanted)]
+    if configuration is None and len(names) > 1:
+        raise PlanError(f"the model has {len(names)} device configurations: {listing}; name the one to use")
+    if configuration is not None and configuration not in names:
+        raise PlanError(f"the model has no device configuration {configuration!r}; it has {listing}")
+    return model.configuration[0 if configuration is None else names.index(configuration)]
 
 
 def _device_names(chosen: onnx.DeviceConfigurationProto, machines: Sequence[str]) -> list[str]:
@@ -187,18 +187,25 @@ def _device_names(chosen: onnx.DeviceConfigurationProto, machines: Sequence[str]
         return list(chosen.device)
     if len(machines) < chosen.num_devices:
         raise PlanError(
-            f"the device configuration {chosen.name!r} has {chosen.num_devices} devices without names; there are "
-            f"{len(machines)} machines to stand for them"
+            f"the device configuration {chosen.name!r} has {chosen.num_devices} devices without names, but there are "
+            f"only {len(machines)} machines; give a machine for each device"
         )
     return list(machines[: chosen.num_devices])
 
 
 def _devices_of_nodes(model: onnx.ModelProto, chosen: onnx.DeviceConfigurationProto) -> list[int | None]:
     annotations = [
-        next((each for each in node.device_configurations if each.configuration_id == chosen.name), None)
+        next(
+            (annotation for annotation in node.device_configurations if annotation.configuration_id == chosen.name),
+            None,
+        )
         for node in model.graph.node
     ]
-    numbered = {each.pipeline_stage for each in annotations if each is not None and each.HasField("pipeline_stage")}
+    numbered = {
+        annotation.pipeline_stage
+        for annotation in annotations
+        if annotation is not None and annotation.HasField("pipeline_stage")
+    }
     start = 1 if numbered and min(numbered) == 1 and max(numbered) == chosen.num_devices else 0
     devices: list[int | None] = []
     for node, annotation in zip(model.graph.node, annotations, strict=True):

@@ -74,7 +74,7 @@ def _padded_axis(
     if mode != "constant":
         return compositions.padded_with_rows(op, data, axis, widths, mode)  # ONNX's modes have numpy's names
     # TVM's full does not accept infinity.
-    shapes = [[width if place == axis else each for place, each in enumerate(shape_of(data))] for width in widths]
+    shapes = [[width if place == axis else size for place, size in enumerate(shape_of(data))] for width in widths]
     filling = constant(np.reshape(value, ()), dtype_of(data))
     first, last = ([op.broadcast_to(filling, shape)] if shape[axis] else [] for shape in shapes)
     return op.concat([*first, data, *last], axis) if first or last else data
@@ -153,8 +153,8 @@ def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
 
     ``auto_pad`` and ``output_shape`` become ``pads`` by the formulas in ONNX's operator definitions.
     """
-    mode, wanted = call.get("auto_pad", b"NOTSET"), call.get("output_shape")
-    if mode == b"NOTSET" and wanted is None:
+    mode, output_shape = call.get("auto_pad", b"NOTSET"), call.get("output_shape")
+    if mode == b"NOTSET" and output_shape is None:
         return call.by_tvm()
     is_transposed = call.operation.kind == "ConvTranspose"
     kernel = call.get("kernel_shape") or shape_of(call.operands[1])[2:]
@@ -166,7 +166,7 @@ def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
         stride, reach = strides[axis], dilations[axis] * (kernel[axis] - 1) + 1
         if is_transposed:
             full = stride * (size - 1) + extra[axis] + reach
-            target = full if mode == b"VALID" else size * stride if wanted is None else wanted[axis - axes]
+            target = full if mode == b"VALID" else size * stride if output_shape is None else output_shape[axis - axes]
             total = full - target
             extra[axis] += max(-total, 0)
         else:
@@ -174,9 +174,9 @@ def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
         smaller, larger = max(total, 0) // 2, -(-max(total, 0) // 2)
         befores.append(smaller if mode == b"SAME_UPPER" else larger)
         afters.append(larger if mode == b"SAME_UPPER" else smaller)
-    kept = {name: value for name, value in call.attributes.items() if name not in ("auto_pad", "output_shape")}
+    attributes = {name: value for name, value in call.attributes.items() if name not in ("auto_pad", "output_shape")}
     changed = {"pads": befores + afters, **({"output_padding": extra} if is_transposed else {})}
-    return call.by_tvm(attributes={**kept, **changed})
+    return call.by_tvm(attributes={**attributes, **changed})
 
 
 def _resize(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -197,7 +197,7 @@ def _batch_norm(op: Operators, call: OnnxCall) -> relax.Expr:
         return onnx_frontend.BatchNormalization._impl_v15(op.builder, call.operands, dict(call.attributes), {}).fields[
             0
         ]
-    dtype, kept = wide(dtype_of(data)), call.get("momentum", 0.9)
+    dtype, momentum = wide(dtype_of(data)), call.get("momentum", 0.9)
     rank = len(shape_of(data))
     axes, channels = [0, *range(2, rank)], [1, -1] + [1] * (rank - 2)
     x = op.cast(data, dtype)
@@ -209,7 +209,8 @@ def _batch_norm(op: Operators, call: OnnxCall) -> relax.Expr:
         result = operator(result, op.reshape(op.cast(parameter, dtype), channels))
     updated = [
         op.cast(
-            op.add(op.multiply(op.cast(old, dtype), kept), op.multiply(op.squeeze(new, axes), 1 - kept)), dtype_of(old)
+            op.add(op.multiply(op.cast(old, dtype), momentum), op.multiply(op.squeeze(new, axes), 1 - momentum)),
+            dtype_of(old),
         )
         for old, new in ((mean, of_batch), (variance, spread))
     ]

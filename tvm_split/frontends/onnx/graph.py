@@ -74,10 +74,10 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
         if len(simpler) != len(nodes):
             nodes = simpler
             continue
-        kept = _fold(nodes, constants, kinds, skeleton)
-        if len(kept) == len(nodes):
+        remaining = _fold(nodes, constants, kinds, skeleton)
+        if len(remaining) == len(nodes):
             break
-        nodes = kept
+        nodes = remaining
     nodes = _needed(nodes, [value.name for value in skeleton.graph.output])
     return OnnxGraph(
         nodes,
@@ -132,14 +132,14 @@ def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
     """Give every node a unique name: missing and repeated names become operator and position (``Conv_3``)."""
     counts = Counter(node.name for node in nodes)
-    taken = {name for name, count in counts.items() if name and count == 1}
+    used = {name for name, count in counts.items() if name and count == 1}
     for position, node in enumerate(nodes):
         if node.name and counts[node.name] == 1:
             continue
         name = f"{node.op_type}_{position}"
-        while name in taken:
+        while name in used:
             name += "_"
-        taken.add(name)
+        used.add(name)
         node.name = name
 
 
@@ -185,10 +185,10 @@ def _fold(
     skeleton: onnx.ModelProto,
 ) -> list[onnx.NodeProto]:
     """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others."""
-    kept = []
+    remaining = []
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
-            kept.append(node)
+            remaining.append(node)
             continue
         source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") and node.input else None
         if source is not None and source.shape is not None:
@@ -196,8 +196,8 @@ def _fold(
         elif all(not name or name in constants for name in node.input):
             constants.update(_computed(node, constants, skeleton))
         else:
-            kept.append(node)
-    return kept
+            remaining.append(node)
+    return remaining
 
 
 def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
@@ -287,9 +287,9 @@ def _type(kind: Kind | None) -> onnx.TypeProto:
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
     needed = set(outputs)
-    kept = []
+    selected = []
     for node in reversed(nodes):
         if needed.intersection(node.output):
             needed.update(node.input)
-            kept.append(node)
-    return kept[::-1]
+            selected.append(node)
+    return selected[::-1]

@@ -32,8 +32,8 @@ class OnnxReference:
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
         """Yield the variable name and the value of every tensor that a node computes, in execution order."""
-        made = {name for node in self.model.graph.node for name in node.output}
-        tensors = [name for name in self.variables if name in made]
+        computed = {name for node in self.model.graph.node for name in node.output}
+        tensors = [name for name in self.variables if name in computed]
         for start in range(0, len(tensors), _TENSORS_AT_A_TIME):
             names = tensors[start : start + _TENSORS_AT_A_TIME]
             for name, value in zip(names, self._run(names, inputs), strict=True):

@@ -92,12 +92,12 @@ class _Flattening:
         steps = tuple(Step(operation, layer) for operation, layer in zip(self.operations, layers, strict=False))
         return Program(flat, steps, arguments, tuple(results), self.known)
 
-    def _block(self, block: Any, given: Sequence[ir.Value], frame: Frame, outer: Any = None) -> list[ir.Value]:
+    def _block(self, block: Any, arguments: Sequence[ir.Value], frame: Frame, outer: Any = None) -> list[ir.Value]:
         """Append a block's operations to the program, and return the block's results."""
         values: dict[ir.Value, ir.Value] = dict(outer or {})
-        values.update(zip(block.arguments, given, strict=True))
-        for each in block.operations:
-            operation = each.operation
+        values.update(zip(block.arguments, arguments, strict=True))
+        for op_view in block.operations:
+            operation = op_view.operation
             operands = [values[operand] for operand in operation.operands]
             if operation.name in ("func.return", "stablehlo.return"):
                 return operands
@@ -156,9 +156,9 @@ class _Flattening:
             return
         self.copied.add(name)
         self.functions[name].operation.clone(ip=self.body)
-        for each in block_of(self.functions[name]).operations:
-            if each.operation.name == "func.call":
-                self._copy_function(ir.FlatSymbolRefAttr(each.operation.attributes["callee"]).value)
+        for op_view in block_of(self.functions[name]).operations:
+            if op_view.operation.name == "func.call":
+                self._copy_function(ir.FlatSymbolRefAttr(op_view.operation.attributes["callee"]).value)
 
     def _loop(
         self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
@@ -214,8 +214,8 @@ def _give_outer_values(operation: ir.Operation, values: Mapping[ir.Value, ir.Val
     """In the regions of a copied operation, replace the values from outside by their copies."""
     for region in operation.regions:
         for block in region.blocks:
-            for each in block.operations:
-                for place, operand in enumerate(each.operation.operands):
+            for op_view in block.operations:
+                for place, operand in enumerate(op_view.operation.operands):
                     if operand in values:
-                        each.operation.operands[place] = values[operand]
-                _give_outer_values(each.operation, values)
+                        op_view.operation.operands[place] = values[operand]
+                _give_outer_values(op_view.operation, values)

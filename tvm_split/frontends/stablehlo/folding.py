@@ -87,7 +87,7 @@ def without_repeats(array: Array) -> Array:
 
 def _iota(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, ...]) -> Array:
     axis = ir.IntegerAttr(operation.attributes["iota_dimension"]).value
-    sizes = [shape[axis] if each == axis else 1 for each in range(len(shape))]
+    sizes = [shape[axis] if position == axis else 1 for position in range(len(shape))]
     return np.broadcast_to(np.arange(shape[axis]).reshape(sizes), shape)
 
 

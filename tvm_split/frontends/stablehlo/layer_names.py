@@ -49,9 +49,10 @@ class Frame:
     def words_within(self, own: tuple[str, ...]) -> tuple[str, ...]:
         """Return the full words of an operation inside; a function's operations may lack the words of its caller."""
         words = self.outer.words_within(own) if self.has_blocks and self.outer else own
-        said = tuple(word for word in self.words if not is_call(word))
-        if self.has_blocks and said and own[: len(said)] == said:  # inside a loop, TensorFlow omits words of calls
-            words = self.words + own[len(said) :]
+        scope_words = tuple(word for word in self.words if not is_call(word))
+        # Inside a loop, TensorFlow omits the words of calls.
+        if self.has_blocks and scope_words and own[: len(scope_words)] == scope_words:
+            words = self.words + own[len(scope_words) :]
         return words if words[: len(self.words)] == self.words else self.words + own
 
     def path_of(self, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -160,11 +161,11 @@ def _numbered(path: tuple[str, ...], call: int) -> str:
 
 def _outermost(origin: Origin) -> Frame | None:
     """The outermost call or loop around ``origin`` that is still in the same module; None if there is none."""
-    found = None
+    outermost = None
     frame: Frame | None = origin.frame
     while frame is not None and frame.words and frame.path == origin.path:
-        found, frame = frame, frame.outer
-    return found
+        outermost, frame = frame, frame.outer
+    return outermost
 
 
 def words_of(location: ir.Location) -> tuple[str, ...]:
@@ -203,8 +204,8 @@ def _name(location: ir.Location) -> str:
 def _decoded(text: str) -> str:
     r"""Decode MLIR's escapes: a backslash is ``\\``, and an unprintable byte of UTF-8 is ``\C3``."""
 
-    def byte(found: re.Match[bytes]) -> bytes:
-        return found[1] if found[1] == b"\\" else bytes.fromhex(found[1].decode())
+    def byte(match: re.Match[bytes]) -> bytes:
+        return match[1] if match[1] == b"\\" else bytes.fromhex(match[1].decode())
 
     return _ESCAPED.sub(byte, text.encode()).decode(errors="backslashreplace")
 

@@ -70,26 +70,26 @@ def bytecode(module: ir.Module) -> bytes:
 
 def functions(module: ir.Module) -> dict[str, Any]:
     """The functions of a module by name."""
-    found = {}
+    by_name = {}
     for operation in module.body.operations:
         if operation.operation.name == "func.func":
-            found[ir.StringAttr(operation.attributes["sym_name"]).value] = operation
-    return found
+            by_name[ir.StringAttr(operation.attributes["sym_name"]).value] = operation
+    return by_name
 
 
 def main_of(module: ir.Module) -> Any:
     """Return the entry function: ``main``, or the only public one. Raises ModelImportError if there is none."""
-    found = functions(module)
+    by_name = functions(module)
     public = [
         function
-        for function in found.values()
+        for function in by_name.values()
         if "sym_visibility" not in function.attributes
         or ir.StringAttr(function.attributes["sym_visibility"]).value == "public"
     ]
-    main = found.get("main", public[0] if len(public) == 1 else None)
+    main = by_name.get("main", public[0] if len(public) == 1 else None)
     if main is None:
         raise ModelImportError(
-            f"the StableHLO module has the functions {', '.join(found) or '(none)'}: which one is the network is not "
+            f"the StableHLO module has the functions {', '.join(by_name) or '(none)'}: which one is the network is not "
             "known; name it main, or make all others private"
         )
     return main

@@ -52,7 +52,7 @@ class StableHloReference:
     def _run(self, code: bytes, inputs: Sequence[Array]) -> list[Array]:
         if len(inputs) != len(self.inputs):
             raise ModelImportError(f"the model takes {len(self.inputs)} inputs, given are {len(inputs)}")
-        given = {**self.weights, **dict(zip(self.inputs, inputs, strict=True))}
+        values = {**self.weights, **dict(zip(self.inputs, inputs, strict=True))}
         client = get_backend("cpu")
         device = client.local_devices()[0]
         try:
@@ -61,7 +61,7 @@ class StableHloReference:
             options.env_option_overrides = [("xla_allow_excess_precision", False)]
             executable = client.compile_and_load(code, _jax.DeviceList((device,)), options)
             with jax.enable_x64(True):
-                arrays = [jax.device_put(np.asarray(given[place], order="C"), device) for place in range(len(given))]
+                arrays = [jax.device_put(np.asarray(values[place], order="C"), device) for place in range(len(values))]
                 results = executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
                 return [np.asarray(parts[0]) for parts in results]
         except Exception as error:
@@ -75,18 +75,18 @@ def _returning(flat: bytes, keys: Sequence[tuple[int, int]]) -> tuple[Any, int]:
     """Return the program with the first results of ``keys`` as its outputs, and the number of these results."""
     module = ir.Module.parse(flat)
     main = main_of(module)
-    *steps, end = [each.operation for each in block_of(main).operations]
-    kept: list[ir.Value] = []
+    *steps, end = [op_view.operation for op_view in block_of(main).operations]
+    returned: list[ir.Value] = []
     size = 0
     for step, place in keys:
         shape, dtype = result_kind(steps[step], place)
         size += math.prod(shape) * dtype.itemsize
-        if kept and size > _BYTES_AT_A_TIME:
+        if returned and size > _BYTES_AT_A_TIME:
             break
-        kept.append(steps[step].results[place])
-    ir.Operation.create("func.return", [], kept, ip=ir.InsertionPoint(end))
+        returned.append(steps[step].results[place])
+    ir.Operation.create("func.return", [], returned, ip=ir.InsertionPoint(end))
     end.erase()
     arguments = [argument.type for argument in block_of(main).arguments]
-    kind = ir.FunctionType.get(arguments, [value.type for value in kept])
+    kind = ir.FunctionType.get(arguments, [value.type for value in returned])
     main.attributes["function_type"] = ir.TypeAttr.get(kind)
-    return module, len(kept)
+    return module, len(returned)

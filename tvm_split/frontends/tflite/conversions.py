@@ -182,7 +182,7 @@ def _averaged(op: Operators, call: TfliteCall) -> relax.Expr:
     steps = [call[name] for name in ("strideH", "strideW")]
     padding = [0, 0, 0, 0]
     if call["padding"] == schema.Padding.SAME:
-        pairs = [get_pad_value(*each) for each in zip(shape_of(data)[1:3], window, steps, strict=True)]
+        pairs = [get_pad_value(*axis_sizes) for axis_sizes in zip(shape_of(data)[1:3], window, steps, strict=True)]
         padding = [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
     return call.activated(op.nn.avg_pool2d(data, window, steps, padding, layout="NHWC"))
 

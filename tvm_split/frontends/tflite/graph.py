@@ -95,7 +95,7 @@ class TfliteFile:
         """Parse ``content``, named ``shown`` in messages. Raises ModelImportError if it is no TFLite file."""
         self.shown = shown
         if content[4:8] != IDENTIFIER:
-            raise ModelImportError(f"{shown} is no TFLite file: {IDENTIFIER.decode()} is not at its place 4")
+            raise ModelImportError(f"{shown} is no TFLite file: it does not have {IDENTIFIER.decode()} at byte 4")
         try:
             self.model = schema.ModelT.InitFromPackedBuf(bytearray(content))
             self.content = content if _made_readable(self.model) == 0 else _packed(self.model)
@@ -103,7 +103,7 @@ class TfliteFile:
             self.codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in self.model.operatorCodes or ()]
             self.inputs = dict(zip(self._numbers("inputs"), self._names("inputs"), strict=True))
             self.outputs = list(zip(self._numbers("outputs"), self._names("outputs"), strict=True))
-            self.operators = [self._operator(each) for each in _listed(self.graph.operators)]
+            self.operators = [self._operator(operator) for operator in _listed(self.graph.operators)]
             self._require_outputs()
         except ModelImportError:
             raise
@@ -111,8 +111,10 @@ class TfliteFile:
             raise ModelImportError(f"{shown} cannot be read as a TFLite file: {last_line(error)}") from error
 
     def _require_outputs(self) -> None:
-        made = {number for each in self.operators for number in each.outputs}.union(self._known(), self.inputs)
-        lacking = [name for number, name in self.outputs if number not in made]
+        available = {number for operator in self.operators for number in operator.outputs}.union(
+            self._known(), self.inputs
+        )
+        lacking = [name for number, name in self.outputs if number not in available]
         if lacking or not self.outputs:
             what = f"output {lacking[0]!r}, which no operator makes" if lacking else "no outputs"
             raise ModelImportError(f"{self.shown} has {what}")
@@ -125,7 +127,7 @@ class TfliteFile:
         """The dtype of a tensor. Raises ModelImportError for strings, complex numbers and other unsupported types."""
         tensor = self.graph.tensors[number]
         if tensor.type not in DTYPES:
-            kind = next((name for name, each in vars(schema.TensorType).items() if each == tensor.type), tensor.type)
+            kind = next((name for name, code in vars(schema.TensorType).items() if code == tensor.type), tensor.type)
             raise ModelImportError(
                 f"tensor {_text(tensor.name)!r} of {self.shown} is of {kind}, which cannot be computed with here"
             )
@@ -135,26 +137,30 @@ class TfliteFile:
         """Return the graph for inputs of these shapes. Raises ModelImportError if LiteRT cannot run it."""
         interpreter = interpreter_of(self.content, list(self.inputs), shapes)
         self._run(interpreter, shapes)
-        known = self._known()
-        sizes = {each["index"]: [int(size) for size in each["shape"]] for each in interpreter.get_tensor_details()}
+        constants = self._known()
+        sizes = {
+            details["index"]: [int(size) for size in details["shape"]] for details in interpreter.get_tensor_details()
+        }
 
         def value(number: int) -> Array | None:
-            return np.asarray(interpreter.get_tensor(number)) if number in known else None
+            return np.asarray(interpreter.get_tensor(number)) if number in constants else None
 
         model = schema.ModelT.InitFromPackedBuf(bytearray(self.content))
-        places = [place for place, each in enumerate(self.operators) if not self._is_known(each, known)]
+        places = [place for place, operator in enumerate(self.operators) if not self._is_known(operator, constants)]
         operators = [self.operators[place] for place in places]
         written = [model.subgraphs[0].operators[place] for place in places]
         spread = _dilations(operators, sizes, value, [number for number, _ in self.outputs])
         for place, dilation in spread.items():
             operators[place] = _spread(operators[place], written[place], dilation)
         part_of = {place + beside for place in spread for beside in (-1, 1)}
-        operators = [each for place, each in enumerate(operators) if place not in part_of]
-        model.subgraphs[0].operators = [each for place, each in enumerate(written) if place not in part_of]
-        used = {number for each in operators for number in (*each.inputs, *each.outputs)}
+        operators = [operator for place, operator in enumerate(operators) if place not in part_of]
+        model.subgraphs[0].operators = [entry for place, entry in enumerate(written) if place not in part_of]
+        used = {number for operator in operators for number in (*operator.inputs, *operator.outputs)}
         used |= {*self.inputs, *(number for number, _ in self.outputs)}
         tensors = {number: Kind(self.dtype(number), tuple(sizes[number])) for number in sorted(used - {-1})}
-        computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
+        computed = {
+            number for operator in self.operators if self._is_known(operator, constants) for number in operator.outputs
+        }
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
         return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), self._is_quantized())
 
@@ -175,7 +181,7 @@ class TfliteFile:
         raise ModelImportError(f"LiteRT cannot run {self.shown}: {last_line(reason)}") from reason
 
     def _is_quantized(self) -> bool:
-        scales = (each.quantization.scale for each in self.graph.tensors if each.quantization is not None)
+        scales = (tensor.quantization.scale for tensor in self.graph.tensors if tensor.quantization is not None)
         return any(len(_listed(scale)) for scale in scales)
 
     def _numbers(self, which: str) -> list[int]:
@@ -189,20 +195,20 @@ class TfliteFile:
             if signature.subgraphIndex == 0
             for entry in _listed(getattr(signature, which))
         }
-        unique, found = UniqueNames(), []
+        unique, names = UniqueNames(), []
         for place, number in enumerate(self._numbers(which)):
             name = called.get(number) or _text(self.graph.tensors[number].name).partition(":")[0]
-            found.append(unique.take(name or f"{which.removesuffix('s')}_{place}"))
-        return found
+            names.append(unique.take(name or f"{which.removesuffix('s')}_{place}"))
+        return names
 
-    def _operator(self, given: Any) -> Operator:
-        outputs = tuple(int(number) for number in _listed(given.outputs))
-        kind = OPERATORS.get(self.codes[given.opcodeIndex], f"operator {self.codes[given.opcodeIndex]}")
+    def _operator(self, entry: Any) -> Operator:
+        outputs = tuple(int(number) for number in _listed(entry.outputs))
+        kind = OPERATORS.get(self.codes[entry.opcodeIndex], f"operator {self.codes[entry.opcodeIndex]}")
         if kind == "CUSTOM":
-            kind = f"custom operator {_text(self.model.operatorCodes[given.opcodeIndex].customCode)}"
+            kind = f"custom operator {_text(self.model.operatorCodes[entry.opcodeIndex].customCode)}"
         name = _text(self.graph.tensors[outputs[0]].name) if outputs else ""
-        inputs = tuple(int(number) for number in _listed(given.inputs))
-        return Operator(kind, inputs, outputs, name, vars(given.builtinOptions) if given.builtinOptions else {})
+        inputs = tuple(int(number) for number in _listed(entry.inputs))
+        return Operator(kind, inputs, outputs, name, vars(entry.builtinOptions) if entry.builtinOptions else {})
 
     def _declared(self, number: int) -> list[int | None]:
         tensor = self.graph.tensors[number]
@@ -210,22 +216,22 @@ class TfliteFile:
         shape = signature if len(signature) else _listed(tensor.shape)
         return [int(size) if size >= 0 else None for size in shape]
 
-    def _is_known(self, operator: Operator, known: set[int]) -> bool:
-        return bool(operator.outputs) and set(operator.outputs) <= known
+    def _is_known(self, operator: Operator, constants: set[int]) -> bool:
+        return bool(operator.outputs) and set(operator.outputs) <= constants
 
     def _known(self) -> set[int]:
         """The numbers of constant tensors, and of tensors computed from constants alone."""
         buffers = self.model.buffers
-        known = {
+        constants = {
             number
             for number, tensor in enumerate(self.graph.tensors)
             if not tensor.isVariable and len(_listed(buffers[tensor.buffer].data))
         } - set(self.inputs)
         for operator in self.operators:
-            is_known = set(operator.inputs) - {-1} <= known and bool(operator.inputs)
+            is_known = set(operator.inputs) - {-1} <= constants and bool(operator.inputs)
             if (is_known or operator.kind in _OF_SHAPES) and operator.kind not in _NEVER_FOLDED:
-                known |= set(operator.outputs)
-        return known
+                constants |= set(operator.outputs)
+        return constants
 
 
 def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
@@ -267,9 +273,9 @@ def _made_readable(model: Any) -> int:
         for signature in _listed(model.signatureDefs)
         for entry in (*_listed(signature.inputs), *_listed(signature.outputs))
     ]
-    unreadable = [each for each in named if _text(each.name).encode() != (each.name or b"")]
-    for each in unreadable:
-        each.name = _text(each.name)
+    unreadable = [entry for entry in named if _text(entry.name).encode() != (entry.name or b"")]
+    for entry in unreadable:
+        entry.name = _text(entry.name)
     return len(unreadable)
 
 
@@ -305,38 +311,40 @@ def _dilations(
     ``constant`` returns the value of a tensor that depends on no input, else None. ``outputs`` are the graph's.
     """
     readers = [number for operator in operators for number in operator.inputs] + list(outputs)
-    found = {}
+    dilations = {}
     for place in range(1, len(operators) - 1):
-        before, own, after = operators[place - 1 : place + 2]
+        before, convolution, after = operators[place - 1 : place + 2]
         kinds = (before.kind, after.kind)
-        if own.kind not in _CONVOLUTIONS or kinds != ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"):
+        if convolution.kind not in _CONVOLUTIONS or kinds != ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"):
             continue
-        inner = (before.outputs[0], own.outputs[0])
-        if (own.inputs[0], after.inputs[0]) != inner or any(readers.count(number) != 1 for number in inner):
+        inner = (before.outputs[0], convolution.outputs[0])
+        if (convolution.inputs[0], after.inputs[0]) != inner or any(readers.count(number) != 1 for number in inner):
             continue
-        dilation = _dilation(before, own, after, shapes, constant)
+        dilation = _dilation(before, convolution, after, shapes, constant)
         if dilation is not None:
-            found[place] = dilation
-    return found
+            dilations[place] = dilation
+    return dilations
 
 
 def _dilation(
     before: Operator,
-    own: Operator,
+    convolution: Operator,
     after: Operator,
     shapes: Mapping[int, Sequence[int]],
     constant: Callable[[int], Array | None],
 ) -> Dilation | None:
-    is_plain = all(own.options[name] == 1 for name in ("strideH", "strideW", "dilationHFactor", "dilationWFactor"))
-    known = [constant(number) for number in (*before.inputs[1:], *after.inputs[1:])]
-    if not is_plain or own.options["padding"] != schema.Padding.VALID or any(each is None for each in known):
+    is_plain = all(
+        convolution.options[name] == 1 for name in ("strideH", "strideW", "dilationHFactor", "dilationWFactor")
+    )
+    values = [constant(number) for number in (*before.inputs[1:], *after.inputs[1:])]
+    if not is_plain or convolution.options["padding"] != schema.Padding.VALID or any(value is None for value in values):
         return None
-    steps, widths, same_steps, cuts = [each.tolist() for each in known if each is not None]
+    steps, widths, same_steps, cuts = [value.tolist() for value in values if value is not None]
     if len(steps) != 2 or steps != same_steps:
         return None
     borders = [(low - first, high - last) for (low, high), (first, last) in zip(widths, cuts, strict=True)]
-    reach = [(size - 1) * step for size, step in zip(shapes[own.inputs[1]][1:3], steps, strict=True)]
-    if borders == [(each // 2, each - each // 2) for each in reach]:
+    reach = [(size - 1) * step for size, step in zip(shapes[convolution.inputs[1]][1:3], steps, strict=True)]
+    if borders == [(extent // 2, extent - extent // 2) for extent in reach]:
         padding = schema.Padding.SAME
     elif borders == [(0, 0), (0, 0)]:
         padding = schema.Padding.VALID

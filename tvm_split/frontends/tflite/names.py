@@ -39,23 +39,25 @@ def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[
     Further calls of a layer have ``@1``, ``@2`` after its name. If no tensor has a layer's name, each operator is a
     layer, named by its kind and number: ``conv_2d_0``.
     """
-    own = [_pieces_of(operator, weights) for operator in operators]
-    is_named = any(own)
-    layers = _layers([piece for pieces in own for piece in pieces])
+    pieces_by_operator = [_pieces_of(operator, weights) for operator in operators]
+    is_named = any(pieces_by_operator)
+    layers = _layers([piece for pieces in pieces_by_operator for piece in pieces])
     counts: Counter[str] = Counter()
-    made: dict[int, str] = {}
-    found: list[Parts] = []
-    for operator, pieces in zip(operators, own, strict=True):
+    layer_of_tensor: dict[int, str] = {}
+    all_parts: list[Parts] = []
+    for operator, pieces in zip(operators, pieces_by_operator, strict=True):
         if pieces:
             parts = Parts(*(layers[piece] for piece in pieces))
         else:
-            before = [made[number] for number in operator.inputs if number in made] if is_named else []
+            before = (
+                [layer_of_tensor[number] for number in operator.inputs if number in layer_of_tensor] if is_named else []
+            )
             layer = before[0] if before else f"{operator.kind.lower()}_{counts[operator.kind]}"
             parts = Parts(layer, layer, layer)
         counts[operator.kind] += 1
-        made.update(dict.fromkeys(operator.outputs, parts.activation))
-        found.append(parts)
-    return found
+        layer_of_tensor.update(dict.fromkeys(operator.outputs, parts.activation))
+        all_parts.append(parts)
+    return all_parts
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,12 @@ def _pieces_of(operator: Operator, weights: Mapping[int, str]) -> tuple[Piece, .
 
 
 def _pieces(name: str) -> list[Piece]:
-    found = []
+    pieces = []
     for piece in name.split(";"):
         *path, word = piece.partition(":")[0].split("/")
         if path or not _SAYS_NOTHING.fullmatch(word):
-            found.append(Piece(tuple(path), word))
-    return found
+            pieces.append(Piece(tuple(path), word))
+    return pieces
 
 
 def _layers(pieces: Sequence[Piece]) -> dict[Piece, str]:
@@ -98,9 +100,9 @@ def _layers(pieces: Sequence[Piece]) -> dict[Piece, str]:
     if are_counted([path for path in paths if path]):
         paths = [tuple(takewhile(is_counted, path)) for path in paths]
     calls: dict[Words, dict[Words, int]] = {}
-    found = {}
+    layers = {}
     for piece, path, words in zip(unique, paths, scopes_of_keras(paths), strict=True):
         called = words or (piece.word,)
         number = calls.setdefault(called, {}).setdefault(path, len(calls[called]))
-        found[piece] = "/".join(called) + (f"@{number}" if number else "")
-    return found
+        layers[piece] = "/".join(called) + (f"@{number}" if number else "")
+    return layers

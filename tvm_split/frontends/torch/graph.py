@@ -64,12 +64,12 @@ def _decompositions() -> tuple[Decompositions, Decompositions]:
     Composite operators that torch would decompose in the same way are left out."""
     table = torch.export.default_decompositions()
     table.update(get_decompositions(TAKEN_APART))
-    for kept in KEPT_OPERATORS:
-        table.pop(kept, None)
+    for overload in KEPT_OPERATORS:
+        table.pop(overload, None)
     core = _core_aten_decompositions_post_autograd()
     taken_apart_anyway = {composite for composite in table if composite not in core}
-    composites, others = _split_decomp_table_to_cia_and_python_decomp(dict(table))
-    return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, others
+    composites, rest = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+    return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, rest
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -239,14 +239,14 @@ def _fixed_value(value: Any, sizes: dict[str, int]) -> Any:
 
 
 def _nodes_before(nodes: list[Any]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
+    ancestors: set[fx.Node] = set()
     waiting = [node for node in nodes if isinstance(node, fx.Node)]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             waiting.extend(node.all_input_nodes)
-    return found
+    return ancestors
 
 
 _NEED_ONLY_THE_SHAPE = (
@@ -259,17 +259,17 @@ _LARGEST = 1 << 22
 
 def constant_values(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
     """Return the calls of the graph whose value depends on neither inputs nor parameters: masks, positions, scales."""
-    known = held_tensors(program, {InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
-    found: dict[fx.Node, torch.Tensor] = {}
+    values = held_tensors(program, {InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
+    computed: dict[fx.Node, torch.Tensor] = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
-            value = _value(node, known)
+            value = _value(node, values)
             if value is not None:
-                known[node] = found[node] = value
-    return found
+                values[node] = computed[node] = value
+    return computed
 
 
-def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
+def _value(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
     result = node.meta.get("val")
     operator: Any = node.target
     if not isinstance(result, torch.Tensor) or not isinstance(operator, torch._ops.OpOverload):
@@ -279,7 +279,7 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
     name = operator.__name__.partition(".")[0]
     if name in _UNINITIALISED:
         return torch.zeros(list(result.shape), dtype=result.dtype)
-    sources = dict(known)
+    sources = dict(values)
     if name in _NEED_ONLY_THE_SHAPE:
         for source in node.all_input_nodes:
             like = source.meta.get("val")

@@ -44,7 +44,7 @@ REFUSED = {
 
 def import_graph(program: ExportedProgram, names: LayerNames) -> Built:
     """Convert a static, decomposed program; its values are the fx nodes. Raises ModelImportError."""
-    known = held_tensors(program) | constant_values(program)
+    tensors = held_tensors(program) | constant_values(program)
     for output in user_outputs(program):
         if not isinstance(output, fx.Node):
             raise ModelImportError(
@@ -52,12 +52,12 @@ def import_graph(program: ExportedProgram, names: LayerNames) -> Built:
             )
     inputs = {node: _spec(node) for node in user_inputs(program)}
     constants = {
-        node: to_numpy(value) for node, value in known.items() if any(user not in known for user in node.users)
+        node: to_numpy(value) for node, value in tensors.items() if any(user not in tensors for user in node.users)
     }
     operations = [
         _operation(node, names)
         for node in program.graph.nodes
-        if node.op == "get_attr" or (node.op == "call_function" and node not in known)
+        if node.op == "get_attr" or (node.op == "call_function" and node not in tensors)
     ]
     return convert(Graph(inputs, user_outputs(program), constants, operations), _Importer())
 

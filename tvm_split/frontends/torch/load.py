@@ -47,35 +47,35 @@ def load_torch(
     if isinstance(source, str | Path):
         name = name or Path(source).stem
         source = _read(Path(source))
-    given = None if request.example_inputs is None else _as_arguments(request.example_inputs)
+    arguments = None if request.example_inputs is None else _as_arguments(request.example_inputs)
     if isinstance(source, nn.Module):
-        if given is None:
+        if arguments is None:
             raise ModelImportError(
                 f"{type(source).__name__} is a torch module: give example_inputs, a tuple of tensors with the shapes "
                 "and dtypes the network will be run with"
             )
-        given = _with_batch(given, request.batch) if request.batch is not None else given
+        arguments = _with_batch(arguments, request.batch) if request.batch is not None else arguments
         if request.dimensions:
             raise ModelImportError(
                 "dimensions are for exported programs and ONNX files; the sizes of a torch module are those of its "
                 f"example_inputs, so give inputs of the wanted sizes instead of dimensions={dict(request.dimensions)}"
             )
         name = name or type(source).__name__
-        program, run = _export(source, given), source
+        program, run = _export(source, arguments), source
     else:
         name = name or "model"
         program, run = source, source.module()
-    return _model(program, run, given, replace(request, name=name), has_channels_last)
+    return _model(program, run, arguments, replace(request, name=name), has_channels_last)
 
 
 def _model(
     program: ExportedProgram,
     run: Callable[..., Any],
-    given: Arguments | None,
+    arguments: Arguments | None,
     request: ImportRequest,
     has_channels_last: bool,
 ) -> Model:
-    sizes, examples = _bound_sizes(program, given, request)
+    sizes, examples = _bound_sizes(program, arguments, request)
     if examples is None and program.example_inputs is not None:
         leaves = pytree.tree_leaves(program.example_inputs)
         examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -175,7 +175,7 @@ def _with_batch(arguments: Arguments, batch: int | None) -> Any:
 
 
 def _bound_sizes(
-    program: ExportedProgram, given: Arguments | None, request: ImportRequest
+    program: ExportedProgram, arguments: Arguments | None, request: ImportRequest
 ) -> tuple[dict[str, int], list[Any] | None]:
     """Return the size of every symbol in the program's inputs, and the example inputs.
 
@@ -195,17 +195,19 @@ def _bound_sizes(
                 expression = size.node.expr
                 symbols[f"{node.name}[{axis}]"] = str(expression) if expression.is_Symbol else ""
                 derived.update((str(symbol), f"{node.name}[{axis}]") for symbol in expression.free_symbols)
-    leaves = [] if given is None else [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    examples = None if given is None else checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
-    known = open_sizes(specs, examples, request, symbols, symbols_are_names=False)
+    leaves = (
+        [] if arguments is None else [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    )
+    examples = None if arguments is None else checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
+    open_axes = open_sizes(specs, examples, request, symbols, symbols_are_names=False)
     for symbol, place in derived.items():
-        known.places.setdefault(symbol, place)
-    sizes = known.sizes()
+        open_axes.places.setdefault(symbol, place)
+    sizes = open_axes.sizes()
     for symbol, bounds in program.range_constraints.items():
         if str(symbol) in sizes and not bounds.lower <= sizes[str(symbol)] <= bounds.upper:
-            size, source = known.found[str(symbol)]
+            size, source = open_axes.found[str(symbol)]
             raise ModelImportError(
-                f"{source} gives {known.places[str(symbol)]} the size {size}, the program was exported for "
+                f"{source} gives {open_axes.places[str(symbol)]} the size {size}, the program was exported for "
                 f"{bounds.lower} to {bounds.upper}"
             )
     return sizes, examples

@@ -57,14 +57,14 @@ def _exported_path() -> Iterator[None]:
 
 def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[fx.Node, Any]]:
     """Yield every call of the graph with its result; results are dropped after their last use."""
-    known: dict[fx.Node, Any] = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
+    values: dict[fx.Node, Any] = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
     last_use = {source: node for node in program.graph.nodes for source in node.all_input_nodes}
     for node in program.graph.nodes:
         if node.op == "call_function":
-            arguments = fx.map_arg(node.args, known.__getitem__)
-            keywords = fx.map_arg(node.kwargs, known.__getitem__)
-            known[node] = node.target(*arguments, **keywords)
-            yield node, known[node]
+            arguments = fx.map_arg(node.args, values.__getitem__)
+            keywords = fx.map_arg(node.kwargs, values.__getitem__)
+            values[node] = node.target(*arguments, **keywords)
+            yield node, values[node]
             for source in node.all_input_nodes:
                 if last_use.get(source) is node:
-                    known.pop(source, None)
+                    values.pop(source, None)

@@ -152,22 +152,22 @@ class SecondsAhead:
                 rest[piece] += self.lag[-1, :-1] + self._size[self._client, piece] * self.slow[-1, :-1]
         return float(rest.min(axis=1).max())
 
-    def table(self, left: Flags) -> Floats:
+    def table(self, allowed: Flags) -> Floats:
         """Return (n, K) least seconds from the end of a stage to the end of the micro-batch.
 
         Row: a piece of that stage. Column: the class of its machine. The later pieces run on other machines, of the
-        classes that ``left``, (K,), allows.
+        classes that ``allowed``, (K,), marks.
         """
-        key = left.tobytes()
+        key = allowed.tobytes()
         if key not in self._tables:
             if len(self._tables) >= self._most:
                 return self._loose
-            self._tables[key] = self._of(left)[0]
+            self._tables[key] = self._of(allowed)[0]
         return self._tables[key]
 
-    def _of(self, left: Flags) -> tuple[Floats, Floats]:
-        """Return the table, and the same for the classes that are left if later pieces may stay on the same machine."""
-        at = np.flatnonzero(left)
+    def _of(self, allowed: Flags) -> tuple[Floats, Floats]:
+        """Return the table, and the same for the allowed classes if later pieces may stay on the same machine."""
+        at = np.flatnonzero(allowed)
         leaving, staying = np.zeros_like(self._seconds), np.zeros((len(self._seconds), len(at)))
         same = np.eye(len(at), dtype=bool)
         for piece in reversed(range(len(leaving))):

@@ -53,12 +53,12 @@ class Candidate:
     def named(self, instance: Instance) -> tuple[Stage, ...]:
         """Return the stages by names, with the shares of their replicas."""
         share = {load.machine: load.share for load in self.flow.loads}
-        found = []
+        stages = []
         for stage in self.stages:
             machines = tuple(instance.machines[machine] for machine in stage.machines)
             pieces = tuple(instance.pieces[piece] for piece in stage.pieces)
-            found.append(Stage(machines, pieces, tuple(share[machine] for machine in machines)))
-        return tuple(found)
+            stages.append(Stage(machines, pieces, tuple(share[machine] for machine in machines)))
+        return tuple(stages)
 
 
 def candidate(
@@ -144,7 +144,7 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
         if count
     }
     stages = [
-        Placement(tuple(each for each in stage.machines if each in share_of), stage.pieces)
+        Placement(tuple(machine for machine in stage.machines if machine in share_of), stage.pieces)
         if len(stage.machines) > 1
         else stage
         for stage in plan.stages
@@ -155,36 +155,36 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
 def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
     """Return the best plan after `delivered` that keeps to the problem's limits; None if there is none."""
     problem = instance.problem
-    kept: list[Candidate] = []
+    feasible: list[Candidate] = []
     least = math.inf
-    for plan in sorted(plans, key=lambda each: each.value(problem)):
+    for plan in sorted(plans, key=lambda plan: plan.value(problem)):
         if plan.value(problem) > least * (1 + TOLERANCE):
             break
         running = delivered(instance, plan)
         if within_limits(problem, running.flow):
-            kept.append(running)
+            feasible.append(running)
             least = min(least, running.value(problem))
-    return best_of(problem, kept)
+    return best_of(problem, feasible)
 
 
-def fits(instance: Instance, found: Candidate) -> bool:
+def fits(instance: Instance, plan: Candidate) -> bool:
     """Whether a plan keeps to pins, memory and the numbers of stages and machines; ignores period and latency."""
-    return _keeps_numbers(instance, found) and _keeps_pins(instance, found) and lack_of(instance, found) == 0
+    return _keeps_numbers(instance, plan) and _keeps_pins(instance, plan) and lack_of(instance, plan) == 0
 
 
-def _keeps_numbers(instance: Instance, found: Candidate) -> bool:
-    return instance.problem.stages in (None, len(found.stages)) and len(found.machines) <= instance.machine_limit
+def _keeps_numbers(instance: Instance, plan: Candidate) -> bool:
+    return instance.problem.stages in (None, len(plan.stages)) and len(plan.machines) <= instance.machine_limit
 
 
-def _keeps_pins(instance: Instance, found: Candidate) -> bool:
-    return all(np.isfinite(instance.seconds[np.ix_(stage.pieces, stage.machines)]).all() for stage in found.stages)
+def _keeps_pins(instance: Instance, plan: Candidate) -> bool:
+    return all(np.isfinite(instance.seconds[np.ix_(stage.pieces, stage.machines)]).all() for stage in plan.stages)
 
 
-def lack_of(instance: Instance, found: Candidate) -> float:
+def lack_of(instance: Instance, plan: Candidate) -> float:
     """Return the bytes by which a plan exceeds the memory, summed over machines."""
     return math.fsum(
         max(0.0, load.memory_bytes - float(instance.memory[instance.machine_number[load.machine]]))
-        for load in found.flow.loads
+        for load in plan.flow.loads
     )
 
 
@@ -202,16 +202,16 @@ def within_limits(problem: Problem, plan: Timed) -> bool:
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the candidate with the least `value`; ties: the least `other_value`, then the fewest machines."""
-    left = list(candidates)
+    remaining = list(candidates)
     for value_of in (Candidate.value, Candidate.other_value):
-        least = min((value_of(each, problem) for each in left), default=math.inf)
-        left = [each for each in left if value_of(each, problem) <= least * (1 + TOLERANCE)]
-    return min(left, key=lambda each: len(each.machines), default=None)
+        least = min((value_of(plan, problem) for plan in remaining), default=math.inf)
+        remaining = [plan for plan in remaining if value_of(plan, problem) <= least * (1 + TOLERANCE)]
+    return min(remaining, key=lambda plan: len(plan.machines), default=None)
 
 
 def one_machine_candidates(instance: Instance) -> list[Candidate]:
     """Return one plan per machine that can hold all pieces: everything on that machine."""
     everything = tuple(range(len(instance.pieces)))
     possible = [machine for machine in range(len(instance.machines)) if np.isfinite(instance.seconds[:, machine]).all()]
-    found = [candidate(instance, [Placement((machine,), everything)]) for machine in possible]
-    return [each for each in found if fits(instance, each)]
+    plans = [candidate(instance, [Placement((machine,), everything)]) for machine in possible]
+    return [plan for plan in plans if fits(instance, plan)]

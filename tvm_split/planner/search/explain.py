@@ -49,9 +49,9 @@ def why_impossible(problem: Problem, find: Find) -> str:
     unlimited = dataclasses.replace(
         free, machines=tuple(dataclasses.replace(machine, memory_bytes=math.inf) for machine in problem.machines)
     )
-    found = find(unlimited)
-    if found.chosen:
-        return _why_too_large(instance_of(free), found.plans)
+    result = find(unlimited)
+    if result.chosen:
+        return _why_too_large(instance_of(free), result.plans)
     linked = _fully_linked(free)
     unlimited = dataclasses.replace(linked, machines=unlimited.machines)
     for relaxed in (linked, unlimited):
@@ -60,20 +60,18 @@ def why_impossible(problem: Problem, find: Find) -> str:
             return _missing_links(problem, relaxed, chosen)
     if find(dataclasses.replace(unlimited, pins=())).chosen:
         return (
-            f"no plan keeps to the pins: with them, a machine would wait for its own values in a circle, or more "
-            f"machines were needed than may be used; pinned are {_pin_list(problem)}"
+            f"no plan keeps to the pins: with them, a machine depends on its own results in a cycle, or more "
+            f"machines are needed than are allowed; the pins are {_pin_list(problem)}"
         )
     if (problem.stages, problem.maximum_machines) != (None, None):
         chosen = find(dataclasses.replace(unlimited, pins=(), stages=None, maximum_machines=None)).chosen
         if chosen:
-            wanted = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
+            demand = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
             return (
-                f"no plan of {wanted} was found; of those on {len(chosen.machines)} machines there are some, so ask "
-                "for another number, or leave more time"
+                f"no plan of {demand} was found, but there are plans on {len(chosen.machines)} machines; ask for "
+                "another number, or allow more time"
             )
-    return (
-        "no plan runs every piece: the machines that have seconds for a piece cannot be put in an order without circles"
-    )
+    return "no plan runs every piece: every choice of machines that have seconds for the pieces has a cycle"
 
 
 def _why_too_large(instance: Instance, plans: Sequence[Candidate]) -> str:
@@ -105,12 +103,12 @@ def _why_over_limits(problem: Problem, find: Find) -> str:
         best = find(free).chosen
         reachable = "" if best is None else f"; the least found is {seconds_text(best.flow.period_seconds)}"
         return f"no plan has a period of at most {seconds_text(period)}{reachable}"
-    reached = seconds_text(fastest.flow.latency_seconds)
+    least = seconds_text(fastest.flow.latency_seconds)
     if math.isinf(period):
-        return f"no plan has a latency of at most {seconds_text(latency)}; the least found is {reached}"
+        return f"no plan has a latency of at most {seconds_text(latency)}; the least found is {least}"
     return (
         f"no plan has a latency of at most {seconds_text(latency)} and a period of at most {seconds_text(period)}; "
-        f"with that period, the least latency found is {reached}"
+        f"with that period, the least latency found is {least}"
     )
 
 
@@ -121,18 +119,18 @@ def _fully_linked(problem: Problem) -> Problem:
     )
 
 
-def _missing_links(problem: Problem, relaxed: Problem, found: Candidate) -> str:
+def _missing_links(problem: Problem, relaxed: Problem, plan: Candidate) -> str:
     instance, linked = instance_of(relaxed), instance_of(problem).linked
     number = instance.machine_number | {CLIENT: instance.client}
     holder = {
-        instance.pieces[piece]: instance.machines[stage.machines[0]] for stage in found.stages for piece in stage.pieces
+        instance.pieces[piece]: instance.machines[stage.machines[0]] for stage in plan.stages for piece in stage.pieces
     } | {CLIENT: CLIENT}
     pairs = {(holder[edge.source], holder[edge.destination]): None for edge in problem.edges}
     missing = [
         f"from {source} to {end}" for source, end in pairs if source != end and not linked[number[source], number[end]]
     ]
     return (
-        f"no plan fits the links: one on {names_of([instance.machines[machine] for machine in found.machines])} would, "
+        f"no plan fits the links: one on {names_of([instance.machines[machine] for machine in plan.machines])} would, "
         f"but there is no link {names_of(missing)}; links are one-way, so name both directions"
     )
 
@@ -165,7 +163,7 @@ def _why_nowhere(instance: Instance, name: str) -> str:
 
 
 def alternatives(
-    instance: Instance, chosen: Candidate, others: Sequence[Candidate], deliver: Callable[[Candidate], Candidate]
+    instance: Instance, chosen: Candidate, candidates: Sequence[Candidate], deliver: Callable[[Candidate], Candidate]
 ) -> tuple[Alternative, ...]:
     """Return the best few plans on other sets of machines, best first.
 
@@ -174,34 +172,34 @@ def alternatives(
     """
     problem = instance.problem
     plans: dict[frozenset[int], Candidate] = {}
-    for plan in sorted(others, key=lambda each: each.rank(problem)):
+    for plan in sorted(candidates, key=lambda plan: plan.rank(problem)):
         plans.setdefault(frozenset(plan.machines), plan)
     plans.pop(frozenset(chosen.machines), None)
     first: dict[int, Candidate] = {}
     for plan in plans.values():
         first.setdefault(len(plan.machines), plan)
-    near = sorted(first.values(), key=lambda each: abs(len(each.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
-    rest = sorted(plans.values(), key=lambda each: len(each.machines) > 1)
+    near = sorted(first.values(), key=lambda plan: abs(len(plan.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
+    rest = sorted(plans.values(), key=lambda plan: len(plan.machines) > 1)
     most = list(dict.fromkeys([*near, *rest]))[:MOST_ALTERNATIVES]
-    delivered = {frozenset(each.machines): each for each in map(deliver, most)}
+    delivered = {frozenset(plan.machines): plan for plan in map(deliver, most)}
     delivered.pop(frozenset(chosen.machines), None)
-    shown = sorted(delivered.values(), key=lambda each: each.rank(problem))
+    shown = sorted(delivered.values(), key=lambda plan: plan.rank(problem))
     return tuple(
         Alternative(
-            _title(instance, each),
-            each.named(instance),
-            each.flow.period_seconds,
-            each.flow.latency_seconds,
-            _compared(problem, chosen, each),
+            _title(instance, plan),
+            plan.named(instance),
+            plan.flow.period_seconds,
+            plan.flow.latency_seconds,
+            _compared(problem, chosen, plan),
         )
-        for each in shown
+        for plan in shown
     )
 
 
 def why_no_more_machines(
     instance: Instance,
     chosen: Candidate,
-    others: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     deliver: Callable[[Candidate], Candidate],
 ) -> str:
     """Return one sentence for every idle machine."""
@@ -209,14 +207,14 @@ def why_no_more_machines(
     sentences = []
     used = set(chosen.machines)
     idle = [machine for machine in range(len(instance.machines)) if machine not in used]
-    machines_of = [(each, set(each.machines)) for each in others]
+    machines_of = [(plan, set(plan.machines)) for plan in candidates]
     for machine in idle[:MOST_IDLE]:
         name = instance.machines[machine]
         # Prefer plans that also use machines of this plan, so that a machine is not compared with its identical twin.
-        using = [each for each, machines in machines_of if machine in machines and machines & used]
-        using = using or [each for each, machines in machines_of if machine in machines]
-        kept = [each for each in using if within_limits(problem, each.flow)] or using
-        best = min(kept, key=lambda each: each.rank(problem), default=None)
+        using = [plan for plan, machines in machines_of if machine in machines and machines & used]
+        using = using or [plan for plan, machines in machines_of if machine in machines]
+        feasible = [plan for plan in using if within_limits(problem, plan.flow)] or using
+        best = min(feasible, key=lambda plan: plan.rank(problem), default=None)
         best = None if best is None else deliver(best)
         if best is not None and machine not in best.machines:
             sentences.append(f"{name} is idle: the best plan found with it has no turn for it")
@@ -229,22 +227,22 @@ def why_no_more_machines(
     return "; ".join([*sentences, f"{more} more machines are idle"] if more > 0 else sentences)
 
 
-def _compared(problem: Problem, chosen: Candidate, other: Candidate) -> str:
+def _compared(problem: Problem, chosen: Candidate, plan: Candidate) -> str:
     kind, other_kind = ("period", "latency") if problem.objective == "throughput" else ("latency", "period")
-    own, value = chosen.value(problem), other.value(problem)
-    text = f"has a {kind} of {seconds_text(value)}, this one {seconds_text(own)}"
-    if value <= own * (1 + TOLERANCE):
-        is_same = value >= own * (1 - TOLERANCE)
-        text = f"has the same {kind} of {seconds_text(own)}, and" if is_same else f"{text}, but"
-        text += f" a {other_kind} of {seconds_text(other.other_value(problem))} against "
+    chosen_value, value = chosen.value(problem), plan.value(problem)
+    text = f"has a {kind} of {seconds_text(value)}, this one {seconds_text(chosen_value)}"
+    if value <= chosen_value * (1 + TOLERANCE):
+        is_same = value >= chosen_value * (1 - TOLERANCE)
+        text = f"has the same {kind} of {seconds_text(chosen_value)}, and" if is_same else f"{text}, but"
+        text += f" a {other_kind} of {seconds_text(plan.other_value(problem))} against "
         text += seconds_text(chosen.other_value(problem))
-        if not within_limits(problem, other.flow):
+        if not within_limits(problem, plan.flow):
             limit = problem.maximum_latency_seconds if kind == "period" else problem.maximum_period_seconds
             return f"{text}, over the limit of {seconds_text(limit)}"
-        return f"{text}, on {len(other.machines)} machines instead of {len(chosen.machines)}"
+        return f"{text}, on {len(plan.machines)} machines instead of {len(chosen.machines)}"
     if kind == "period":
-        return f"{text}, since {other.flow.limiting} takes that long"
-    wire = other.flow.latency_seconds - math.fsum(load.compute_seconds for load in other.flow.loads)
+        return f"{text}, since {plan.flow.limiting} takes that long"
+    wire = plan.flow.latency_seconds - math.fsum(load.compute_seconds for load in plan.flow.loads)
     return f"{text}, of which {seconds_text(max(wire, 0.0))} pass on links" if wire > 0 else text
 
 
@@ -261,7 +259,7 @@ def _why_unusable(instance: Instance, machine: int, chosen: Candidate) -> str:
     return "no plan found that uses it fits the links, pins and memory"
 
 
-def _title(instance: Instance, found: Candidate) -> str:
-    if len(found.machines) == 1:
-        return f"all on {instance.machines[found.machines[0]]}"
-    return f"{len(found.stages)} stages on {names_of([instance.machines[machine] for machine in found.machines])}"
+def _title(instance: Instance, plan: Candidate) -> str:
+    if len(plan.machines) == 1:
+        return f"all on {instance.machines[plan.machines[0]]}"
+    return f"{len(plan.stages)} stages on {names_of([instance.machines[machine] for machine in plan.machines])}"

@@ -90,7 +90,7 @@ class Instance:
     def behind(self) -> list[list[int]]:
         """The direct successors of each piece, in their order."""
         return [
-            [other for other in range(piece + 1, len(self.pieces)) if piece in self.before[other]]
+            [later for later in range(piece + 1, len(self.pieces)) if piece in self.before[later]]
             for piece in range(len(self.pieces))
         ]
 
@@ -105,8 +105,8 @@ class Instance:
         likely: dict[Hashable, list[list[int]]] = {}
         for machine in range(len(self.machines)):
             sets = tuple(place for place, (members, _) in enumerate(self.core_sets) if machine in members)
-            own = replace(self.problem.machines[machine], name="")
-            classes = likely.setdefault((own, self.seconds[:, machine].tobytes(), sets), [])
+            unnamed = replace(self.problem.machines[machine], name="")
+            classes = likely.setdefault((unnamed, self.seconds[:, machine].tobytes(), sets), [])
             identical = next((members for members in classes if self._have_same_links(members[0], machine)), None)
             if identical is None:
                 classes.append([machine])
@@ -114,14 +114,14 @@ class Instance:
                 identical.append(machine)
         return tuple(sorted(tuple(members) for classes in likely.values() for members in classes))
 
-    def _have_same_links(self, one: int, other: int) -> bool:
+    def _have_same_links(self, first: int, second: int) -> bool:
         """Whether two machines have equal links to and from all others, and to each other."""
         rest = np.ones(len(self.linked), dtype=bool)
-        rest[[one, other]] = False
+        rest[[first, second]] = False
         return all(
-            values[one, other] == values[other, one]
-            and np.array_equal(values[one, rest], values[other, rest])
-            and np.array_equal(values[rest, one], values[rest, other])
+            values[first, second] == values[second, first]
+            and np.array_equal(values[first, rest], values[second, rest])
+            and np.array_equal(values[rest, first], values[rest, second])
             for values in (self.linked, self.seconds_per_byte, self.latency)
         )
 
@@ -228,7 +228,7 @@ def _tensors(problem: Problem, number: dict[str, int]) -> tuple[Tensor, ...]:
 
 def _core_sets(problem: Problem, machines: Sequence[str]) -> tuple[tuple[tuple[int, ...], int], ...]:
     number = {name: place for place, name in enumerate(machines)} | {CLIENT: Instance.client}
-    return tuple((tuple(number[name] for name in each.machines), each.cores) for each in problem.shared_cores)
+    return tuple((tuple(number[name] for name in shared.machines), shared.cores) for shared in problem.shared_cores)
 
 
 def _forbid(instance: Instance) -> None:
@@ -244,4 +244,4 @@ def _forbid(instance: Instance) -> None:
         if pin.forbidden:
             instance.seconds[piece, machine] = math.inf
         else:
-            instance.seconds[piece, [other for other in range(len(instance.machines)) if other != machine]] = math.inf
+            instance.seconds[piece, [index for index in range(len(instance.machines)) if index != machine]] = math.inf

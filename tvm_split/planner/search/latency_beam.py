@@ -86,7 +86,7 @@ class LatencyOrder:
             for before, reader in zip([source, *readers], readers, strict=False):
                 for cut in range(before + 1, reader + 1):
                     crossing[cut].append((source, reader, last, tensor.bytes))
-        self.crossing = [_crossing(each) for each in crossing]
+        self.crossing = [_crossing(tensors) for tensors in crossing]
 
 
 class LatencyBeam:
@@ -117,47 +117,47 @@ class LatencyBeam:
     def _ways(self, width: int, budget: Budget) -> list[_Way]:
         length = len(self._costs.order)
         client = len(self._classes)
-        reached: list[list[_Way]] = [[] for _ in range(length + 1)]
-        reached[0].append(_Way(0.0, 0.0, 0.0, 0, client, self._counts, 0, None))
+        ways_by_cut: list[list[_Way]] = [[] for _ in range(length + 1)]
+        ways_by_cut[0].append(_Way(0.0, 0.0, 0.0, 0, client, self._counts, 0, None))
         worst = np.full(length + 1, math.inf)
         for cut in range(length):
             if budget.is_used_up:
                 return []
             tails: dict[int, Floats] = {}
-            for way in _best(reached[cut], width):
+            for way in _best(ways_by_cut[cut], width):
                 budget.spend(10 * len(self._classes) * (length - cut))
                 for grown in self._grown(way, tails, worst):
-                    ways = reached[grown.cut]
+                    ways = ways_by_cut[grown.cut]
                     ways.append(grown)
                     if len(ways) >= 4 * width:
                         ways[:] = _best(ways, width)
                         if len(ways) == width:
                             worst[grown.cut] = ways[-1].estimate
-            reached[cut] = []
-        return _best(reached[length], width)
+            ways_by_cut[cut] = []
+        return _best(ways_by_cut[length], width)
 
-    def _tails(self, way: _Way, kinds: Counts, known: dict[int, Floats]) -> Floats:
+    def _tails(self, way: _Way, kinds: Counts, cache: dict[int, Floats]) -> Floats:
         """Return (K, W) least seconds from the end of a stage to the end of the plan, over its pieces read later.
 
         The stage starts at the partial plan's cut and ends at each of the W later cuts. −∞ if only the client reads its
-        pieces. ``known`` caches results of this cut by the id of the table used.
+        pieces. ``cache`` holds results of this cut by the id of the table used.
         """
         length, cut = len(self._costs.order), way.cut
         tails = []
         for kind in kinds.tolist():
-            left = way.left > 0
-            left[kind] = way.left[kind] > 1
-            table = self._ahead.table(left)
-            found = known.get(id(table))
-            if found is None:
-                found = known[id(table)] = np.full((len(self._classes), length - cut), -math.inf)
+            remaining = way.left > 0
+            remaining[kind] = way.left[kind] > 1
+            table = self._ahead.table(remaining)
+            seconds = cache.get(id(table))
+            if seconds is None:
+                seconds = cache[id(table)] = np.full((len(self._classes), length - cut), -math.inf)
                 for piece in range(cut, length):
-                    read = found[:, piece - cut : self._order.last_reader[piece] - cut]
+                    read = seconds[:, piece - cut : self._order.last_reader[piece] - cut]
                     np.maximum(read, table[self._costs.order[piece], :, None], out=read)
-            tails.append(found[kind])
+            tails.append(seconds[kind])
         return np.stack(tails)
 
-    def _grown(self, way: _Way, known: dict[int, Floats], worst: Floats) -> Iterator[_Way]:
+    def _grown(self, way: _Way, cache: dict[int, Floats], worst: Floats) -> Iterator[_Way]:
         """Yield the partial plans with one more stage whose estimate is better than the ``worst`` kept at their cut."""
         problem, costs, cut = self._instance.problem, self._costs, way.cut
         if way.stages >= self._instance.machine_limit or way.stages >= (problem.stages or math.inf):
@@ -173,27 +173,27 @@ class LatencyBeam:
         held = held + problem.buffers * costs.bytes[cut, columns]
         possible &= held <= self._memory[kinds, None] * (1 + 1e-12)
         begins = self._carried(costs.from_client[cut, columns], -1, kinds)
-        others, all_others, begins = self._arriving(way, kinds, begins)
+        latest, total, begins = self._arriving(way, kinds, begins)
         done = begins + took
         delivered = done + self._carried(costs.to_client[cut, columns], kinds, -1)
         delivered = np.where(costs.to_client[cut, columns] > 0, np.maximum(delivered, way.delivered), way.delivered)
         possible &= np.isfinite(done)  # infinite if a link is missing
-        own = np.where(possible, done, 0.0) + self._tails(way, kinds, known)
-        estimate = np.maximum(np.maximum(own, others), np.maximum(delivered, done))
-        estimate = np.where(possible, estimate + TIE * (np.maximum(own, done) + all_others), math.inf)
+        finish = np.where(possible, done, 0.0) + self._tails(way, kinds, cache)
+        estimate = np.maximum(np.maximum(finish, latest), np.maximum(delivered, done))
+        estimate = np.where(possible, estimate + TIE * (np.maximum(finish, done) + total), math.inf)
         best = np.argsort(estimate, axis=0, kind="stable")[:NEXT_KINDS]
         least = np.take_along_axis(estimate, best, axis=0)
         for row, column in np.argwhere(np.isfinite(least) & (least < worst[columns])).tolist():
             at, value = best[row, column], float(least[row, column])
-            left = way.left.copy()
-            left[kinds[at]] -= 1
+            remaining = way.left.copy()
+            remaining[kinds[at]] -= 1
             yield _Way(
                 value,
                 float(done[at, column]),
                 float(delivered[at, column]),
                 cut + 1 + column,
                 int(kinds[at]),
-                left,
+                remaining,
                 way.stages + 1,
                 way,
             )
@@ -207,20 +207,20 @@ class LatencyBeam:
         crossing, table = self._order.crossing[way.cut], self._ahead.table(way.left > 0)
         length = begins.shape[1]
         latest, total = np.full(length, -math.inf), np.zeros(length)
-        each: _Way | None = way
-        while each is not None and each.before is not None:
-            made = (crossing.sources >= each.before.cut) & (crossing.sources < each.cut)
-            if made.any():
-                first, last = crossing.first[made] - way.cut, crossing.last[made] - way.cut
-                sizes = np.cumsum(np.bincount(first, crossing.bytes[made], minlength=length))
-                lag, slow = self._lag[each.kind, kinds], self._slow[each.kind, kinds]
-                come = each.done + lag[:, None] + slow[:, None] * sizes
+        ancestor: _Way | None = way
+        while ancestor is not None and ancestor.before is not None:
+            produced = (crossing.sources >= ancestor.before.cut) & (crossing.sources < ancestor.cut)
+            if produced.any():
+                first, last = crossing.first[produced] - way.cut, crossing.last[produced] - way.cut
+                sizes = np.cumsum(np.bincount(first, crossing.bytes[produced], minlength=length))
+                lag, slow = self._lag[ancestor.kind, kinds], self._slow[ancestor.kind, kinds]
+                come = ancestor.done + lag[:, None] + slow[:, None] * sizes
                 begins[:, first.min() :] = np.maximum(begins, come)[:, first.min() :]
-                ahead = each.done + table[self._costs.order[crossing.sources[made]], each.kind]
+                ahead = ancestor.done + table[self._costs.order[crossing.sources[produced]], ancestor.kind]
                 for end, value in zip(last.tolist(), ahead.tolist(), strict=True):
                     latest[:end] = np.maximum(latest[:end], value)
                     total[:end] += value
-            each = each.before
+            ancestor = ancestor.before
         return latest, total, begins
 
     def _carried(self, sizes: Floats, source: int | Counts, end: int | Counts) -> Floats:
@@ -249,9 +249,9 @@ def _crossing(tensors: Sequence[tuple[int, int, int, float]]) -> _Open:
 
 def _best(ways: Sequence[_Way], width: int) -> list[_Way]:
     """Return the ``width`` partial plans of least estimate; only one per last class and machines left."""
-    found: dict[tuple[int, bytes], _Way] = {}
-    for way in sorted(ways, key=lambda each: each.estimate):
-        found.setdefault((way.kind, way.left.tobytes()), way)
-        if len(found) == width:
+    best: dict[tuple[int, bytes], _Way] = {}
+    for way in sorted(ways, key=lambda way: way.estimate):
+        best.setdefault((way.kind, way.left.tobytes()), way)
+        if len(best) == width:
             break
-    return list(found.values())
+    return list(best.values())

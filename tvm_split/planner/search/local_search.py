@@ -105,29 +105,29 @@ class LocalSearch:
     def _idle(self, stages: State) -> int | None:
         """Return a machine without a stage, or None; each machine class is equally likely."""
         used = {machine for stage in stages for machine in stage.machines}
-        idle = [left for members in self._instance.classes if (left := [m for m in members if m not in used])]
+        idle = [unused for members in self._instance.classes if (unused := [m for m in members if m not in used])]
         return self._random.choice(idle)[0] if idle else None
 
     def _move_cut(self, stages: State) -> State | None:
         at = self._pair(stages)
         if at is None:
             return None
-        one, other = stages[at : at + 2]
+        first, second = stages[at : at + 2]
         most = math.ceil(self._random.random() ** 4 * FURTHEST * len(self._able))
         if self._random.random() < 0.5:
-            kept = max(len(one.pieces) - most, 1)
-            pieces = one.pieces[:kept], tuple(sorted((*one.pieces[kept:], *other.pieces)))
+            count = max(len(first.pieces) - most, 1)
+            pieces = first.pieces[:count], tuple(sorted((*first.pieces[count:], *second.pieces)))
         else:
-            moved = min(len(other.pieces) - 1, most)
-            pieces = tuple(sorted((*one.pieces, *other.pieces[:moved]))), other.pieces[moved:]
-        changed = Placement(one.machines, pieces[0]), Placement(other.machines, pieces[1])
+            moved = min(len(second.pieces) - 1, most)
+            pieces = tuple(sorted((*first.pieces, *second.pieces[:moved]))), second.pieces[moved:]
+        changed = Placement(first.machines, pieces[0]), Placement(second.machines, pieces[1])
         return (*stages[:at], *changed, *stages[at + 2 :])
 
     def _exchange_machines(self, stages: State) -> State | None:
         if len(stages) < 2:
             return None
-        one, other = self._random.sample(range(len(stages)), 2)
-        return _with_machines(stages, {one: stages[other].machines, other: stages[one].machines})
+        first, second = self._random.sample(range(len(stages)), 2)
+        return _with_machines(stages, {first: stages[second].machines, second: stages[first].machines})
 
     def _use_idle(self, stages: State) -> State | None:
         machine, at = self._idle(stages), self._random.randrange(len(stages))
@@ -141,11 +141,11 @@ class LocalSearch:
         at = self._pair(stages)
         if at is None:
             return None
-        one, other = stages[at : at + 2]
-        kept = self._random.choice((one, other)).machines
+        first, second = stages[at : at + 2]
+        machines = self._random.choice((first, second)).machines
         if self._replicas and self._random.random() < 0.5:
-            kept = (*one.machines, *other.machines)
-        return (*stages[:at], Placement(kept, tuple(sorted(one.pieces + other.pieces))), *stages[at + 2 :])
+            machines = (*first.machines, *second.machines)
+        return (*stages[:at], Placement(machines, tuple(sorted(first.pieces + second.pieces))), *stages[at + 2 :])
 
     def _split(self, stages: State) -> State | None:
         at = self._random.randrange(len(stages))
@@ -169,29 +169,32 @@ class LocalSearch:
 
         The target lies between the stages of its predecessors and of its successors.
         """
-        own = self._random.randrange(len(stages))
-        held = stages[own].pieces
+        source = self._random.randrange(len(stages))
+        held = stages[source].pieces
         start = self._random.randrange(len(held))
         run = set(held[start : start + 1 + int(self._random.expovariate(RUN))])
         before, behind = self._instance.before, self._instance.behind
         stage_of = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
-        first = max((stage_of[each] for piece in run for each in before[piece] - run), default=-1)
-        last = min((stage_of[each] for piece in run for each in behind[piece] if each not in run), default=len(stages))
-        left = [
+        first = max((stage_of[predecessor] for piece in run for predecessor in before[piece] - run), default=-1)
+        last = min(
+            (stage_of[successor] for piece in run for successor in behind[piece] if successor not in run),
+            default=len(stages),
+        )
+        remaining = [
             Placement(stage.machines, tuple(piece for piece in stage.pieces if piece not in run)) for stage in stages
         ]
         if self._random.random() < 0.5 and first < last:
             machine, at = self._idle(stages), self._random.randint(first + 1, last)
             if machine is None:
                 return None
-            left.insert(at, Placement((machine,), tuple(sorted(run))))
+            remaining.insert(at, Placement((machine,), tuple(sorted(run))))
         else:
-            targets = [number for number in range(max(first, 0), min(last + 1, len(stages))) if number != own]
+            targets = [number for number in range(max(first, 0), min(last + 1, len(stages))) if number != source]
             if not targets:
                 return None
             at = self._random.choice(targets)
-            left[at] = Placement(left[at].machines, tuple(sorted((*left[at].pieces, *run))))
-        return tuple(stage for stage in left if stage.pieces)
+            remaining[at] = Placement(remaining[at].machines, tuple(sorted((*remaining[at].pieces, *run))))
+        return tuple(stage for stage in remaining if stage.pieces)
 
     def _add_replica(self, stages: State) -> State | None:
         machine, at = self._idle(stages), self._random.randrange(len(stages))
@@ -204,7 +207,7 @@ class LocalSearch:
             return None
         source, target = self._random.choice(several), self._random.randrange(len(stages) + 1)
         machine = self._random.choice(stages[source].machines)
-        changed = {source: tuple(each for each in stages[source].machines if each != machine)}
+        changed = {source: tuple(replica for replica in stages[source].machines if replica != machine)}
         if target < len(stages) and target != source:
             changed[target] = (*stages[target].machines, machine)
         return _with_machines(stages, changed)

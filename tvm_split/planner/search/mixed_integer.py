@@ -138,23 +138,25 @@ class PlacementProgram:
         return {
             **{v: float(machine_of[p] == m) for p, places in enumerate(self._place) for m, v in places.items()},
             **{self._used[m]: float(m in rank) for m in self._machines},
-            **{v: float(order.index(one) < order.index(other)) for (one, other), v in self._order.items()},
+            **{v: float(order.index(first) < order.index(second)) for (first, second), v in self._order.items()},
         }
 
     def _limit_machines(self) -> None:
         solver, problem = self._solver, self._instance.problem
         for m, used in enumerate(self._used):
-            here = [places[m] for places in self._place if m in places]
-            for placed in here:
+            placements = [places[m] for places in self._place if m in places]
+            for placed in placements:
                 solver.addConstr(placed <= used)
-            solver.addConstr(used <= qsum(here))
+            solver.addConstr(used <= qsum(placements))
         if problem.stages is not None:
             solver.addConstr(qsum(self._used) == float(problem.stages))
         solver.addConstr(qsum(self._used) <= float(self._instance.machine_limit))
 
-    def _before(self, one: int, other: int) -> Expression:
+    def _before(self, first: int, second: int) -> Expression:
         """Return the expression that is 1 if a machine comes before another one."""
-        return Expression(self._order[one, other]) if one < other else Expression(1.0) - self._order[other, one]
+        return (
+            Expression(self._order[first, second]) if first < second else Expression(1.0) - self._order[second, first]
+        )
 
     def _add_transfers(self, tensor: Tensor) -> None:
         instance, solver, client = self._instance, self._solver, self._instance.client
@@ -216,18 +218,18 @@ class PlacementProgram:
 
     def _transfer_seconds(self, m: int, seconds: float, per_byte: float) -> Expression:
         """Return the computing time that sends and receives take on a machine or the client."""
-        moved = (each for pair, passed in self._moved.items() if m in pair for each in passed)
+        moved = (transfer for pair, passed in self._moved.items() if m in pair for transfer in passed)
         return qsum(variable * ((seconds + tensor.bytes * per_byte) / self._unit) for variable, tensor in moved)
 
     def _limit_memory(self, m: int) -> None:
         instance, solver = self._instance, self._solver
         memory = float(instance.memory[m]) or 1.0
         largest = solver.addVariable()
-        here = [(piece, places[m]) for piece, places in enumerate(self._place) if m in places]
-        for piece, placed in here:
+        placements = [(piece, places[m]) for piece, places in enumerate(self._place) if m in places]
+        for piece, placed in placements:
             solver.addConstr(placed * float(instance.activations[piece] / memory) <= largest)
-        weights = qsum(placed * float(instance.weights[piece] / memory) for piece, placed in here)
-        moved = (each for pair, passed in self._moved.items() if m in pair for each in passed)
+        weights = qsum(placed * float(instance.weights[piece] / memory) for piece, placed in placements)
+        moved = (transfer for pair, passed in self._moved.items() if m in pair for transfer in passed)
         buffers = qsum(variable * (instance.problem.buffers * tensor.bytes / memory) for variable, tensor in moved)
         solver.addConstr(largest + weights + buffers <= float(instance.memory[m]) / memory)
 
@@ -286,8 +288,10 @@ class PlacementProgram:
 
     def _seconds(self, m: int, factor: float) -> Expression:
         """Return the computing time of a machine."""
-        here = ((piece, places[m]) for piece, places in enumerate(self._place) if m in places)
-        return qsum(placed * float(self._instance.seconds[piece, m] * factor / self._unit) for piece, placed in here)
+        placements = ((piece, places[m]) for piece, places in enumerate(self._place) if m in places)
+        return qsum(
+            placed * float(self._instance.seconds[piece, m] * factor / self._unit) for piece, placed in placements
+        )
 
     def _wire(self, pair: tuple[int, int]) -> Expression:
         """Return the time that tensors take on the link of a pair of machines, without its latency."""
@@ -322,13 +326,13 @@ def period_bound(instance: Instance, budget: Budget) -> float:
         solver.addConstr(qsum(places.values()) == 1.0)
     busy = {instance.client: Expression()}
     for m in range(len(instance.machines)):
-        here = [(piece, places[m]) for piece, places in enumerate(place) if m in places]
+        placements = [(piece, places[m]) for piece, places in enumerate(place) if m in places]
         contended = instance.seconds[:, m] * (instance.contention[m] / unit)
-        compute = qsum(placed * float(contended[piece]) for piece, placed in here)
+        compute = qsum(placed * float(contended[piece]) for piece, placed in placements)
         solver.addConstr(compute <= period)
         busy[m] = compute * instance.problem.machines[m].cores
         if not instance.problem.replicas and 0 < instance.memory[m] < math.inf:
-            held = qsum(placed * float(instance.weights[piece] / instance.memory[m]) for piece, placed in here)
+            held = qsum(placed * float(instance.weights[piece] / instance.memory[m]) for piece, placed in placements)
             solver.addConstr(held <= 1.0)
     for members, cores in instance.core_sets:
         solver.addConstr(qsum(busy[m] for m in members) <= float(cores) * period)

@@ -45,10 +45,10 @@ def units_of(instance: Instance, classes: Sequence[Sequence[int]], sets: Sequenc
     """Return ``sets`` of machines as units; units whose members have the same classes are of one kind."""
     class_of = {machine: number for number, members in enumerate(classes) for machine in members}
     kinds: dict[tuple[int, ...], list[Unit]] = {}
-    for each in sets:
-        kinds.setdefault(tuple(sorted(class_of[machine] for machine in each)), []).append(each)
-    members = tuple(tuple(each) for each in kinds.values())
-    first = [each[0] for each in members]
+    for machines in sets:
+        kinds.setdefault(tuple(sorted(class_of[machine] for machine in machines)), []).append(machines)
+    members = tuple(tuple(kind) for kind in kinds.values())
+    first = [units[0] for units in members]
     seconds, transfers, per_byte = [], [], []
     for unit in first:
         at = np.array(unit)
@@ -62,7 +62,7 @@ def units_of(instance: Instance, classes: Sequence[Sequence[int]], sets: Sequenc
         per_byte.append(float(share**2 @ instance.transfer_seconds_per_byte[at]))
     return Units(
         members=members,
-        counts=np.array([len(each) for each in members], dtype=np.intp),
+        counts=np.array([len(units) for units in members], dtype=np.intp),
         seconds=np.stack(seconds, axis=1),
         transfer_seconds=np.array(transfers),
         transfer_seconds_per_byte=np.array(per_byte),
@@ -73,16 +73,16 @@ def units_of(instance: Instance, classes: Sequence[Sequence[int]], sets: Sequenc
 
 def _links(instance: Instance, members: Sequence[Sequence[Unit]]) -> Floats:
     slow = np.where(instance.linked, instance.seconds_per_byte, math.inf)
-    ends: list[Unit] = [*(each[0] for each in members), (instance.client,)]
-    if all(len(each) == 1 for each in ends):
-        first = [each[0] for each in ends]
-        found: Floats = slow[np.ix_(first, first)]
+    ends: list[Unit] = [*(units[0] for units in members), (instance.client,)]
+    if all(len(end) == 1 for end in ends):
+        first = [end[0] for end in ends]
+        links: Floats = slow[np.ix_(first, first)]
     else:
-        rows = np.stack([slow[np.array(each)].max(axis=0) for each in ends])
-        found = np.stack([rows[:, np.array(each)].max(axis=1) for each in ends], axis=1)
-    for kind, each in enumerate(members):
-        found[kind, kind] = slow[np.ix_(each[0], each[1])].max() if len(each) > 1 else math.inf
-    return found
+        rows = np.stack([slow[np.array(end)].max(axis=0) for end in ends])
+        links = np.stack([rows[:, np.array(end)].max(axis=1) for end in ends], axis=1)
+    for kind, units in enumerate(members):
+        links[kind, kind] = slow[np.ix_(units[0], units[1])].max() if len(units) > 1 else math.inf
+    return links
 
 
 class OrderCosts:
@@ -147,9 +147,9 @@ def topological_orders(instance: Instance) -> list[list[int]]:
     depth = [0] * length
     height = [0] * length
     for piece in range(length):
-        depth[piece] = max((depth[other] + 1 for other in before[piece]), default=0)
+        depth[piece] = max((depth[predecessor] + 1 for predecessor in before[piece]), default=0)
     for piece in reversed(range(length)):
-        height[piece] = max((height[other] + 1 for other in behind[piece]), default=0)
+        height[piece] = max((height[successor] + 1 for successor in behind[piece]), default=0)
     orders = [list(range(length)), sorted(range(length), key=lambda piece: (depth[piece], piece))]
     orders.append(sorted(range(length), key=lambda piece: (-height[piece], piece)))
     for sign in (1, -1):
@@ -158,16 +158,16 @@ def topological_orders(instance: Instance) -> list[list[int]]:
 
 
 def _depth_first(before: list[set[int]], behind: list[list[int]], sign: int) -> list[int]:
-    waiting = [len(each) for each in before]
+    waiting = [len(predecessors) for predecessors in before]
     ready = sorted((piece for piece, count in enumerate(waiting) if count == 0), key=lambda piece: sign * piece)
     order = []
     while ready:
         piece = ready.pop()
         order.append(piece)
-        for other in sorted(behind[piece], key=lambda each: sign * each):
-            waiting[other] -= 1
-            if waiting[other] == 0:
-                ready.append(other)
+        for successor in sorted(behind[piece], key=lambda number: sign * number):
+            waiting[successor] -= 1
+            if waiting[successor] == 0:
+                ready.append(successor)
     return order
 
 
@@ -218,5 +218,5 @@ class Stretches:
     def reach(self, period: float) -> npt.NDArray[np.intp]:
         """Return (K, P): for each cut, the last cut up to which all pieces between them compute within the period."""
         limit = period * (1 + 1e-12)
-        longest = np.stack([np.searchsorted(each, each + limit, side="right") - 1 for each in self.prefix])
+        longest = np.stack([np.searchsorted(prefix, prefix + limit, side="right") - 1 for prefix in self.prefix])
         return np.asarray(np.minimum(longest, self._ends), dtype=np.intp)

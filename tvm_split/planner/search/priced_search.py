@@ -55,7 +55,7 @@ class PricedSearch:
         self._instance = instance
         self._budget = budget
         self._classes = instance.classes
-        self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
+        self._singles = units_of(instance, self._classes, [(index,) for index in range(len(instance.machines))])
         self._counts = self._singles.counts.astype(np.float64)
         self._prices = fair_prices(self._singles.seconds, self._counts, budget.rest(0.15))
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
@@ -67,7 +67,7 @@ class PricedSearch:
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
-        periods = (delivered(instance, each).flow.period_seconds for each in known)
+        periods = (delivered(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
 
@@ -100,10 +100,10 @@ class PricedSearch:
         size = len(units.members[0][0])
         counts = _counts_with_own_cores(units, self._oversubscribed, prices.classes)
         beam = StageBeam(costs, units, prices, WIDTH)
-        left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
-        self._halve(beam, left, low)
-        is_none = len(self.found) == known
-        if is_none and (left != units.counts).any():  # some must be on slow machines, or share cores
+        usable, plan_count = _fastest(counts, prices, self._most_machines // size), len(self.found)
+        self._halve(beam, usable, low)
+        is_none = len(self.found) == plan_count
+        if is_none and (usable != units.counts).any():  # some must be on slow machines, or share cores
             self._halve(beam, units.counts, low)
 
     @property
@@ -115,7 +115,7 @@ class PricedSearch:
     def _most_machines(self) -> int:
         return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
 
-    def _halve(self, beam: StageBeam, left: Counts, low: float) -> None:
+    def _halve(self, beam: StageBeam, usable: Counts, low: float) -> None:
         """Search periods between the lower bound and the shortest known period; upwards while no plan is known.
 
         At the end, try slightly less than the best period, as long as that succeeds. While no plan is known, continue
@@ -127,22 +127,22 @@ class PricedSearch:
                 step = max(step, LONG)
             is_near = high <= low * (1 + FINE)
             period = high * (1 - SLIGHT) if is_near else min(low * (1 + step), math.sqrt(low * high))
-            stages = beam.stages(period, self._most_stages, left, self._budget if self.found else Budget())
-            reached = None if stages is None else self._keep(stages)
-            if is_near and (reached is None or reached > period):
+            stages = beam.stages(period, self._most_stages, usable, self._budget if self.found else Budget())
+            plan_period = None if stages is None else self._keep(stages)
+            if is_near and (plan_period is None or plan_period > period):
                 return
-            if reached is None:
+            if plan_period is None:
                 low, step = period, 2 * step
             else:
-                high, step = min(period, reached), math.inf
+                high, step = min(period, plan_period), math.inf
 
     def _keep(self, stages: Sequence[Placement]) -> float | None:
         """Evaluate a plan and keep it if it fits. Return its period as it runs, in seconds; None if it does not fit."""
         instance = self._instance
-        wanted = instance.problem.stages
+        stage_count = instance.problem.stages
         self._budget.spend(EVALUATION_WORK * len(stages))
         try:
-            plan = candidate(instance, stages if wanted is None else _with_count(instance, stages, wanted))
+            plan = candidate(instance, stages if stage_count is None else _with_count(instance, stages, stage_count))
         except PlanError:  # a link is missing between stages that are not adjacent
             return None
         if not fits(instance, plan):
@@ -168,18 +168,19 @@ class PricedSearch:
 def _disturbed(prices: Prices, generator: np.random.Generator) -> Prices:
     """Return prices with small random changes; they prove no bound."""
     classes, pieces = (
-        each * np.exp(DISTURBANCE * generator.standard_normal(len(each))) for each in (prices.classes, prices.pieces)
+        values * np.exp(DISTURBANCE * generator.standard_normal(len(values)))
+        for values in (prices.classes, prices.pieces)
     )
     return Prices(classes, pieces, 0.0)
 
 
 def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
     """Return how many units of each kind to use: the ones of highest price, at most ``most`` in total."""
-    left = np.zeros_like(counts)
+    usable = np.zeros_like(counts)
     for kind in np.argsort(-prices.classes, kind="stable"):
-        left[kind] = min(counts[kind], most)
-        most -= int(left[kind])
-    return left
+        usable[kind] = min(counts[kind], most)
+        most -= int(usable[kind])
+    return usable
 
 
 def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Counts) -> Iterator[list[Unit]]:
@@ -190,21 +191,21 @@ def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Count
     group_of, links = neighbourhoods(singles.seconds_per_byte[:-1, :-1], singles.counts)
     together = len(links) <= MOST_NEIGHBOURHOODS
     places: dict[int, list[int]] = {}
-    left = _fastest(counts, prices, instance.machine_limit)
+    usable = _fastest(counts, prices, instance.machine_limit)
     for kind in np.argsort(-prices.classes, kind="stable").tolist():
-        members = [unit[0] for unit in singles.members[kind][: left[kind]]]
+        members = [unit[0] for unit in singles.members[kind][: usable[kind]]]
         places.setdefault(int(group_of[kind]) if together else 0, []).extend(members)
     largest = max(map(len, places.values()))
     for size in (largest, *(2**power for power in range(1, largest.bit_length()) if 2**power < largest)):
-        yield [tuple(each[start : start + size]) for each in places.values() for start in range(0, len(each), size)]
+        yield [tuple(place[start : start + size]) for place in places.values() for start in range(0, len(place), size)]
 
 
-def _with_count(instance: Instance, stages: Sequence[Placement], wanted: int) -> Sequence[Placement]:
-    """Cut the longest stages in two until there are ``wanted`` stages.
+def _with_count(instance: Instance, stages: Sequence[Placement], count: int) -> Sequence[Placement]:
+    """Cut the longest stages in two until there are ``count`` stages.
 
     Returns fewer stages if no stage can be cut; the caller checks the plan.
     """
-    while len(stages) < wanted:
+    while len(stages) < count:
         seconds = [float(instance.times[np.ix_(stage.pieces, stage.machines)].sum()) for stage in stages]
         longest_first = sorted(range(len(stages)), key=lambda number: -seconds[number])
         cut = next(filter(None, (_with_halves(instance, stages, number) for number in longest_first)), None)
@@ -221,10 +222,10 @@ def _with_halves(instance: Instance, stages: Sequence[Placement], number: int) -
     busy = {machine for stage in stages for machine in stage.machines}
     able = np.isfinite(instance.seconds[list(pieces[half:])]).all(axis=0)
     idle = next((machine for machine in np.flatnonzero(able).tolist() if machine not in busy), None)
-    kept, moved = (machines[:size], machines[size:]) if idle is None else (machines, (idle,))
+    staying, moved = (machines[:size], machines[size:]) if idle is None else (machines, (idle,))
     if not half or not moved:
         return None
-    return [*stages[:number], Placement(kept, pieces[:half]), Placement(moved, pieces[half:]), *stages[number + 1 :]]
+    return [*stages[:number], Placement(staying, pieces[:half]), Placement(moved, pieces[half:]), *stages[number + 1 :]]
 
 
 @dataclass(frozen=True)
@@ -242,12 +243,15 @@ class _Cores:
 
 def _oversubscribed_cores(instance: Instance) -> tuple[_Cores, ...]:
     """Return the oversubscribed sets of cores of an instance; the client's use of cores is not counted."""
-    own = [machine.cores for machine in instance.problem.machines]
+    core_counts = [machine.cores for machine in instance.problem.machines]
     sets = (
-        _Cores({each: own[each] for each in members if each != instance.client and own[each]}, cores)
+        _Cores(
+            {member: core_counts[member] for member in members if member != instance.client and core_counts[member]},
+            cores,
+        )
         for members, cores in instance.core_sets
     )
-    return tuple(each for each in sets if each.wanted and each.oversubscription > 1)
+    return tuple(core_set for core_set in sets if core_set.wanted and core_set.oversubscription > 1)
 
 
 def _counts_with_own_cores(units: Units, oversubscribed: Sequence[_Cores], worth: Floats) -> Counts:
@@ -256,16 +260,20 @@ def _counts_with_own_cores(units: Units, oversubscribed: Sequence[_Cores], worth
     Args:
         worth: (K,) price of a unit's time; units with the least price per core are left out first.
     """
-    needed = [_needed(units, each) for each in oversubscribed]
+    needed = [_needed(units, core_set) for core_set in oversubscribed]
     counts = units.counts.copy()
-    taken = np.sum(needed, axis=0) if needed else np.zeros(len(counts))
-    order = np.argsort(-worth / np.maximum(taken, 1.0), kind="stable")
-    for each, cores in zip(oversubscribed, needed, strict=True):
-        left = float(each.cores)
+    total_needed = np.sum(needed, axis=0) if needed else np.zeros(len(counts))
+    order = np.argsort(-worth / np.maximum(total_needed, 1.0), kind="stable")
+    for core_set, cores in zip(oversubscribed, needed, strict=True):
+        free_cores = float(core_set.cores)
         for kind in order[cores[order] > 0]:
-            whole = int(left // cores[kind]) if left < each.cores else max(1, int(left // cores[kind]))
+            whole = (
+                int(free_cores // cores[kind])
+                if free_cores < core_set.cores
+                else max(1, int(free_cores // cores[kind]))
+            )
             counts[kind] = min(counts[kind], whole)
-            left = max(0.0, left - counts[kind] * cores[kind])
+            free_cores = max(0.0, free_cores - counts[kind] * cores[kind])
     return counts
 
 
@@ -275,19 +283,21 @@ def _pooled(units: Units, counts: Floats, oversubscribed: Sequence[_Cores]) -> t
     In every plan, the core time of these machines is at most cores × period. So a lower bound on the period for these
     kinds also holds for the machines. If a machine is in several sets, the most oversubscribed set counts.
     """
-    seconds, found = units.seconds.copy(), counts.astype(np.float64)
+    seconds, remaining = units.seconds.copy(), counts.astype(np.float64)
     columns, cores = [], []
-    for each in sorted(oversubscribed, key=lambda one: -one.oversubscription):
-        needed = np.where(found > 0, _needed(units, each), 0.0)
-        here = needed > 0
-        if here.any() and float(needed @ found) > each.cores:
-            columns.append((seconds[:, here] * needed[here]).min(axis=1))
-            cores.append(float(each.cores))
-            found[here] = 0.0
-    left = found > 0
-    return np.column_stack([seconds[:, left], *columns]), np.concatenate([found[left], cores])
+    for core_set in sorted(oversubscribed, key=lambda core_set: -core_set.oversubscription):
+        needed = np.where(remaining > 0, _needed(units, core_set), 0.0)
+        pooled = needed > 0
+        if pooled.any() and float(needed @ remaining) > core_set.cores:
+            columns.append((seconds[:, pooled] * needed[pooled]).min(axis=1))
+            cores.append(float(core_set.cores))
+            remaining[pooled] = 0.0
+    unpooled = remaining > 0
+    return np.column_stack([seconds[:, unpooled], *columns]), np.concatenate([remaining[unpooled], cores])
 
 
 def _needed(units: Units, cores: _Cores) -> Floats:
     """Return (K,) the number of these cores that a unit of each kind keeps busy."""
-    return np.array([sum(cores.wanted.get(machine, 0) for machine in each[0]) for each in units.members], dtype=float)
+    return np.array(
+        [sum(cores.wanted.get(machine, 0) for machine in kind_units[0]) for kind_units in units.members], dtype=float
+    )

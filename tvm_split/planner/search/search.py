@@ -113,12 +113,12 @@ class Search:
 
     def _keep(self, plans: Iterable[Candidate]) -> None:
         self._plans += (
-            each for each in plans if fits(self._instance, each) and within_limits(self._problem, each.flow)
+            plan for plan in plans if fits(self._instance, plan) and within_limits(self._problem, plan.flow)
         )
 
     def _bound(self) -> float:
         """Return the lower bound in seconds over plans on one machine, which are all known, and on several."""
-        alone = [each.value(self._problem) for each in self._alone if within_limits(self._problem, each.flow)]
+        alone = [plan.value(self._problem) for plan in self._alone if within_limits(self._problem, plan.flow)]
         return min([self._spread_bound, *alone])
 
     def _raise_bound(self, value: float, source: str) -> None:
@@ -178,12 +178,12 @@ class Search:
         """Evaluate the best plans of a table: overall, and of each number of machines. Return the least value."""
         best = table.best()
         ranked = sorted(best, key=lambda used: (best[used], sum(used)))
-        wanted = dict.fromkeys(ranked if self._problem.replicas else ranked[:MOST_SEQUENCES])
+        sequences = dict.fromkeys(ranked if self._problem.replicas else ranked[:MOST_SEQUENCES])
         first: dict[tuple[int, int], Counts] = {}
         for used in ranked:
             for key in ((-1, sum(used)), *enumerate(used)):
                 first.setdefault(key, used)
-        for used in wanted | dict.fromkeys(first.values()):
+        for used in sequences | dict.fromkeys(first.values()):
             self._evaluate(table.stages(used))
         return best[ranked[0]] if ranked else math.inf
 
@@ -194,19 +194,19 @@ class Search:
         """
         lowest = min(self._table(costs, "period").best().values(), default=math.inf)
         links = np.unique(costs.groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing.bytes
-        every = np.unique(np.concatenate([each[each >= lowest] for each in (*costs.period, links)]))
+        every = np.unique(np.concatenate([values[values >= lowest] for values in (*costs.period, links)]))
         periods = every[np.isfinite(every)]
         low, high, probe = 0, len(periods), len(periods) - 1
         while low < high:
             table = self._table(costs, "latency", float(periods[probe]))
             best = table.best()
-            used = min(best, key=lambda each: best[each], default=None)
+            used = min(best, key=lambda counts: best[counts], default=None)
             if used is None or best[used] > latency_limit * (1 + TOLERANCE):
                 low = probe + 1
             else:
                 plan = self._evaluate(table.stages(used))
-                reached = periods[probe] if plan is None else min(plan.flow.period_seconds, periods[probe])
-                high = min(probe, int(np.searchsorted(periods, reached * (1 - TOLERANCE))))
+                period = periods[probe] if plan is None else min(plan.flow.period_seconds, periods[probe])
+                high = min(probe, int(np.searchsorted(periods, period * (1 - TOLERANCE))))
             probe = (low + high) // 2
         return float(periods[low]) if low < len(periods) else math.inf
 
@@ -252,9 +252,9 @@ class Search:
     def _improve(self, share: float) -> None:
         """Run local searches from the best few plans on different machines; half the budget is for the best result."""
         budget = self._budget.until(share)
-        ranked = sorted(self._plans, key=lambda each: each.rank(self._problem))
-        different = {frozenset(each.machines): each for each in reversed(ranked)}
-        starts = sorted(different.values(), key=lambda each: each.rank(self._problem))[:MOST_STARTS]
+        ranked = sorted(self._plans, key=lambda plan: plan.rank(self._problem))
+        different = {frozenset(plan.machines): plan for plan in reversed(ranked)}
+        starts = sorted(different.values(), key=lambda plan: plan.rank(self._problem))[:MOST_STARTS]
         changed = []
         for number, plan in enumerate(starts):
             changed.append(self._local_search.improved(plan, budget.rest(1 / (2 * len(starts) - number))))

@@ -36,12 +36,12 @@ def simple_plans(instance: Instance) -> list[Candidate]:
             plans += [filling.under(problem.maximum_period_seconds), *filling.under_longer()]
     if problem.replicas:
         everything = tuple(range(len(instance.pieces)))
-        plans += [[Placement(each, everything)] for each in _whole_sets(instance)]
-    found = []
+        plans += [[Placement(whole_set, everything)] for whole_set in _whole_sets(instance)]
+    candidates = []
     for stages in filter(None, plans):
         with contextlib.suppress(PlanError):  # a link is missing between stages that are not adjacent
-            found.append(candidate(instance, stages))
-    return [each for each in found if fits(instance, each)]
+            candidates.append(candidate(instance, stages))
+    return [plan for plan in candidates if fits(instance, plan)]
 
 
 def _fastest_first(instance: Instance) -> list[tuple[int, ...]]:
@@ -52,7 +52,7 @@ def _fastest_first(instance: Instance) -> list[tuple[int, ...]]:
     seconds = instance.seconds
     longest = np.where(np.isfinite(seconds), seconds, -np.inf).max(axis=1, keepdims=True)
     orders = (seconds, np.where(np.isfinite(seconds), seconds, longest))
-    return list(dict.fromkeys(tuple(np.argsort(each.sum(axis=0), kind="stable").tolist()) for each in orders))
+    return list(dict.fromkeys(tuple(np.argsort(order.sum(axis=0), kind="stable").tolist()) for order in orders))
 
 
 class _Filling:
@@ -75,7 +75,7 @@ class _Filling:
         stages = self.least()
         if not stages:
             return []
-        low = max(float(self._instance.seconds[list(each.pieces), each.machines[0]].sum()) for each in stages)
+        low = max(float(self._instance.seconds[list(stage.pieces), stage.machines[0]].sum()) for stage in stages)
         ratio = self._longest / max(low, FINE * self._longest)
         return [self.under(low * ratio ** (number / PERIODS) * (1 + FINE)) for number in range(1, PERIODS)]
 
@@ -85,11 +85,11 @@ class _Filling:
         best = None
         while high > low * (1 + FINE) and high > 0:
             period = (low + high) / 2
-            found = self.under(period)
-            if found is None and best is None and period > high * (1 - 1e-3):
+            stages = self.under(period)
+            if stages is None and best is None and period > high * (1 - 1e-3):
                 return None
-            low, high = (low, period) if found else (period, high)
-            best = found or best
+            low, high = (low, period) if stages else (period, high)
+            best = stages or best
         return best
 
     def under(self, period: float) -> list[Placement] | None:

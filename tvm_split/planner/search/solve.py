@@ -67,13 +67,13 @@ def solve(
     """
     instance = instance_of(problem)
     require_places(instance)
-    found = Search(instance, budget or Budget(time_limit_seconds)).run()
-    chosen = found.chosen
+    result = Search(instance, budget or Budget(time_limit_seconds)).run()
+    chosen = result.chosen
     if chosen is None:
-        raise PlanError(_why_impossible(problem, is_proven=found.exact))
+        raise PlanError(_why_impossible(problem, is_proven=result.exact))
     if not (whole_turns and problem.replicas):
-        return _solution(instance, found, chosen, lambda plan: plan)
-    best = best_delivered(instance, found.plans)
+        return _solution(instance, result, chosen, lambda plan: plan)
+    best = best_delivered(instance, result.plans)
     if best is None:
         period = delivered(instance, chosen).flow.period_seconds
         raise PlanError(
@@ -81,22 +81,22 @@ def solve(
             f"and at most {seconds_text(problem.maximum_period_seconds)} are allowed; with shares of any size it would "
             "keep to that, so allow a little more"
         )
-    return _solution(instance, found, best, partial(delivered, instance))
+    return _solution(instance, result, best, partial(delivered, instance))
 
 
 def _solution(
-    instance: Instance, found: Found, chosen: Candidate, deliver: Callable[[Candidate], Candidate]
+    instance: Instance, result: Found, chosen: Candidate, deliver: Callable[[Candidate], Candidate]
 ) -> Solution:
     # The bound is for shares by speed; on oversubscribed cores those of a schedule may happen to be better.
-    solution = solution_of(instance.problem, chosen.named(instance), found.lower_bound_seconds)
+    solution = solution_of(instance.problem, chosen.named(instance), result.lower_bound_seconds)
     value = objective_seconds(instance.problem.objective, solution.evaluation)
-    best = value if found.chosen is None else found.chosen.value(instance.problem)
+    best = value if result.chosen is None else result.chosen.value(instance.problem)
     is_worse = value > best * (1 + TOLERANCE)
     return dataclasses.replace(
         solution,
-        method=found.method + (SCHEDULED_AFTERWARDS if is_worse else ""),
-        why_no_more_machines=why_no_more_machines(instance, chosen, found.plans, deliver),
-        alternatives=alternatives(instance, chosen, found.plans, deliver),
+        method=result.method + (SCHEDULED_AFTERWARDS if is_worse else ""),
+        why_no_more_machines=why_no_more_machines(instance, chosen, result.plans, deliver),
+        alternatives=alternatives(instance, chosen, result.plans, deliver),
     )
 
 

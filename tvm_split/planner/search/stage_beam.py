@@ -61,11 +61,11 @@ class StageBeam:
         self._tables: dict[int, Flags] = {}
         self._reach: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
-    def stages(self, period: float, most: int, left: Counts, budget: Budget) -> list[Placement] | None:
-        """Return stages on at most ``most`` units out of ``left`` (per kind) under a period; None if none are found."""
+    def stages(self, period: float, most: int, usable: Counts, budget: Budget) -> list[Placement] | None:
+        """Return stages on at most ``most`` of the ``usable`` units (per kind) under a period; None if none fit."""
         self._tables, self._reach = {}, self._stretches.reach(period)
         kinds = len(self._units.members)
-        partials = [_Partial(0, kinds, left, 0.0, None)]
+        partials = [_Partial(0, kinds, usable, 0.0, None)]
         for _ in range(most):
             if budget.is_used_up:
                 return None
@@ -78,26 +78,26 @@ class StageBeam:
                     key = grown.end, self._neighbourhoods[0][grown.kind], grown.left.tobytes()
                     if key not in following or grown.waste < following[key].waste:
                         following[key] = grown
-            partials = sorted(following.values(), key=lambda each: each.waste)[: self._width]
+            partials = sorted(following.values(), key=lambda partial: partial.waste)[: self._width]
             if not partials:
                 return None
         return None
 
     def _table(self, start: int, period: float) -> Flags:
         """Return (K, W): whether a unit of each kind can hold the pieces from ``start`` to each of the next W cuts."""
-        found = self._tables.get(start)
-        if found is None:
+        possible = self._tables.get(start)
+        if possible is None:
             costs, units, reach = self._costs, self._units, int(self._reach[:, start].max())
             columns = slice(start + 1, reach + 1)
-            found = costs_possible(costs, units, self._stretches.prefix, start, reach, period)
-            found &= np.arange(start + 1, reach + 1) <= self._reach[:, start, None]
+            possible = costs_possible(costs, units, self._stretches.prefix, start, reach, period)
+            possible &= np.arange(start + 1, reach + 1) <= self._reach[:, start, None]
             for sizes, client, best in (
                 (costs.received, costs.from_client[start, columns], (units.seconds_per_byte[-1, :-1], self._into)),
                 (costs.sent, costs.to_client[start, columns], (units.seconds_per_byte[:-1, -1], self._outof)),
             ):
-                found &= _wire(client, best[0]) + _wire(sizes[start, columns], best[1]) <= period
-            self._tables[start] = found
-        return found
+                possible &= _wire(client, best[0]) + _wire(sizes[start, columns], best[1]) <= period
+            self._tables[start] = possible
+        return possible
 
     def _grown(self, partial: _Partial, period: float) -> list[_Partial]:
         """Return the partial plans with one more stage: the longest possible one on each kind of unit that is left."""
@@ -121,21 +121,21 @@ class StageBeam:
         done = np.flatnonzero(ends == self._length)
         if len(done):
             chosen = done[:1]
-        found = []
+        partials = []
         for at in chosen.tolist():
-            left = partial.left.copy()
-            left[kinds[at]] -= 1
-            found.append(_Partial(int(ends[at]), int(kinds[at]), left, float(waste[at]), partial))
-        return found
+            remaining = partial.left.copy()
+            remaining[kinds[at]] -= 1
+            partials.append(_Partial(int(ends[at]), int(kinds[at]), remaining, float(waste[at]), partial))
+        return partials
 
-    def _way_on(self, left: Counts, kinds: Counts) -> Floats:
+    def _way_on(self, remaining: Counts, kinds: Counts) -> Floats:
         """Return seconds per byte from each kind to the best other unit that is left."""
         group_of, links = self._neighbourhoods
         if len(links) > MOST_NEIGHBOURHOODS:
             return np.asarray(self._outof[kinds], dtype=np.float64)
-        there = np.bincount(group_of, left, minlength=len(links))
-        open_links = np.where(there > 0, links, np.inf)
-        alone = np.flatnonzero(there == 1)
+        counts = np.bincount(group_of, remaining, minlength=len(links))
+        open_links = np.where(counts > 0, links, np.inf)
+        alone = np.flatnonzero(counts == 1)
         open_links[alone, alone] = np.inf
         return np.asarray(open_links.min(axis=1)[group_of[kinds]], dtype=np.float64)
 
@@ -143,12 +143,12 @@ class StageBeam:
         steps = [last]
         while steps[-1].before is not None:
             steps.append(steps[-1].before)
-        waiting = [list(each) for each in self._units.members]
-        found = []
+        waiting = [list(units) for units in self._units.members]
+        placements = []
         for before, step in itertools.pairwise(reversed(steps)):
             held = sorted(self._costs.order[before.end : step.end].tolist())
-            found.append(Placement(tuple(sorted(waiting[step.kind].pop(0))), tuple(held)))
-        return found
+            placements.append(Placement(tuple(sorted(waiting[step.kind].pop(0))), tuple(held)))
+        return placements
 
 
 def _wire(sizes: Floats, seconds_per_byte: Floats) -> Floats:
@@ -165,6 +165,6 @@ def neighbourhoods(links: Floats, counts: Counts) -> tuple[Counts, Floats]:
     np.fill_diagonal(filled, np.where(counts > 1, np.diag(links), nearest))
     groups: dict[bytes, int] = {}
     both_ways = [row.tobytes() for row in np.concatenate([filled, filled.T], axis=1)]
-    group_of = np.array([groups.setdefault(each, len(groups)) for each in both_ways], dtype=np.intp)
+    group_of = np.array([groups.setdefault(both_way, len(groups)) for both_way in both_ways], dtype=np.intp)
     first = [int(np.flatnonzero(group_of == group)[0]) for group in range(len(groups))]
     return group_of, filled[np.ix_(first, first)]

@@ -33,7 +33,7 @@ def ideals_of(instance: Instance) -> Flags | None:
     length = len(instance.pieces)
     if instance.is_line:
         return np.tri(length + 1, length, -1, dtype=bool)
-    needed = [sum(1 << other for other in before) for before in instance.before]
+    needed = [sum(1 << predecessor for predecessor in before) for before in instance.before]
     ideals, frontier = {0}, {0}
     while frontier:
         frontier = {
@@ -68,7 +68,7 @@ class Groups:
 def groups_of(instance: Instance, *, replicas: bool) -> Groups:
     """Return the groups that may hold a stage: single machines, and with ``replicas`` also all larger sets."""
     classes, counts = instance.classes, _group_counts(instance, replicas)
-    kinds = [*([kind for kind, count in enumerate(each) if count] for each in counts), [len(classes)]]
+    kinds = [*([kind for kind, count in enumerate(group) if count] for group in counts), [len(classes)]]
     slow, lag = _class_links(instance, (*classes, (instance.client,)))
     shape = (len(kinds), len(kinds))
     seconds_per_byte, latency = np.zeros(shape), np.zeros(shape)
@@ -81,14 +81,14 @@ def groups_of(instance: Instance, *, replicas: bool) -> Groups:
 def _group_counts(instance: Instance, replicas: bool) -> tuple[Counts, ...]:
     sizes = [range(len(members) + 1) for members in instance.classes]
     if not replicas:
-        return tuple(tuple(int(kind == other) for other in range(len(sizes))) for kind in range(len(sizes)))
+        return tuple(tuple(int(kind == column) for column in range(len(sizes))) for kind in range(len(sizes)))
     return tuple(counts for counts in itertools.product(*sizes) if 0 < sum(counts) <= instance.machine_limit)
 
 
 def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tuple[Floats, Floats]:
     ends = np.ix_([members[0] for members in classes], [members[-1] for members in classes])
-    there = instance.linked[ends] & (np.array([len(each) > 1 for each in classes]) | ~np.eye(len(classes), dtype=bool))
-    return np.where(there, instance.seconds_per_byte[ends], 0.0), np.where(there, instance.latency[ends], math.inf)
+    linked = instance.linked[ends] & (np.array([len(kind) > 1 for kind in classes]) | ~np.eye(len(classes), dtype=bool))
+    return np.where(linked, instance.seconds_per_byte[ends], 0.0), np.where(linked, instance.latency[ends], math.inf)
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
     # Row: a stage's end, column: its begin. The smaller ideal must be inside the larger one.
     inside = (members @ members.T == sizes[None, :]) & (sizes[:, None] > sizes[None, :])
     received, sent, from_client, to_client = traffic = _traffic(instance, ideals)
-    exchanged = sum((each.bytes for each in traffic), np.zeros(inside.shape))
-    tensors = sum((each.tensors for each in traffic), np.zeros(inside.shape))
+    exchanged = sum((transfers.bytes for transfers in traffic), np.zeros(inside.shape))
+    tensors = sum((transfers.tensors for transfers in traffic), np.zeros(inside.shape))
     memory = _difference(members @ instance.weights) + _largest(instance.activations, ideals)
     memory = memory + instance.problem.buffers * exchanged
     alone, full = [], []
@@ -132,7 +132,7 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
         alone.append(np.where(possible, seconds, math.inf))
         full.append(np.where(possible, compute, math.inf))
     crossing = _crossing(instance, members)
-    other = Transfers(np.maximum(received.bytes - crossing.bytes, 0.0), received.tensors - crossing.tensors)
+    rest = Transfers(np.maximum(received.bytes - crossing.bytes, 0.0), received.tensors - crossing.tensors)
     period, latency = [], []
     for number, group in enumerate(groups.counts):
         kinds = [kind for kind, count in enumerate(group) if count]
@@ -146,7 +146,7 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
         compute = _shared([(full[kind], group[kind]) for kind in kinds])
         period.append(np.maximum(np.maximum(compute, receive), send))
         slowest = np.maximum.reduce([alone[kind] for kind in kinds])
-        latency.append(slowest + other.seconds(into) + from_client.seconds(home_in) + to_client.seconds(home_out))
+        latency.append(slowest + rest.seconds(into) + from_client.seconds(home_in) + to_client.seconds(home_out))
     return StageCosts(groups, ideals, tuple(period), tuple(latency), crossing)
 
 
@@ -180,14 +180,14 @@ def _traffic(instance: Instance, members: Flags) -> list[Transfers]:
     to_client: list[_Term] = []
     for tensor in instance.tensors:
         ends = [piece for piece in tensor.destinations if piece != instance.client]
-        reached = members[:, ends].sum(axis=1)
+        reader_counts = members[:, ends].sum(axis=1)
         is_input = tensor.source == instance.client
         has = np.ones(len(members), dtype=bool) if is_input else members[:, tensor.source]
         # A stage needs the tensor if its end has more of the tensor's readers than its begin.
         into = from_client if is_input else received
-        into += [(reached > count, has & (reached == count), tensor.bytes) for count in range(len(ends))]
+        into += [(reader_counts > count, has & (reader_counts == count), tensor.bytes) for count in range(len(ends))]
         if not is_input:
-            sent.append((has & (reached < len(ends)), ~has, tensor.bytes))
+            sent.append((has & (reader_counts < len(ends)), ~has, tensor.bytes))
         if instance.client in tensor.destinations:
             to_client.append((has, ~has, tensor.bytes))
     return [_summed(terms, len(members)) for terms in (received, sent, from_client, to_client)]

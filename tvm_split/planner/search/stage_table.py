@@ -118,9 +118,9 @@ class StageTable:
                 group = int(state.groups[int(arriving[:, start].argmin())])
             parts.append((held, tuple(np.flatnonzero(ideals[end] & ~ideals[start]).tolist())))
             end = start
-        left = [iter(members) for members in self._costs.groups.classes]
+        unused = [iter(members) for members in self._costs.groups.classes]
         return [
-            Placement(tuple(next(left[kind]) for kind, number in enumerate(held) for _ in range(number)), pieces)
+            Placement(tuple(next(unused[kind]) for kind, number in enumerate(held) for _ in range(number)), pieces)
             for held, pieces in reversed(parts)
         ]
 
@@ -144,9 +144,9 @@ class StageTable:
                     values = self._extended(state, number)
                     if values is not None:
                         rows.setdefault(stages, []).append((number, values))
-            for stages, found in rows.items():
+            for stages, entries in rows.items():
                 self._states[stages, used] = _State(
-                    np.array([row[0] for row in found]), np.array([row[1] for row in found])
+                    np.array([row[0] for row in entries]), np.array([row[1] for row in entries])
                 )
 
     def _states_with(self, used: Counts) -> Iterator[tuple[int, _State]]:
@@ -184,9 +184,9 @@ class StageTable:
         arriving[blocked] = math.inf
         return arriving
 
-    def _combine(self, one: Floats, other: Floats) -> Floats:
-        return np.maximum(one, other) if self._is_period else one + other
+    def _combine(self, first: Floats, second: Floats) -> Floats:
+        return np.maximum(first, second) if self._is_period else first + second
 
 
 def _minus(used: Counts, counts: Counts) -> Counts:
-    return tuple(one - other for one, other in zip(used, counts, strict=True))
+    return tuple(first - second for first, second in zip(used, counts, strict=True))

@@ -33,5 +33,5 @@ def test_time_is_over_when_it_is_over():
 @pytest.mark.parametrize("network", ["chain", "branches"])
 def test_the_same_work_gives_the_same_plan(network):
     problem = many_machines_problem(12, 50, network=network, replicas=True)
-    one, other = (solve(problem, budget=Budget(work=2e7)) for _ in "ab")
-    assert one == other
+    first, second = (solve(problem, budget=Budget(work=2e7)) for _ in "ab")
+    assert first == second

@@ -1,4 +1,4 @@
-"""Chains are solved exactly: against every plan there is."""
+"""Exact solutions of chains, compared with exhaustive search."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def test_four_machines_equal_the_best_of_all_plans(seed: int, pieces: int) -> No
 @given(SEEDS, st.integers(7, 60), st.integers(2, 6))
 def test_other_plans_are_never_better(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, plain=True)
-    found = solve(problem, budget=Budget())
-    value = found.lower_bound_seconds
-    for other in found.alternatives:
-        other_value = other.period_seconds if problem.objective == "throughput" else other.latency_seconds
+    solution = solve(problem, budget=Budget())
+    value = solution.lower_bound_seconds
+    for alternative in solution.alternatives:
+        other_value = alternative.period_seconds if problem.objective == "throughput" else alternative.latency_seconds
         assert other_value >= value * (1 - 1e-9)
-        assert other.why
-    used = {machine for stage in found.stages for machine in stage.machines}
+        assert alternative.why
+    used = {machine for stage in solution.stages for machine in stage.machines}
     for machine in problem.machines:
-        assert (f"{machine.name} is idle" in found.why_no_more_machines) == (machine.name not in used)
+        assert (f"{machine.name} is idle" in solution.why_no_more_machines) == (machine.name not in used)
     assert math.isfinite(value)
 
 
 @pytest.mark.parametrize("replicas", [False, True])
 def test_a_chain_has_a_plan_and_its_bound_also_without_time_for_the_exact_one(replicas: bool) -> None:
     problem = many_machines_problem(7, 40, replicas=replicas)
-    found = solve(problem, budget=Budget(work=2e5))
+    solution = solve(problem, budget=Budget(work=2e5))
     exact = solve(problem, budget=Budget())
     assert exact.method.startswith("exact")
-    assert not found.method.startswith("exact")
+    assert not solution.method.startswith("exact")
     least = exact.lower_bound_seconds
-    assert found.lower_bound_seconds <= least * (1 + 1e-9) <= found.evaluation.period_seconds * (1 + 2e-9)
+    assert solution.lower_bound_seconds <= least * (1 + 1e-9) <= solution.evaluation.period_seconds * (1 + 2e-9)
 
 
 def oversubscribed_problem(seed: int, workers: int, pieces: int, cores: int) -> Problem:
-    """Identical workers of one host, with unequal pieces and tensors, and cores that transfers take of, too."""
+    """Identical workers on one host, with unequal pieces and tensors; transfers also use cores."""
     chance = random.Random(seed)
     problem = on_one_host(workers, pieces, cores)
     seconds = [chance.choice([0.0, 0.001, 0.01]) + chance.uniform(0, 0.01) for _ in problem.pieces]
@@ -70,10 +70,10 @@ def oversubscribed_problem(seed: int, workers: int, pieces: int, cores: int) -> 
     memory = chance.choice([math.inf, 400.0])
     return replace(
         problem,
-        machines=tuple(replace(each, memory_bytes=memory, **settings) for each in problem.machines),
+        machines=tuple(replace(machine, memory_bytes=memory, **settings) for machine in problem.machines),
         pieces=tuple(
-            replace(piece, seconds=dict.fromkeys(piece.seconds, each), weight_bytes=100.0)
-            for piece, each in zip(problem.pieces, seconds, strict=True)
+            replace(piece, seconds=dict.fromkeys(piece.seconds, duration), weight_bytes=100.0)
+            for piece, duration in zip(problem.pieces, seconds, strict=True)
         ),
         edges=tuple(replace(edge, bytes=chance.choice([0.0, 8.0, 100.0])) for edge in problem.edges),
         links=tuple(replace(link, bytes_per_second=2e4) for link in problem.links),
@@ -93,7 +93,7 @@ def test_identical_machines_on_shared_cores_equal_the_best_of_all_plans(
 
 def test_many_workers_on_two_cores_need_no_more_than_two() -> None:
     problem = on_one_host(64, 200, 2)
-    machines = tuple(replace(each, transfer_seconds=1e-4) for each in problem.machines)
-    found = solve(replace(problem, machines=machines), budget=Budget(work=2e8))
-    assert found.gap < 1e-3
-    assert len(found.stages) == 2
+    machines = tuple(replace(machine, transfer_seconds=1e-4) for machine in problem.machines)
+    solution = solve(replace(problem, machines=machines), budget=Budget(work=2e8))
+    assert solution.gap < 1e-3
+    assert len(solution.stages) == 2

@@ -1,4 +1,4 @@
-"""Graphs with branches and skips: small ones against every plan there is, larger ones against their bound."""
+"""Graphs with branches and skips: small ones compared with exhaustive search, larger ones with their bounds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tvm_split.planner.search.mixed_integer import PlacementProgram, period_boun
 
 SEEDS = st.integers(0, 2**32)
 LITTLE = 1.0e8
-"""Work of a search that need not end with a proof."""
+"""Work limit of a search that need not prove optimality."""
 
 
 @settings(max_examples=120)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3), st.booleans())
-@example(144, 2, 3, False)  # nothing takes any time, so that only the latency decides
+@example(144, 2, 3, False)  # all periods are 0, so only the latency matters
 @example(53552, 3, 3, True)
 @example(233, 4, 3, True)
 def test_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
@@ -52,8 +52,8 @@ def test_the_mixed_integer_program_finds_and_proves_the_best(
     assert expected is not None
     instance = instance_of(problem)
     alone = best_of(problem, one_machine_candidates(instance))
-    bound, found = PlacementProgram(instance, alone, 0.0).solve(Budget(), 1e-7)
-    values = [each.value(problem) for each in (alone, found) if each is not None]
+    bound, plan = PlacementProgram(instance, alone, 0.0).solve(Budget(), 1e-7)
+    values = [candidate.value(problem) for candidate in (alone, plan) if candidate is not None]
     assert min(values) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
     assert min([bound, *values]) <= expected[0] * (1 + 1e-9)
     assert min([bound, *values]) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
@@ -68,7 +68,7 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
         expected = best(dataclasses.replace(problem, objective=objective), graph_plans(problem))
         if expected is None:
             continue
-        alone = [each.flow.period_seconds for each in one_machine_candidates(instance)]
+        alone = [plan.flow.period_seconds for plan in one_machine_candidates(instance)]
         if objective == "throughput":
             assert min([period_bound(instance, Budget()), *alone]) <= expected[0] * (1 + 1e-9)
         else:
@@ -79,19 +79,19 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
 @given(SEEDS, st.integers(12, 24), st.integers(2, 4))
 def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
-    found = solve(problem, budget=Budget(work=LITTLE))
-    assert evaluate_stages(problem, found.stages) == found.evaluation
-    value = value_of(problem, found.evaluation.period_seconds, found.evaluation.latency_seconds)
-    assert found.lower_bound_seconds <= value
-    assert found.gap == pytest.approx((value - found.lower_bound_seconds) / value if value else 0.0)
-    for other in found.alternatives:
-        assert value_of(problem, other.period_seconds, other.latency_seconds) >= value * (1 - 1e-9)
+    solution = solve(problem, budget=Budget(work=LITTLE))
+    assert evaluate_stages(problem, solution.stages) == solution.evaluation
+    value = value_of(problem, solution.evaluation.period_seconds, solution.evaluation.latency_seconds)
+    assert solution.lower_bound_seconds <= value
+    assert solution.gap == pytest.approx((value - solution.lower_bound_seconds) / value if value else 0.0)
+    for alternative in solution.alternatives:
+        assert value_of(problem, alternative.period_seconds, alternative.latency_seconds) >= value * (1 - 1e-9)
 
 
 @settings(max_examples=8)
 @given(SEEDS, st.integers(12, 20))
 def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, pieces: int) -> None:
-    """A piece beside the chain, without time or bytes, makes it a graph with the same best plan."""
+    """With an additional independent piece without time or bytes, the chain is a graph with the same best plan."""
     chain = random_problem(seed, pieces=pieces, machines=3, plain=True, buffers=0)
     free = dataclasses.replace(
         chain.pieces[0],
@@ -101,9 +101,9 @@ def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, piece
         activation_bytes=0.0,
     )
     graph = dataclasses.replace(chain, pieces=(*chain.pieces, free))
-    best_value, found = solve(chain, budget=Budget()).lower_bound_seconds, solve(graph, budget=Budget(work=LITTLE))
-    value = value_of(graph, found.evaluation.period_seconds, found.evaluation.latency_seconds)
-    assert found.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
+    best_value, solution = solve(chain, budget=Budget()).lower_bound_seconds, solve(graph, budget=Budget(work=LITTLE))
+    value = value_of(graph, solution.evaluation.period_seconds, solution.evaluation.latency_seconds)
+    assert solution.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
 
 
 @settings(max_examples=20)
@@ -115,10 +115,10 @@ def test_small_graphs_on_equal_machines_equal_the_best_of_all_plans(seed: int, p
     problem = dataclasses.replace(
         problem,
         machines=tuple(dataclasses.replace(problem.machines[0], name=name) for name in names),
-        links=tuple(ProblemLink(one, other, 1e4, 0.001) for one, other in pairs),
+        links=tuple(ProblemLink(source, end, 1e4, 0.001) for source, end in pairs),
         pieces=tuple(
-            dataclasses.replace(each, seconds=dict.fromkeys(names, max(each.seconds.values(), default=0.01)))
-            for each in problem.pieces
+            dataclasses.replace(piece, seconds=dict.fromkeys(names, max(piece.seconds.values(), default=0.01)))
+            for piece in problem.pieces
         ),
         pins=(),
     )
@@ -127,7 +127,7 @@ def test_small_graphs_on_equal_machines_equal_the_best_of_all_plans(seed: int, p
 
 
 def test_a_stage_with_a_skip_is_dealt_out() -> None:
-    """The slow block in the middle, around which a value passes, is shared by two machines."""
+    """The slow middle block, with a skip connection around it, gets replicas on two machines."""
     names = ["machine-0", "machine-1", "machine-2"]
     seconds = {"enter": 0.001, "left": 0.01, "right": 0.01, "join": 0.001}
     links = [(a, b) for a in [*names, "client"] for b in [*names, "client"] if a != b]
@@ -135,31 +135,32 @@ def test_a_stage_with_a_skip_is_dealt_out() -> None:
         objective="throughput",
         machines=tuple(ProblemMachine(name) for name in names),
         links=tuple(ProblemLink(a, b, 1e9, 0.0) for a, b in links),
-        pieces=tuple(Piece(name, dict.fromkeys(names, each)) for name, each in seconds.items()),
+        pieces=tuple(Piece(name, dict.fromkeys(names, duration)) for name, duration in seconds.items()),
         edges=tuple(
             Edge(a, b, 8.0)
             for a, b in [("enter", "left"), ("enter", "right"), ("enter", "join"), ("left", "join"), ("right", "join")]
         ),
         replicas=True,
     )
-    found = solve(problem)
-    assert found.gap < 1e-6
-    assert found.evaluation.period_seconds == pytest.approx(0.022 / 3, rel=1e-6)
+    solution = solve(problem)
+    assert solution.gap < 1e-6
+    assert solution.evaluation.period_seconds == pytest.approx(0.022 / 3, rel=1e-6)
     alone = solve(dataclasses.replace(problem, replicas=False))
-    assert alone.evaluation.period_seconds > found.evaluation.period_seconds
+    assert alone.evaluation.period_seconds > solution.evaluation.period_seconds
 
 
 @settings(max_examples=6, derandomize=True)
 @given(SEEDS, st.integers(12, 24))
 def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=3, chain=False, plain=True, replicas=True)
-    found = solve(problem, budget=Budget(work=2 * LITTLE))
-    assert evaluate_stages(problem, found.stages) == found.evaluation
+    solution = solve(problem, budget=Budget(work=2 * LITTLE))
+    assert evaluate_stages(problem, solution.stages) == solution.evaluation
     without = solve(dataclasses.replace(problem, replicas=False), budget=Budget(work=LITTLE))
-    value, other = (
-        value_of(problem, each.evaluation.period_seconds, each.evaluation.latency_seconds) for each in (found, without)
+    value, value_without = (
+        value_of(problem, result.evaluation.period_seconds, result.evaluation.latency_seconds)
+        for result in (solution, without)
     )
-    assert found.lower_bound_seconds <= value <= other * (1 + 1e-6)
+    assert solution.lower_bound_seconds <= value <= value_without * (1 + 1e-6)
 
 
 def value_of(problem: Problem, period: float, latency: float) -> float:

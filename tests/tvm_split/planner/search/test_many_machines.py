@@ -1,4 +1,4 @@
-"""More machines than tables can list: never worse than what anyone would do, and bounds that hold."""
+"""Problems with too many machines for exact tables: plans are no worse than simple ones, and bounds hold."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from tvm_split.planner.search.priced_search import PricedSearch
 
 SEEDS = st.integers(0, 2**32)
 LITTLE = 1.0e8
-"""Work of one search, about half a second."""
+"""Work limit of one search, about half a second."""
 
 
 def solved(problem: Problem, work: float = LITTLE) -> Solution:
-    found = solve(problem, budget=Budget(work=work))
-    assert evaluate_stages(problem, found.stages) == found.evaluation
-    return found
+    solution = solve(problem, budget=Budget(work=work))
+    assert evaluate_stages(problem, solution.stages) == solution.evaluation
+    return solution
 
 
 def least_of_simple_plans(problem: Problem) -> float:
     plans = [first_fit(problem), best_single(problem), *([dealt_to_all(problem)] if problem.replicas else [])]
-    return min(evaluate_stages(problem, each).period_seconds for each in plans if each)
+    return min(evaluate_stages(problem, plan).period_seconds for plan in plans if plan)
 
 
 @settings(max_examples=14)
@@ -59,25 +59,25 @@ def least_of_simple_plans(problem: Problem) -> float:
 def test_no_simple_plan_is_better(
     machines: int, kinds: MachineKinds, links: LinkKinds, network: Networks, replicas: bool, work: float, seed: int
 ) -> None:
-    """However little work the search may do."""
+    """This holds for any work limit."""
     problem = many_machines_problem(
         machines, 60, kinds=kinds, links=links, network=network, replicas=replicas, seed=seed
     )
-    found = solved(problem, work)
-    assert 0.0 < found.lower_bound_seconds <= found.evaluation.period_seconds
-    assert found.evaluation.period_seconds <= least_of_simple_plans(problem) * (1 + 1e-9)
+    solution = solved(problem, work)
+    assert 0.0 < solution.lower_bound_seconds <= solution.evaluation.period_seconds
+    assert solution.evaluation.period_seconds <= least_of_simple_plans(problem) * (1 + 1e-9)
 
 
 def test_what_the_client_sends_is_a_bound_however_many_machines_there_are() -> None:
-    """With so many replicas each input takes longer to be sent than to be computed."""
+    """With this many replicas, sending an input takes longer than computing it."""
     problem = many_machines_problem(40, 6, replicas=True)
     quick = tuple(
-        dataclasses.replace(piece, seconds={name: each / 10 for name, each in piece.seconds.items()})
+        dataclasses.replace(piece, seconds={name: duration / 10 for name, duration in piece.seconds.items()})
         for piece in problem.pieces
     )
-    found = solved(dataclasses.replace(problem, pieces=quick))
-    assert found.evaluation.period_seconds == pytest.approx(3e5 / 1.25e8)
-    assert found.gap == pytest.approx(0.0, abs=1e-6)
+    solution = solved(dataclasses.replace(problem, pieces=quick))
+    assert solution.evaluation.period_seconds == pytest.approx(3e5 / 1.25e8)
+    assert solution.gap == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("kinds", ["equal", "three kinds", "unlike"])
@@ -87,8 +87,8 @@ def test_ten_pieces_a_machine_end_near_the_bound(kinds: MachineKinds) -> None:
 
 @settings(max_examples=60)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3), st.booleans(), st.booleans(), st.booleans())
-@example(971, 2, 2, False, False, False)  # whose pieces take no time
-@example(240, 2, 3, True, True, False)  # nothing is below a period of 0
+@example(971, 2, 2, False, False, False)  # pieces take no time
+@example(240, 2, 3, True, True, False)  # the period is 0
 def test_plans_hold_and_bounds_are_below_every_plan(
     seed: int, pieces: int, machines: int, chain: bool, replicas: bool, shared_cores: bool
 ) -> None:
@@ -104,14 +104,14 @@ def test_plans_hold_and_bounds_are_below_every_plan(
     problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
     instance = instance_of(problem)
     if np.isinf(instance.seconds).all(axis=1).any():
-        return  # which `solve` says before it searches
+        return  # `solve` raises this before it searches
     search = PricedSearch(instance, Budget())
     search.search()
     expected = best(problem, graph_plans(problem))
     if expected is None:
         assert not search.found
         return
-    alone = [each.flow.period_seconds for each in one_machine_candidates(instance)]
+    alone = [plan.flow.period_seconds for plan in one_machine_candidates(instance)]
     assert min([search.bound, *alone]) <= expected[0] * (1 + 1e-9)
     for plan in search.found:
         judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in plan.named(instance)])
@@ -123,14 +123,14 @@ def test_plans_hold_and_bounds_are_below_every_plan(
 def test_sixteen_workers_whose_times_scatter_get_sixteen_stages() -> None:
     problem = many_machines_problem(16, 40, seed=2)
     assert len(solved(dataclasses.replace(problem, stages=16)).stages) == 16
-    found = solved(dataclasses.replace(problem, stages=3, replicas=True))
-    assert len(found.stages) == 3
+    solution = solved(dataclasses.replace(problem, stages=3, replicas=True))
+    assert len(solution.stages) == 3
 
 
 def test_limits_are_kept_by_many_machines() -> None:
     problem = many_machines_problem(20, 60, seed=5)
-    found = solved(dataclasses.replace(problem, maximum_machines=7))
-    assert sum(len(stage.machines) for stage in found.stages) <= 7
+    solution = solved(dataclasses.replace(problem, maximum_machines=7))
+    assert sum(len(stage.machines) for stage in solution.stages) <= 7
     latency = 1.2 * evaluate_stages(problem, best_single(problem)).latency_seconds
     quick = solved(dataclasses.replace(problem, maximum_latency_seconds=latency))
     assert quick.evaluation.latency_seconds <= latency
@@ -138,13 +138,13 @@ def test_limits_are_kept_by_many_machines() -> None:
 
 
 def test_what_many_machines_hold_fits_their_memory() -> None:
-    """All weights are too much for any of them, so that no plan deals the whole network out."""
+    """The weights do not fit on one machine, so no plan has replicas of the whole network."""
     problem = many_machines_problem(16, 40, kinds="three kinds", replicas=True)
     weights = sum(piece.weight_bytes for piece in problem.pieces)
     small = tuple(dataclasses.replace(machine, memory_bytes=weights / 2) for machine in problem.machines)
-    found = solved(dataclasses.replace(problem, machines=small))
-    assert len(found.stages) > 2
-    assert all(load.memory_bytes <= weights / 2 for load in found.evaluation.loads)
+    solution = solved(dataclasses.replace(problem, machines=small))
+    assert len(solution.stages) > 2
+    assert all(load.memory_bytes <= weights / 2 for load in solution.evaluation.loads)
 
 
 def test_too_few_machines_for_the_stages_are_counted() -> None:
@@ -159,13 +159,13 @@ def test_too_few_machines_for_the_stages_are_counted() -> None:
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_machines_are_filled_as_far_as_their_memory_goes(objective: Objective) -> None:
-    """With activations, and with what is in flight: no machine can hold a third of it all."""
+    """Including activations and buffers: no machine can hold a third of everything."""
     problem = many_machines_problem(9, 60, network="residual", seed=3)
     whole = math.fsum(piece.weight_bytes for piece in problem.pieces)
     largest = max(piece.activation_bytes for piece in problem.pieces)
     crossing = 3 * problem.buffers * max(edge.bytes for edge in problem.edges)
     machines = tuple(
-        dataclasses.replace(each, memory_bytes=whole / 5 + largest + crossing) for each in problem.machines
+        dataclasses.replace(machine, memory_bytes=whole / 5 + largest + crossing) for machine in problem.machines
     )
     problem = dataclasses.replace(problem, machines=machines, objective=objective)
     assert solve(problem, budget=Budget(work=0.0)).stages
@@ -173,13 +173,13 @@ def test_machines_are_filled_as_far_as_their_memory_goes(objective: Objective) -
 
 def test_the_bound_knows_how_many_machines_may_be_used() -> None:
     problem = dataclasses.replace(many_machines_problem(30, 150, seed=2), maximum_machines=8)
-    found = solved(problem, 4 * LITTLE)
-    assert len(found.stages) == 8
-    assert found.gap < 0.1
+    solution = solved(problem, 4 * LITTLE)
+    assert len(solution.stages) == 8
+    assert solution.gap < 0.1
 
 
 def oversubscribed(problem: Problem, machines_a_host: int, cores: int) -> Problem:
-    """The same, where so many machines after each other share so many cores."""
+    """The problem in which each group of ``machines_a_host`` machines shares ``cores`` cores."""
     names = [machine.name for machine in problem.machines]
     hosts = [tuple(names[start : start + machines_a_host]) for start in range(0, len(names), machines_a_host)]
     return dataclasses.replace(problem, shared_cores=tuple(SharedCores(host, cores) for host in hosts))
@@ -195,7 +195,7 @@ def oversubscribed(problem: Problem, machines_a_host: int, cores: int) -> Proble
 def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(
     kinds: MachineKinds, replicas: bool, hosts: int, pieces: int
 ) -> None:
-    """Of four alike machines on one core three could as well not be there; that is found, and nearly proven."""
+    """Four identical machines on one core are as fast as one; the search finds and nearly proves this."""
     four = 4
     few = many_machines_problem(hosts, pieces, kinds=kinds, replicas=replicas, seed=4)
     names = [f"{machine.name}-{place}" for machine in few.machines for place in range(four)]
@@ -208,35 +208,35 @@ def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(
             for piece in few.pieces
         ),
         links=(
-            *(ProblemLink(one, other, 1.25e8, 2e-4) for one in names for other in names if one != other),
+            *(ProblemLink(source, end, 1.25e8, 2e-4) for source in names for end in names if source != end),
             *(ProblemLink("client", name, 1.25e8, 2e-4) for name in names),
             *(ProblemLink(name, "client", 1.25e8, 2e-4) for name in names),
         ),
     )
-    found = solved(oversubscribed(many, four, 1), 4 * LITTLE)
-    assert found.gap <= 0.06
-    assert found.evaluation.period_seconds <= solved(few, 4 * LITTLE).evaluation.period_seconds * 1.02
+    solution = solved(oversubscribed(many, four, 1), 4 * LITTLE)
+    assert solution.gap <= 0.06
+    assert solution.evaluation.period_seconds <= solved(few, 4 * LITTLE).evaluation.period_seconds * 1.02
 
 
 def latency_problem(machines: int, pieces: int, room: float = math.inf, **settings: object) -> Problem:
-    """For the least latency, where each machine has memory for so many pieces of the mean size."""
+    """A latency problem in which each machine has memory for ``room`` pieces of mean size."""
     problem = many_machines_problem(machines, pieces, **settings)  # type: ignore[arg-type]
     mean = sum(piece.weight_bytes for piece in problem.pieces) / pieces
     beside = max(piece.activation_bytes for piece in problem.pieces) + 9 * max(edge.bytes for edge in problem.edges)
-    small = tuple(dataclasses.replace(each, memory_bytes=room * mean + beside) for each in problem.machines)
+    small = tuple(dataclasses.replace(machine, memory_bytes=room * mean + beside) for machine in problem.machines)
     return dataclasses.replace(problem, objective="latency", machines=small)
 
 
 @pytest.mark.parametrize("network", ["chain", "residual", "branches"])
 def test_what_only_many_machines_can_hold_is_planned_for_latency(network: Networks) -> None:
-    """Each has memory for three pieces or so, so that the fastest dozen are too few."""
-    found = solved(latency_problem(24, 48, 3.2, network=network, seed=6))
-    assert len(found.stages) > 12
-    assert found.lower_bound_seconds <= found.evaluation.latency_seconds
+    """Each machine has memory for about three pieces, so twelve machines are too few."""
+    solution = solved(latency_problem(24, 48, 3.2, network=network, seed=6))
+    assert len(solution.stages) > 12
+    assert solution.lower_bound_seconds <= solution.evaluation.latency_seconds
 
 
 def test_each_piece_goes_where_it_is_fastest() -> None:
-    """Thirty machines, each of them fast with its own two pieces only; the dozen of least sums would miss most."""
+    """Thirty machines, each fast for only two pieces; the twelve machines of least total time miss most of them."""
     problem = latency_problem(30, 60, kinds="equal", seed=7)
     pieces = tuple(
         dataclasses.replace(
@@ -253,6 +253,6 @@ def test_each_piece_goes_where_it_is_fastest() -> None:
 
 @pytest.mark.parametrize("machines", [10, 20])
 def test_branches_are_computed_side_by_side(machines: int) -> None:
-    """The fastest machine alone takes 0.261 s, and stages one after the other take hardly less."""
+    """The fastest machine alone takes 0.261 s; a pipeline of stages takes hardly less."""
     problem = latency_problem(machines, 30, kinds="three kinds", links="two racks", network="branches", seed=76)
     assert solved(problem, 2 * LITTLE).evaluation.latency_seconds <= 0.245

@@ -1,4 +1,4 @@
-"""What is refused and why, ties, classes of equal machines, and the words of the certificate."""
+"""Errors, ties, classes of identical machines, and the text of the certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c")
 def chain(
     seconds: dict[str, float], *, count: int = 4, weight: float = 10.0, size: float = 1.0, **settings: object
 ) -> Problem:
-    """``count`` pieces that take ``seconds`` each on the machines named there, all linked with each other."""
+    """``count`` pieces with ``seconds`` by machine; all machines are linked."""
     problem = Problem(
         "throughput",
         tuple(ProblemMachine(name) for name in seconds),
@@ -79,20 +79,20 @@ def test_the_nearest_plan_names_every_machine_that_lacks_memory() -> None:
 
 
 def test_equal_periods_are_decided_by_latency_and_then_by_fewer_machines() -> None:
-    # p0 takes 4 seconds wherever it is, so that a third machine gains nothing.
+    # p0 takes 4 seconds on every machine, so a third machine gains nothing.
     problem = chain({"a": 1.0, "b": 1.0, "c": 1.0})
     slow = Piece("p0", {"a": 4.0, "b": 4.0, "c": 4.0})
     problem = dataclasses.replace(problem, pieces=(slow, *problem.pieces[1:]))
-    found = solve(problem)
-    assert found.evaluation.period_seconds == 4.0
-    assert len(found.stages) == 2
-    assert "c is idle: the best plan found that uses it has the same period of 4 s" in found.why_no_more_machines
+    solution = solve(problem)
+    assert solution.evaluation.period_seconds == 4.0
+    assert len(solution.stages) == 2
+    assert "c is idle: the best plan found that uses it has the same period of 4 s" in solution.why_no_more_machines
 
 
 def test_a_slow_machine_and_a_slow_link_stay_unused() -> None:
-    found = solve(chain({"a": 1.0, "b": 100.0}))
-    assert [stage.machines for stage in found.stages] == [("a",)]
-    assert "b is idle: the best plan found that uses it has a period of 100 s" in found.why_no_more_machines
+    solution = solve(chain({"a": 1.0, "b": 100.0}))
+    assert [stage.machines for stage in solution.stages] == [("a",)]
+    assert "b is idle: the best plan found that uses it has a period of 100 s" in solution.why_no_more_machines
     slow = solve(chain({"a": 1.0, "b": 1.0}, size=10_000.0))
     assert len(slow.stages) == 1
     assert "over the link" in slow.why_no_more_machines
@@ -108,14 +108,14 @@ def test_limits_trade_one_objective_for_the_other() -> None:
 
 def test_replicas_share_one_slow_piece() -> None:
     problem = chain({"a": 1.0, "b": 2.0}, count=1, replicas=True)
-    found = solve(problem)
-    assert found.evaluation.period_seconds == pytest.approx(2 / 3)
-    assert found.stages[0].machines == ("a", "b")
-    assert found.stages[0].shares == pytest.approx((2 / 3, 1 / 3))
+    solution = solve(problem)
+    assert solution.evaluation.period_seconds == pytest.approx(2 / 3)
+    assert solution.stages[0].machines == ("a", "b")
+    assert solution.stages[0].shares == pytest.approx((2 / 3, 1 / 3))
 
 
 def test_alternatives_say_why_they_lost() -> None:
-    found = solve(chain({"a": 1.0, "b": 1.5, "c": 2.0}, count=6))
-    assert 1 <= len(found.alternatives) <= 4
-    assert all(other.period_seconds > found.evaluation.period_seconds for other in found.alternatives)
-    assert any(other.name == "all on a" and "6 s" in other.why for other in found.alternatives)
+    solution = solve(chain({"a": 1.0, "b": 1.5, "c": 2.0}, count=6))
+    assert 1 <= len(solution.alternatives) <= 4
+    assert all(alternative.period_seconds > solution.evaluation.period_seconds for alternative in solution.alternatives)
+    assert any(alternative.name == "all on a" and "6 s" in alternative.why for alternative in solution.alternatives)

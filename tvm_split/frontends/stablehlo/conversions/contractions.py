@@ -43,7 +43,7 @@ def _convolution(op: Operators, call: HloCall) -> relax.Expr:
     outputs = shape_of(weight)[numbers.kernel_output_feature_dimension]
     kernel_order = [numbers.kernel_output_feature_dimension, numbers.kernel_input_feature_dimension, *kernel_space]
     transposed = None
-    if any(each > 1 for each in spread) and strides == ones:
+    if any(step > 1 for step in spread) and strides == ones:
         transposed = _transposed_padding(kernel, dilation, spread, padding)
     if transposed is not None:
         weights = _transposed_weights(op, weight, kernel_order, groups)
@@ -140,9 +140,9 @@ def _product(
         rows = [math.prod(rows)]
     sums = math.prod(shape_of(left)[axis] for axis in summed[0])
     columns = math.prod(shape_of(right)[axis] for axis in free[1])
-    one = op.shaped(op.transposed(left, [*batch[0], *free[0], *summed[0]]), [*batches, *rows, sums])
-    other = op.shaped(op.transposed(right, [*batch[1], *summed[1], *free[1]]), [*batches, sums, columns])
-    result = op.shaped(op.matmul(one, other), [call.shape[axis] for axis in order])
+    left_matrix = op.shaped(op.transposed(left, [*batch[0], *free[0], *summed[0]]), [*batches, *rows, sums])
+    right_matrix = op.shaped(op.transposed(right, [*batch[1], *summed[1], *free[1]]), [*batches, sums, columns])
+    result = op.shaped(op.matmul(left_matrix, right_matrix), [call.shape[axis] for axis in order])
     return op.transposed(result, np.argsort(order).tolist())
 
 

@@ -203,8 +203,8 @@ def _converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
 def _less_precise(op: Operators, operand: relax.Expr, exponent_bits: int, mantissa_bits: int) -> relax.Expr:
     """Round ``operand`` to a float of so many bits; supported are bfloat16's, and at least the operand's own."""
     dtype = dtype_of(operand)
-    own = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
-    if exponent_bits >= own[0] and mantissa_bits >= own[1]:
+    bits = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
+    if exponent_bits >= bits[0] and mantissa_bits >= bits[1]:
         return operand
     if dtype == "float32" and (exponent_bits, mantissa_bits) == (8, 7):
         return op.cast(op.cast(operand, "bfloat16"), dtype)
@@ -272,12 +272,12 @@ _BINARY: dict[str, Elementwise] = {
 
 def _compare(op: Operators, call: HloCall) -> relax.Expr:
     (left, right), direction = call.source.operands, comparison(call.source)
-    value, other = call.operands
-    if left == right and is_float(dtype_of(value)) and direction in ("EQ", "NE"):
+    left_value, right_value = call.operands
+    if left == right and is_float(dtype_of(left_value)) and direction in ("EQ", "NE"):
         # JAX tests for NaN by x != x, but TVM simplifies x == x to true.
-        found = op.isnan(op.cast(value, wide(dtype_of(value))))
-        return found if direction == "NE" else op.logical_not(found)
-    return _compared(op, value, other, direction)
+        is_nan = op.isnan(op.cast(left_value, wide(dtype_of(left_value))))
+        return is_nan if direction == "NE" else op.logical_not(is_nan)
+    return _compared(op, left_value, right_value, direction)
 
 
 def _reduce_precision(op: Operators, call: HloCall) -> relax.Expr:

@@ -24,13 +24,13 @@ _SCATTERED = {"replace": "update", "add": "add", "multiply": "mul", "maximum": "
 
 def _dynamic_slice(op: Operators, call: HloCall) -> relax.Expr:
     shape, sizes = call.shape_of(0), integers(call.source, "slice_sizes")
-    known = [call.known(1 + axis) for axis in range(len(shape))]
+    starts = [call.known(1 + axis) for axis in range(len(shape))]
     firsts, lasts, computed = [0] * len(shape), list(shape), []
     for axis, (whole, size) in enumerate(zip(shape, sizes, strict=True)):
-        if size != whole and known[axis] is None:
+        if size != whole and starts[axis] is None:
             computed.append(axis)
         elif size != whole:
-            firsts[axis] = _start(known[axis], whole, size)
+            firsts[axis] = _start(starts[axis], whole, size)
             lasts[axis] = firsts[axis] + size
     value = sliced(op, call.operands[0], shape, firsts, lasts)
     for axis in computed:
@@ -49,24 +49,24 @@ def _within(op: Operators, index: relax.Expr, last: int | np.ndarray) -> relax.E
 def _dynamic_update(op: Operators, call: HloCall) -> relax.Expr:
     value, update, *starts = (call.whole(place) for place in range(len(call.operands)))
     shape, part = shape_of(value), shape_of(update)
-    known = [call.known(2 + axis) for axis in range(len(shape))]
+    first_of_axis = [call.known(2 + axis) for axis in range(len(shape))]
     cut = [axis for axis in range(len(shape)) if part[axis] != shape[axis]]
-    if all(known[axis] is not None for axis in cut):
-        return _replaced(op, value, update, cut, known)
+    if all(first_of_axis[axis] is not None for axis in cut):
+        return _replaced(op, value, update, cut, first_of_axis)
     # Each element of the result is read from the update if it lies in it, else from the value.
     inside = None
     for axis in cut:
         first = _within(op, starts[axis], shape[axis] - part[axis])
         offset = op.subtract(constant(np.arange(shape[axis]), _INDEX), op.reshape(first, [1]))
         is_in = op.logical_and(op.greater_equal(offset, 0), op.less(offset, part[axis]))
-        is_in = op.reshape(is_in, [shape[axis] if each == axis else 1 for each in range(len(shape))])
+        is_in = op.reshape(is_in, [shape[axis] if position == axis else 1 for position in range(len(shape))])
         inside = is_in if inside is None else op.logical_and(inside, is_in)
         update = op.take(update, _within(op, offset, part[axis] - 1), axis)
     return op.where(inside, update, value)
 
 
 def _replaced(
-    op: Operators, value: relax.Expr, update: relax.Expr, cut: Sequence[int], known: Sequence[np.ndarray | None]
+    op: Operators, value: relax.Expr, update: relax.Expr, cut: Sequence[int], starts: Sequence[np.ndarray | None]
 ) -> relax.Expr:
     """Replace a part at a known position: concatenate slices of the value around the update, last axis first."""
     if not cut:
@@ -74,19 +74,19 @@ def _replaced(
     *outer, axis = cut
     shape, part = shape_of(value), shape_of(update)
     firsts, lasts = [0] * len(shape), list(shape)
-    for each in outer:
-        firsts[each] = _start(known[each], shape[each], part[each])
-        lasts[each] = firsts[each] + part[each]
+    for outer_axis in outer:
+        firsts[outer_axis] = _start(starts[outer_axis], shape[outer_axis], part[outer_axis])
+        lasts[outer_axis] = firsts[outer_axis] + part[outer_axis]
     row = sliced(op, value, shape, firsts, lasts)
-    start = _start(known[axis], shape[axis], part[axis])
+    start = _start(starts[axis], shape[axis], part[axis])
     bounds = ((0, start), (start + part[axis], shape[axis]))
     before, after = ([op.strided_slice(row, [axis], [low], [high])] if low < high else [] for low, high in bounds)
-    return _replaced(op, value, op.concat([*before, update, *after], axis), outer, known)
+    return _replaced(op, value, op.concat([*before, update, *after], axis), outer, starts)
 
 
-def _start(known: np.ndarray | None, size: int, length: int) -> int:
+def _start(start: np.ndarray | None, size: int, length: int) -> int:
     """The start of a part, clamped so that it is inside; 0 for an unknown start of a whole axis."""
-    return 0 if known is None else min(max(int(known), 0), size - length)
+    return 0 if start is None else min(max(int(start), 0), size - length)
 
 
 def _gather(op: Operators, call: HloCall) -> relax.Expr:
@@ -100,13 +100,15 @@ def _gather(op: Operators, call: HloCall) -> relax.Expr:
     if len(index_map) == 1 and collapsed == index_map and not of_operand and is_rest_whole:
         return _taken(op, call, value, indices, index_map[0], vector, offset)
     batch = [axis for axis in range(len(shape)) if axis not in offset]
-    kept = [axis for axis in range(len(whole)) if axis not in collapsed and axis not in of_operand]
+    window_axes = [axis for axis in range(len(whole)) if axis not in collapsed and axis not in of_operand]
     places = _places(op, indices, vector, [whole[axis] - sizes[axis] for axis in index_map])
     around = [axis for axis in range(len(shape_of(indices))) if axis != vector]
-    paired = [(own, around.index(axis)) for own, axis in zip(of_operand, of_indices, strict=True)]
+    paired = [(operand_axis, around.index(axis)) for operand_axis, axis in zip(of_operand, of_indices, strict=True)]
     where = _where(op, places, whole, index_map, paired)
     where = op.reshape(where, [shape[axis] if axis in batch else 1 for axis in range(len(shape))])
-    where = op.add(where, constant(_within_window(shape, offset, [strides(whole)[axis] for axis in kept]), _INDEX))
+    where = op.add(
+        where, constant(_within_window(shape, offset, [strides(whole)[axis] for axis in window_axes]), _INDEX)
+    )
     return op.take(op.reshape(value, [math.prod(whole)]), where, 0)
 
 
@@ -115,10 +117,10 @@ def _taken(
 ) -> relax.Expr:
     """Convert a gather of whole rows along one axis, such as an embedding."""
     places = _within(op, indices, shape_of(value)[axis] - 1)
-    shape = [size for each, size in enumerate(shape_of(indices)) if each != vector]
+    shape = [size for position, size in enumerate(shape_of(indices)) if position != vector]
     # The axes of the result: those of the operand, with its gathered axis replaced by those of the indices.
     result = op.take(value, op.shaped(places, shape), axis)
-    batch = [each for each in range(len(call.shape)) if each not in offset]
+    batch = [position for position in range(len(call.shape)) if position not in offset]
     order = [*offset[:axis], *batch, *offset[axis:]]
     return op.transposed(result, np.argsort(order).tolist())
 
@@ -143,8 +145,8 @@ def _where(
     """
     steps, rows = strides(whole), shape_of(places)[:-1]
     where = flat_index(op, places, [steps[axis] for axis in index_map])
-    for own, axis in paired:
-        where = op.add(where, constant(_numbers_along(axis, rows, steps[own]), _INDEX))
+    for tensor_axis, axis in paired:
+        where = op.add(where, constant(_numbers_along(axis, rows, steps[tensor_axis]), _INDEX))
     return where
 
 
@@ -155,7 +157,7 @@ def _within_window(shape: Sequence[int], axes: Sequence[int], steps: Sequence[in
 
 
 def _numbers_along(axis: int, shape: Sequence[int], step: int) -> np.ndarray:
-    return np.arange(shape[axis]).reshape([-1 if each == axis else 1 for each in range(len(shape))]) * step
+    return np.arange(shape[axis]).reshape([-1 if position == axis else 1 for position in range(len(shape))]) * step
 
 
 def _scatter(op: Operators, call: HloCall) -> relax.Expr:
@@ -168,18 +170,20 @@ def _scatter(op: Operators, call: HloCall) -> relax.Expr:
     window, inserted = list(numbers.update_window_dims), list(numbers.inserted_window_dims)
     of_operand, of_indices = list(numbers.input_batching_dims), list(numbers.scatter_indices_batching_dims)
     index_map, vector = list(numbers.scattered_dims_to_operand_dims), numbers.index_vector_dim
-    kept = [axis for axis in range(len(whole)) if axis not in inserted and axis not in of_operand]
-    lengths = dict(zip(kept, (part[axis] for axis in window), strict=True))
+    window_axes = [axis for axis in range(len(whole)) if axis not in inserted and axis not in of_operand]
+    lengths = dict(zip(window_axes, (part[axis] for axis in window), strict=True))
     places = _places(op, indices, vector, None)
     lasts = np.array([whole[axis] - lengths.get(axis, 1) for axis in index_map], np.int64)
     fits = op.logical_and(op.greater_equal(places, 0), op.less_equal(places, constant(lasts, _INDEX)))
     fits = op.equal(op.min(op.cast(fits, "int8"), [-1]), 1)
     around = [axis for axis in range(len(shape_of(indices))) if axis != vector]
-    paired = [(own, around.index(axis)) for own, axis in zip(of_operand, of_indices, strict=True)]
+    paired = [(operand_axis, around.index(axis)) for operand_axis, axis in zip(of_operand, of_indices, strict=True)]
     spread = [1 if axis in window else size for axis, size in enumerate(part)]
     size, count = math.prod(whole), math.prod(part)
     where = op.reshape(_where(op, places, whole, index_map, paired), spread)
-    where = op.add(where, constant(_within_window(part, window, [strides(whole)[axis] for axis in kept]), _INDEX))
+    where = op.add(
+        where, constant(_within_window(part, window, [strides(whole)[axis] for axis in window_axes]), _INDEX)
+    )
     # An update that lies outside changes nothing: it goes to an extra element behind the tensor.
     where = op.where(op.reshape(fits, spread), where, constant(size, _INDEX))
     flat_places = op.reshape(op.repeated(where, part), [count])

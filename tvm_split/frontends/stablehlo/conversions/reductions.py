@@ -24,7 +24,7 @@ _NEUTRAL = {"add": 0, "or": 0, "multiply": 1, "and": 1}
 def combined_by(operation: ir.Operation) -> str:
     """Return how a region combines its two arguments: ``add``, ``maximum``, …. Raises ModelImportError for others."""
     block = operation.regions[0].blocks[0]
-    *body, end = [each.operation for each in block.operations]
+    *body, end = [op_view.operation for op_view in block.operations]
     arguments = list(block.arguments)
     if len(body) == 1 and len(arguments) == 2 and set(body[0].operands) == set(arguments):
         kind = str(body[0].name).partition(".")[2]
@@ -98,13 +98,13 @@ def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> lis
 
 def _keeps_the_larger(block: Any) -> bool | None:
     """Whether a region of two pairs (value, position) keeps the larger value; None if it does something else."""
-    mine, _, other, _ = block.arguments
-    for each in block.operations:
-        operation = each.operation
-        if operation.name == "stablehlo.compare" and set(operation.operands) == {mine, other}:
+    first, _, second, _ = block.arguments
+    for op_view in block.operations:
+        operation = op_view.operation
+        if operation.name == "stablehlo.compare" and set(operation.operands) == {first, second}:
             direction = comparison(operation)
             if direction[0] in "GL":
-                return bool((direction[0] == "G") == (operation.operands[0] == mine))
+                return bool((direction[0] == "G") == (operation.operands[0] == first))
     return None
 
 
@@ -170,15 +170,15 @@ def _pooled(
         if kind != "maximum" or min(padding[axis]) < 0 or max(padding[axis]) > reach // 2:
             low[axis], high[axis] = padding[axis]
     value = padded(op, value, low, high, inner, filling)
-    left = [(padding[axis][0] - low[axis], padding[axis][1] - high[axis]) for axis in along]
-    others = [axis for axis in range(len(call.shape)) if axis not in along]
-    sizes = [shape_of(value)[axis] for axis in others]
+    pool_padding = [(padding[axis][0] - low[axis], padding[axis][1] - high[axis]) for axis in along]
+    other_axes = [axis for axis in range(len(call.shape)) if axis not in along]
+    sizes = [shape_of(value)[axis] for axis in other_axes]
     computed = wide(dtype)
     # Pooling needs an axis for the batch and one for channels.
-    data = op.cast(op.transposed(value, [*others, *along]), computed)
+    data = op.cast(op.transposed(value, [*other_axes, *along]), computed)
     two = sizes if len(sizes) == 2 else [1, math.prod(sizes)]
-    data = op.shaped(data, [*two, *shape_of(data)[len(others) :]])
-    lows, highs = zip(*left, strict=True)
+    data = op.shaped(data, [*two, *shape_of(data)[len(other_axes) :]])
+    lows, highs = zip(*pool_padding, strict=True)
     options = {"strides": strides, "padding": [*lows, *highs], "dilation": dilation}
     if kind == "add":
         pooled = getattr(op.nn, f"avg_pool{len(along)}d")(data, window, count_include_pad=True, **options)
@@ -188,7 +188,7 @@ def _pooled(
         pooled = getattr(op.nn, f"max_pool{len(along)}d")(turned, window, **options)
         pooled = op.negative(pooled) if kind == "minimum" else pooled
     result = op.shaped(op.cast(pooled, dtype), [*sizes, *shape_of(pooled)[2:]])
-    return op.transposed(result, np.argsort([*others, *along]).tolist())
+    return op.transposed(result, np.argsort([*other_axes, *along]).tolist())
 
 
 def _sort(op: Operators, call: HloCall) -> list[relax.Expr]:
@@ -215,8 +215,10 @@ def _key(block: Any) -> tuple[int, bool]:
 
     JAX converts floats to integer bits, or normalises zeros and NaNs, before it compares: the last comparison counts.
     """
-    *body, end = [each.operation for each in block.operations]
-    compared = [each for each in body if each.name == "stablehlo.compare" and comparison(each)[0] in "GL"]
+    *body, end = [op_view.operation for op_view in block.operations]
+    compared = [
+        operation for operation in body if operation.name == "stablehlo.compare" and comparison(operation)[0] in "GL"
+    ]
     arguments = list(block.arguments)
     for operation in compared:
         if list(end.operands) == list(operation.results):
@@ -232,8 +234,8 @@ def _arguments_of(value: ir.Value, arguments: list[ir.Value]) -> list[int]:
         return [arguments.index(value)]
     operation = value.owner
     if not isinstance(operation, ir.Block):
-        found = {place for operand in operation.operands for place in _arguments_of(operand, arguments)}
-        return sorted(found)
+        positions = {place for operand in operation.operands for place in _arguments_of(operand, arguments)}
+        return sorted(positions)
     return []
 
 

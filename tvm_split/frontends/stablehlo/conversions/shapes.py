@@ -34,7 +34,7 @@ def _reshape(op: Operators, call: HloCall) -> relax.Expr:
     if [size for size in before if size != 1] != [size for size in after if size != 1]:
         return op.shaped(call.whole(0), after)
     value = call.operands[0]
-    sizes = (own for own, size in zip(shape_of(value), before, strict=True) if size != 1)
+    sizes = (actual_size for actual_size, size in zip(shape_of(value), before, strict=True) if size != 1)
     return op.shaped(value, [1 if size == 1 else next(sizes) for size in after])
 
 
@@ -94,8 +94,8 @@ def padded(
     for axis, between in enumerate(inner):
         value = _spread_apart(op, value, axis, between, filling)
     shape = shape_of(value)
-    lasts = [size + min(each, 0) for size, each in zip(shape, high, strict=True)]
-    value = sliced(op, value, shape, [max(-each, 0) for each in low], lasts)
+    lasts = [size + min(pad, 0) for size, pad in zip(shape, high, strict=True)]
+    value = sliced(op, value, shape, [max(-pad, 0) for pad in low], lasts)
     widths = [max(width, 0) for pair in zip(low, high, strict=True) for width in pair]
     return filled(op, value, widths, filling) if any(widths) else value
 

@@ -124,8 +124,8 @@ def _logical(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
 
 def _where(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM does not promote the dtypes of the two values.
-    chosen, other = op.cast(call["self"], call.dtype), op.cast(call["other"], call.dtype)
-    return op.where(op.cast(call["condition"], "bool"), chosen, other)
+    chosen, alternative = op.cast(call["self"], call.dtype), op.cast(call["other"], call.dtype)
+    return op.where(op.cast(call["condition"], "bool"), chosen, alternative)
 
 
 def _to_copy(op: Operators, call: TorchCall) -> relax.Expr:

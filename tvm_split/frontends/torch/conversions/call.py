@@ -19,7 +19,7 @@ class TorchCall(Call):
     def common_dtype(self) -> str:
         """The dtype to which torch promotes the first two arguments, tensors or Python numbers."""
         arguments = self.source.args[:2]
-        left, right = (each.meta["val"] if isinstance(each, fx.Node) else each for each in arguments)
+        left, right = (argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in arguments)
         return dtype_name(torch.result_type(left, right))
 
     def axes(self, rank: int) -> list[int]:

@@ -69,10 +69,10 @@ class _Indexing:
         self.axes = [axis for axis, index in enumerate(indices) if index is not None]
         contiguous = self.axes == list(range(self.axes[0], self.axes[0] + len(self.axes)))
         self.first = self.axes[0] if contiguous else 0
-        others = [axis for axis in range(len(shape)) if axis not in self.axes]
-        self.order = others[: self.first] + self.axes + others[self.first :]
-        self.before = [shape[axis] for axis in others[: self.first]]
-        self.after = [shape[axis] for axis in others[self.first :]]
+        other_axes = [axis for axis in range(len(shape)) if axis not in self.axes]
+        self.order = other_axes[: self.first] + self.axes + other_axes[self.first :]
+        self.before = [shape[axis] for axis in other_axes[: self.first]]
+        self.after = [shape[axis] for axis in other_axes[self.first :]]
         self.sizes = [shape[axis] for axis in self.axes]
         self.shape = shape
         self.flat = self._flat_index([index for index in indices if index is not None])

@@ -139,7 +139,7 @@ def _group_norm(op: Operators, call: TorchCall) -> relax.Expr:
 def _batch_norm(op: Operators, call: TorchCall) -> tuple[relax.Expr, ...]:
     # TVM's importer returns a tensor instead of a tuple.
     data, weight, bias = _normed(op, call, call.shape[1:2])
-    mean, variance = (op.cast(call[f"running_{each}"], dtype_of(data)) for each in ("mean", "var"))
+    mean, variance = (op.cast(call[f"running_{statistic}"], dtype_of(data)) for statistic in ("mean", "var"))
     options = {"axis": 1, "epsilon": call["eps"], "momentum": 0.1, "training": False}
     return (op.cast(op.item(op.nn.batch_norm(data, weight, bias, mean, variance, **options), 0), call.dtype),)
 

@@ -38,20 +38,20 @@ def _resampled(op: Operators, call: TorchCall) -> relax.Expr:
     return data
 
 
-def _weights(name: str, size: int, wanted: int, scale: float | None, align_corners: bool) -> np.ndarray[Any, Any]:
-    """The matrix [wanted, size] of one axis, by resizing unit vectors with torch."""
+def _weights(name: str, size: int, target: int, scale: float | None, align_corners: bool) -> np.ndarray[Any, Any]:
+    """The matrix [target, size] of one axis, by resizing unit vectors with torch."""
     # Each kind has an operator for two axes; the linear one is bilinear.
     kernel = re.sub("[123]d", "2d", re.sub("(bi|tri)?linear", "bilinear", name.removesuffix(".vec")))
-    wanted_size, scales = (None, [1.0, scale]) if scale else ([1, wanted], None)
+    wanted_size, scales = (None, [1.0, scale]) if scale else ([1, target], None)
     corners = [] if "nearest" in kernel else [align_corners]
     vectors = torch.eye(size, dtype=torch.float64)[:, None, None]
     resized = getattr(torch.ops.aten, kernel).vec(vectors, wanted_size, *corners, scales)
-    return np.array(resized.reshape(size, wanted).T.numpy())
+    return np.array(resized.reshape(size, target).T.numpy())
 
 
 def _along(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis: int) -> relax.Expr:
-    wanted, size = weights.shape
-    if wanted == size and np.array_equal(weights, np.eye(size)):
+    target, size = weights.shape
+    if target == size and np.array_equal(weights, np.eye(size)):
         return data
     chosen = weights.argmax(axis=1)
     if np.array_equal(weights, np.eye(size)[chosen]):
