@@ -63,7 +63,10 @@ def machine_of(target: Target) -> Traits | Gpu:
 
 
 def make_instructions_known(target: Target) -> None:
-    """Register a GPU target's instructions with TVM before a record is replayed; a record holds only their names."""
+    """Register the tensor-core instructions of a GPU target with TVM, so that tuning records can be replayed.
+
+    A record holds only their names. Does nothing for a CPU.
+    """
     if not is_cpu(target):
         for dtype in DTYPES:
             fragments_of(dtype)

@@ -341,8 +341,10 @@ class Dispatcher:
             with self.lock:
                 if self._failure is not None:
                     return
+                fed_before = self._results.submitted
                 done, late = self._dispatch_locked(), self._late_locked()
-                if not done and not late:
+                # Micro-batches that were fed just now have to be flushed before this thread waits.
+                if not done and not late and self._results.submitted == fed_before:
                     self._calls_changed.wait(
                         min(map(self._remaining_locked, self._calls), default=self._timeout_seconds)
                     )

@@ -117,7 +117,7 @@ class LocalWorkers(Closing):
         return self._endpoints[name]
 
     def messages(self, name: str) -> str:
-        """Return the last 4000 characters that a worker wrote to standard error."""
+        """Return the last 4000 characters that a worker wrote to standard error; empty if there are none."""
         try:
             return self._log(name).read_text(encoding="utf-8", errors="replace")[-4000:].strip()
         except OSError:

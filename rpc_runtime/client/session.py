@@ -227,7 +227,7 @@ class Session(Runner):
         )
         for stage, statistics in zip(self.program.stages, replies, strict=True):
             if statistics is None:
-                raise ProtocolError(f"{self._endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
+                raise ProtocolError(f"{self._endpoints[stage.machine]} has no statistics of the stage {stage.name!r}")
         return tuple(statistics for statistics in replies if statistics is not None)
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:

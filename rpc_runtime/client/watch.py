@@ -247,7 +247,7 @@ class WorkerWatch:
         ago = time.monotonic() - self._heard.get(machine, time.monotonic())
         progress = {name: f" (at least {count} micro-batches done)" for name, count in done.items()}
         counts = (f"{name!r}{progress.get(name, '')}" for name in names)
-        return f"{', '.join(counts)}, as it told {ago:.1f} s before"
+        return f"{', '.join(counts)}, as reported {ago:.1f} s before"
 
     def _error(self, report: Report) -> TvmSplitError:
         if report.kind in _ERRORS:

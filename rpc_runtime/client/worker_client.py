@@ -229,6 +229,11 @@ class WorkerClient:
         self._call(pb.UnloadRequest(deployment=deployment), timeout_seconds)
 
     def statistics(self, deployment: str, timeout_seconds: float) -> tuple[StageStatistics, ...]:
+        """Return what the worker has counted of each of its stages since they were loaded.
+
+        Raises:
+            TvmSplitError: the worker does not know the deployment, or does not answer in time.
+        """
         reply = self._call(pb.StatisticsRequest(deployment=deployment), timeout_seconds)
         return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
 

@@ -118,7 +118,10 @@ class DeviceTransfers:
         self.calls.wait(mark)
 
     def bytes_of(self, value: Tensor) -> Bytes:
-        """Return a device tensor's content in page-locked memory, which is reused when the array is collected."""
+        """Return a device tensor's content as uint8 on one axis in page-locked host memory, when the copy is done.
+
+        The memory is used again when the array is garbage-collected.
+        """
         size_bytes = size_of(value)
         if not size_bytes:
             return np.empty(0, np.uint8)

@@ -96,7 +96,7 @@ class InProcessRunner(Runner):
             raise WorkerError("this pipeline is closed") from error
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
-        """Yield the outputs of each micro-batch in order."""
+        """Yield the outputs of each micro-batch in order, computed when asked for. Raises the errors of `run`."""
         for batch in batches:
             yield self.run(batch)
 

@@ -189,6 +189,7 @@ class InProcessKernels(Closing):
         return self._timer.measure(effort)
 
     def close(self) -> None:
+        """Free the loaded kernels and their arguments, if there are any; others can be loaded afterwards."""
         if self._timer is not None:
             self._timer.close()
             self._timer = None

@@ -121,7 +121,7 @@ class Codec(ABC):
             self.decode(encoded, data)
         except ValueError as error:
             raise ProtocolError(
-                f"tensor {self.tensor} came as {encoded.size} bytes of {self.name} that are none: {error}"
+                f"tensor {self.tensor} came as {encoded.size} bytes of {self.name} that cannot be decoded: {error}"
             ) from error
 
 

@@ -67,7 +67,7 @@ def _is_plain(value: Any) -> bool:
     while isinstance(value, list | tuple) and value:
         value, depth = value[0], depth + 1
         if depth > MAXIMUM_AXES:
-            raise ValueError(f"lists lie in each other more than {MAXIMUM_AXES} deep")
+            raise ValueError(f"lists are nested more than {MAXIMUM_AXES} deep")
     return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
 
 

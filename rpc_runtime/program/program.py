@@ -332,7 +332,9 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
             crossing = sorted(
                 {name for name, source, end in routes if (source, end) == (codec.source, codec.destination)}
             )
-            raise ValueError(f"{where}: this tensor does not go that way; there go {', '.join(crossing) or 'none'}")
+            raise ValueError(
+                f"{where}: this tensor does not take that route; tensors on it: {', '.join(crossing) or 'none'}"
+            )
         if reason := CODECS[codec.codec](route.tensor).unfit:
             raise ValueError(f"{where} does not fit {route.tensor}: {reason}")
 
@@ -341,7 +343,7 @@ def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:
     """Raise `ValueError` if a cut does not lie in its input."""
     whole = next((tensor for tensor in inputs if tensor.name == cut.input), None)
     if whole is None or cut.tensor.name in {tensor.name for tensor in inputs}:
-        raise ValueError(f"{cut.tensor} is to be cut of the input {cut.input!r}, which is no other input")
+        raise ValueError(f"{cut.tensor} is cut from the input {cut.input!r}, which is no other input")
     axis, length = cut.axis, cut.tensor.shape[cut.axis : cut.axis + 1]
     fits = (
         0 <= axis < len(whole.shape)

@@ -322,7 +322,7 @@ class _Sending(NcclCarrier):
         elif self._awaits_ready:
             self._awaits_ready = False
         else:
-            raise ProtocolError("the receiver is ready for a tensor of which it was not told")
+            raise ProtocolError("the receiver is ready for a tensor that was not announced")
 
     def send(self, value: Any, size_bytes: int, header: bytes) -> Iterator[bytes]:
         """Send a value as `Slot.send` does.

@@ -129,7 +129,7 @@ class Door:
                     if _is_same_user(connection) and hmac.compare_digest(connection.recv(SECRET_BYTES), self.secret):
                         return connection
                 connection.close()
-        raise ProtocolError("the caller chose shared memory, and did not come for it")
+        raise ProtocolError("the caller chose shared memory, and did not connect to it")
 
 
 def call(name: str, secret: bytes, seconds: float) -> socket.socket:
@@ -250,7 +250,7 @@ class SharedMemoryCarrier(Carrier):
         try:
             self._connection.send(header)
         except OSError as error:
-            why = f"its other end has taken nothing for {self._link.timeouts.silence_seconds:g} seconds"
+            why = f"its other end has read nothing for {self._link.timeouts.silence_seconds:g} seconds"
             self._fail(WorkerUnavailableError(why if isinstance(error, BlockingIOError) else str(error)))
 
     def _fail(self, error: TvmSplitError) -> None:
@@ -320,9 +320,9 @@ def received_memory(connection: socket.socket, routes: Sequence[Route]) -> dict[
     message, descriptors, _, _ = socket.recv_fds(connection, len(MESSAGE) + 1, 2)
     try:
         if not message and not descriptors:
-            raise WorkerUnavailableError("its other end went before it had sent memory")
+            raise WorkerUnavailableError("its other end disconnected before it sent its memory")
         if message != MESSAGE or len(descriptors) != 1:
-            raise ProtocolError(f"the other end has sent no memory that fits, in {len(descriptors)} descriptors")
+            raise ProtocolError(f"the other end sent no valid memory, in {len(descriptors)} descriptors")
         _require_sealed(descriptors[0], _size(routes))
         return _slots(routes, descriptors[0])
     finally:

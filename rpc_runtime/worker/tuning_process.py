@@ -189,7 +189,7 @@ def _greet(connection: socket.socket, expected: str | None, own_key: str) -> lis
     deadline = time.monotonic() + GREETING_SECONDS
     magic, size = struct.unpack("<ii", receive_exactly(connection, 8, deadline))
     if magic != RPC_MAGIC or not 0 < size <= MAXIMUM_GREETING_BYTES:
-        raise ValueError("it speaks something else")
+        raise ValueError("it does not speak TVM's RPC")
     greeting, *options = receive_exactly(connection, size, deadline).decode().split() or [""]
     if expected is None or greeting != expected:
         connection.sendall(_LENGTH.pack(RPC_MISMATCH))

@@ -1,4 +1,4 @@
-"""Trials whose numbers `make fuzz` prints, and a worker with an honest deployment on it."""
+"""Fuzz trials, whose counts `make fuzz` prints, and a worker with a valid deployment on it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def workers() -> Iterator[LocalWorkers]:
 
 @pytest.fixture
 def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
-    """Afterwards it lives, answers rightly, and holds no more than before."""
+    """Return a worker with a valid deployment, and check both after the test.
+
+    The worker still runs, computes correctly, and holds no additional memory.
+    """
     maker = ProgramMaker(tmp_path / "blobs")
     tensor = maker.stage("one", A, [maker.input("x")], double)
     program = maker.program([maker.stage("two", B, [tensor], double)])

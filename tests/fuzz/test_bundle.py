@@ -1,6 +1,6 @@
-"""Whatever a bundle's manifest says: reading it ends in a bundle that can be saved, or in a `BundleError`.
+"""A changed manifest of a bundle gives either a bundle that can be saved, or a `BundleError`.
 
-Neither touches anything outside of the bundle's folder.
+Neither loading nor saving touches anything outside of the bundle's folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever a worker answers, its client ends with one of the project's errors."""
+"""For any answers of a worker, its client ends with one of the project's errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANSWERED = tuple(method for method in METHODS.values() if method is not METHODS[
 
 
 def nonsense(method: Method, source: random.Random) -> Answer:
-    """One answer to a method, chosen now: an error, silence, garbage, or a message of the right kind."""
+    """Return a random answer to a method: an error, silence, random bytes, or a message of the right kind."""
     right = random_message(method.reply, source, (A, "one"))
     if method is METHODS["Describe"]:
         right.protocol_version = PROTOCOL_VERSION
@@ -67,7 +67,7 @@ def nonsense(method: Method, source: random.Random) -> Answer:
 
 
 def events(source: random.Random) -> Answer:
-    """A watch that tells what it likes, and may end."""
+    """Return a watch stream with random events, which may end."""
     kinds = [random_message(pb.WatchEvent, source, (A, "one")) for _ in range(source.choice((1, 3, 10)))]
     if source.random() < 0.7:
         for event in kinds:
@@ -87,7 +87,7 @@ def events(source: random.Random) -> Answer:
 
 
 def frames(program: Program, source: random.Random) -> Answer:
-    """A data stream with credits and results that nobody asked for."""
+    """Return a data stream with credits and results that the client has not requested."""
     size = program.outputs[0].size_bytes
     accept = pb.Accept(answer=pb.Offer(transport="grpc")).SerializeToString()
     stream = [control_frame(FrameKind.ACCEPT, accept)] if source.random() < 0.9 else []
@@ -110,7 +110,7 @@ def frames(program: Program, source: random.Random) -> Answer:
 
 
 def outcome(trial: Any) -> str:
-    """How a use of a hostile worker ended: the error's name, or that it looked fine."""
+    """Return how the use of a hostile worker ended: the name of the error, or that there was none."""
     try:
         trial()
     except TvmSplitError as error:
@@ -119,7 +119,7 @@ def outcome(trial: Any) -> str:
 
 
 def hostile_answers(program: Program, source: random.Random) -> dict[str, Answer]:
-    """Mostly some methods answer nonsense, and the others what is right, so that clients get further."""
+    """Most trials change only some methods, so that clients proceed further."""
     share = source.choice((0.1, 0.1, 0.5))
     answers = {method.path: nonsense(method, source) for method in ANSWERED if source.random() < share}
     if source.random() < 0.7:

@@ -1,4 +1,4 @@
-"""Whatever stands in a file that people edit: it is taken, or refused in words, and used within seconds."""
+"""Any content of a file that people edit is accepted, or rejected with a message, and is handled within seconds."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from tvm_split.simulation.simulate import simulate
 
 PROFILE = chain_profile({A: [0.02, 0.01, 0.03], B: [0.02, 0.01, 0.03], C: [0.04, 0.01, 0.02]})
 SECONDS = 0.2
-"""Of each search."""
+"""Time limit of each search in seconds."""
 
 
 def shared_plan() -> Plan:
-    """Two machines that compute a stage together, with one exchange."""
+    """Return a plan in which two machines compute one stage together, with one exchange."""
     plan = planned(PROFILE, stages=2)
     parts = StepGraph(
         (step("a0", A, 2.0), step("b0", B, 3.0), step("a1", A, 1.0)),

@@ -1,4 +1,4 @@
-"""Whatever a neighbour of the same host says beside shared memory, this end ends with a reason, and in time."""
+"""For any messages of a peer that shares memory, this end stops in time and gives a reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROUTE = one_route(1000)
 
 
 def hostile_frames(source: random.Random) -> list[bytes]:
-    """Frames, some of which may come."""
+    """Return random frames, some of them valid."""
     frames = []
     for sequence in range(source.choice((0, 1, 3, 30))):
         size = source.choice((ROUTE.tensor.size_bytes,) * 5 + (0, 2**63))
@@ -62,7 +62,7 @@ def hostile_frames(source: random.Random) -> list[bytes]:
 
 
 def memory(source: random.Random) -> list[int]:
-    """What is sent where memory is expected: mostly what fits."""
+    """Return what is sent in place of the memory's descriptors; usually valid memory."""
     match source.randrange(7):
         case 0:
             return []
@@ -77,7 +77,7 @@ def memory(source: random.Random) -> list[int]:
 
 
 def attack(answering: Answering, receives: bool, source: random.Random) -> None:
-    """One caller, who follows the greeting more or less."""
+    """Run one caller, which mostly follows the handshake."""
     offer = pb.Offer(transport="shm", offer=shared_memory.host_proof(DEPLOYMENT))
     hello = pb.Hello(deployment=DEPLOYMENT, source="a", destination="b", offers=[offer])
     requests: queue.Queue[bytes | None] = queue.Queue()
@@ -121,7 +121,7 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
 
 
 def trial(source: random.Random) -> str:
-    """How a link with one such caller ends. Nothing of it is left behind, as an error's own frames would be."""
+    """Return how a link with one such caller ends. After the return, no frame of an error keeps memory alive."""
     receives = source.random() < 0.5  # the caller, so that this end sends
     sender, receiver = Sender([ROUTE]), Receiver([ROUTE], reuse=True)
     with contextlib.closing(Answering(sender.link if receives else receiver.link)) as answering:

@@ -1,4 +1,4 @@
-"""Whatever anybody says to a worker, it lives, answers promptly, and an honest deployment beside notices nothing."""
+"""For any requests, a worker keeps running, answers promptly, and does not disturb a valid deployment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MADE_ERRORS = {
     "CANCELLED",
     "DEADLINE_EXCEEDED",
 }
-"""What the protocol knows; INTERNAL and UNKNOWN are errors that nobody foresaw."""
+"""The statuses of the protocol; INTERNAL and UNKNOWN would be unexpected errors."""
 
 
 def secrets_of(program: Program) -> dict[tuple[str, str], bytes]:
@@ -45,7 +45,7 @@ def secrets_of(program: Program) -> dict[tuple[str, str], bytes]:
 
 
 class Victim:
-    """A deployment for the trials: of the same program as the honest one, loaded or not."""
+    """A deployment for the trials, of the same program as the valid one; it may be loaded or not."""
 
     def __init__(self, standing: Standing, loaded: bool) -> None:
         self.connection = WorkerClient(standing.endpoint)
@@ -64,7 +64,7 @@ class Victim:
 
 
 def right(method: Method, deployment: str, program: Program) -> Any:
-    """A request that would be fine."""
+    """Return a valid request."""
     blob = program.stages_on(A)[0].library
     if method is METHODS["LoadStages"]:
         return load_request(deployment, program, A, secrets_of(program))
@@ -121,13 +121,13 @@ def test_control_messages(standing: Standing, trials: Trials, method: Method) ->
 
 
 def wrong_greeting(deployment: str, source: random.Random) -> bytes:
-    """Mostly a right one."""
+    """Return a greeting, in most cases a valid one."""
     begin = hello(deployment, *source.choice(((CLIENT, A), (A, CLIENT), (B, A), (A, B))))
     return begin if source.random() < 0.8 else mutated(begin, source)
 
 
 def wrong_frames(program: Program, source: random.Random) -> list[bytes]:
-    """Frames, some of which are right."""
+    """Return frames, some of them valid."""
     size = program.inputs[0].size_bytes
     frames = []
     for sequence in range(source.choice((0, 1, 3, 20))):

@@ -1,4 +1,4 @@
-"""Links with codecs, from the plan to the results: every codec beside torch, and what the plan chooses."""
+"""Links with codecs, from the plan to the results: every codec compared with torch, and which codec a plan chooses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tvm_split.planner.plan import Plan
 A, B = "left", "right"
 SLOW_BYTES_PER_SECOND = 100e6 / 8
 TOLERANCES = {"fp16": 2e-3, "bf16": 2e-2, "int8": 3e-2}
-"""What a codec may change of the outputs' range; `EXACT` is what compiling may."""
+"""How much a codec may change the results, relative to their range; `EXACT` is the limit for compiling."""
 EXACT = 1e-4
 
 
@@ -65,7 +65,7 @@ def error_of(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def sent_for_each(deployment: tvm_split.Deployment) -> float:
-    """Bytes of a micro-batch that the first stage has sent."""
+    """Return the bytes per micro-batch that the first stage has sent."""
     stage = deployment.stats().stages[0]
     return stage.bytes_sent / stage.micro_batches
 
@@ -105,7 +105,7 @@ def test_every_codec_gives_what_torch_gives(
         for _ in deployment.stream([(x,)] * 10):
             pass
         expected_bytes = pytest.approx(CROSSING_BYTES / (between[0].ratio or 1.0 if between else 1.0), rel=1e-3)
-        # What has left is counted after it has, and may have arrived before that.
+        # A sent tensor is counted after it was sent, and may arrive before it is counted.
         eventually(lambda: sent_for_each(deployment) == expected_bytes, "all that was sent is counted")
         report = deployment.report()
     if codec == NONE:
@@ -181,7 +181,7 @@ def test_a_codec_that_fits_no_tensor_is_told_with_the_reason() -> None:
 
 
 def test_without_inputs_to_try_it_on_a_named_codec_is_predicted_by_its_bytes() -> None:
-    """Also on the links of machines that share layers."""
+    """This holds also for links between machines that compute layers together."""
     layers = torch.nn.Embedding(5, 64), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)
     model = tvm_split.load_model(torch.nn.Sequential(*layers).eval(), (torch.tensor([[1, 2]]),))
     model = replace(model, example_inputs=None)
@@ -231,7 +231,7 @@ def test_what_is_asked_and_cannot_be_is_said(
     with pytest.raises(ClusterError, match=r"'left' to 'right' has codec 'int8'.*was planned with"):
         tvm_split.deploy(bundle, slow_cluster(workers, slow_link, "int8"))
     elsewhere = replace(plan, codecs=(replace(plan.codecs[0], source=CLIENT),))
-    with pytest.raises(PlanError, match="this tensor does not go that way; there go"):
+    with pytest.raises(PlanError, match="this tensor does not take that route; tensors on it:"):
         tvm_split.compile(model, elsewhere)
     with pytest.raises(PlanError, match="allow_lossy is -1"):
         tvm_split.plan(model, cluster, split=SPLIT, allow_lossy=-1)

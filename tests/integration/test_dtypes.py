@@ -1,4 +1,4 @@
-"""Half precision and integers keep their type on the way, in weights, over the wire and in results."""
+"""Half precision and integers keep their dtype in weights, on the wire and in results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tvm_split
 
 
 class Mixed(nn.Module):
-    """Words and numbers in, numbers of a given dtype and an integer out."""
+    """Takes words and numbers; returns numbers of a given dtype and an integer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def test_types_stay(dtype: torch.dtype, tolerance: float, three_workers: tvm_spl
     assert best.dtype == np.int64
     right = expected.double().numpy()
     assert np.abs(scores.astype(np.float64) - right).max() <= tolerance * np.abs(right).max()
-    # In half precision a near tie may fall to the other side.
+    # In half precision, the larger of two nearly equal numbers may differ.
     np.testing.assert_allclose(
         right[0, best[0]], right[0, int(expected_best)], atol=2 * tolerance * np.abs(right).max()
     )

@@ -1,4 +1,4 @@
-"""Streams over links of 20 ms, with more under way than was planned: all values are right."""
+"""Streams over links of 20 ms with wider windows than planned: all values are correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def workers() -> Iterator[LocalWorkers]:
 
 @pytest.fixture(scope="module")
 def far(workers: LocalWorkers) -> Iterator[dict[str, str]]:
-    """By worker, where it seems to be far away."""
+    """The address under which each worker seems to be far away."""
     with ExitStack() as until_end:
         yield {
             name: until_end.enter_context(Relay(endpoint.address, latency_seconds=FAR_SECONDS)).address
@@ -39,7 +39,7 @@ def far(workers: LocalWorkers) -> Iterator[dict[str, str]]:
 
 
 def far_cluster(workers: LocalWorkers, far: dict[str, str], *near: tuple[str, str]) -> Cluster:
-    """All workers are far from each other, but for those pairs; none shares memory."""
+    """Return a cluster in which only the given pairs are close to each other; no workers share memory."""
     links = [
         Link(source, end, transport="grpc") if (source, end) in near else Link(source, end, address=far[end])
         for source, end in permutations(workers.endpoints, 2)
@@ -49,7 +49,7 @@ def far_cluster(workers: LocalWorkers, far: dict[str, str], *near: tuple[str, st
 
 
 def check(network: nn.Module, inputs: Sequence[torch.Tensor], bundle: tvm_split.Bundle, cluster: Cluster) -> None:
-    """Checks that the results of a long stream are torch's."""
+    """Check that the results of a long stream are those of torch."""
     with torch.no_grad():
         expected = [network(x).numpy() for x in inputs]
     with tvm_split.deploy(bundle, cluster) as deployment:
@@ -71,7 +71,7 @@ class Join(nn.Module):
 
 
 class Around(nn.Module):
-    """What the first layer makes is needed by the next and by the last."""
+    """A network whose last layer needs the output of the first one."""
 
     def __init__(self) -> None:
         super().__init__()

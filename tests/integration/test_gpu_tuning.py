@@ -1,4 +1,4 @@
-"""Tuning for CUDA on machines without a GPU: who is refused before anything is measured, and what is built."""
+"""Tuning for CUDA on machines without a GPU: requests rejected before measuring, and what is built."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_worker_without_a_gpu_is_refused(model, plan, tmp_path, monkeypatch, d
 def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(kernel):
     space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
     default = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), space.default)
-    # More results a thread than it has registers: such are not offered.
+    # More results per thread than registers: the search space has no such candidates.
     too_many = {**space.default, "tile": "128x128", "registers": "16x16", "depth": 8, "slices": 1}
     assert not space.contains(too_many)
     with BUILT_FOR:
@@ -184,7 +184,7 @@ def test_a_record_is_replayed_for_its_architecture_alone(model, plan, kernel, tm
 
 @pytest.mark.slow
 def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path):
-    """On the worker's CPU: the functions and their calls are the same, only the device is another."""
+    """Runs on the worker's CPU: the functions and their calls are the same, only the device differs."""
     import numpy as np
     import tvm
     from tvm import te

@@ -1,4 +1,4 @@
-"""Graphs that are no chains, over real workers and in process, against torch."""
+"""Graphs other than chains, on worker processes and in this process, compared with torch."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def cluster(request: pytest.FixtureRequest, three_workers: tvm_split.Cluster) ->
 
 @cache
 def compiled(name: str) -> tuple[nn.Module, tvm_split.Bundle]:
-    """Once for both kinds of clusters, whose machines have the same target."""
+    """Return the compiled case; shared by both kinds of clusters, whose machines have the same target."""
     network, inputs, split, _ = CASES[name]
     module = network().eval()
     model = tvm_split.load_model(module, inputs)
@@ -173,8 +173,8 @@ def test_an_endless_stream_is_read_lazily(chain_deployment) -> None:
     first = [next(results) for _ in range(50)]
     results.close()
     assert len(first) == 50
-    # What is read ahead is bounded by the queues between the stages and what links may widen theirs by.
+    # Reading ahead is bounded by the queues between stages and the widest windows of links.
     assert len(read_indices) < 50 + 60 + MOST_MORE
-    # What was abandoned does not turn up later.
+    # Results of an abandoned stream do not appear later.
     (again, *_) = deployment.run(np.zeros((1, 4), np.float32))
     np.testing.assert_array_equal(again, first[0][0])

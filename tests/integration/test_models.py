@@ -1,4 +1,4 @@
-"""Well-known networks at their real size, over one, two and three workers, against their source framework."""
+"""Well-known networks at full size on one, two and three workers, compared with their source framework."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.C
 
 
 class Sorted(torch.nn.Module):
-    """What kernels leave to a function of TVM's runtime."""
+    """A network that calls a function of TVM's runtime library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Sorted(torch.nn.Module):
 
 
 def test_workers_sort(three_workers: tvm_split.Cluster) -> None:
-    """They have TVM's runtime alone, and the check before deployment has all of TVM."""
+    """Workers have only TVM's runtime; the check before deployment has all of TVM."""
     torch.manual_seed(0)
     network, x = Sorted().eval(), torch.randn(5, 6)
     split = {"machine-a": ["first"], "machine-b": ["second"]}

@@ -1,4 +1,4 @@
-"""Networks over workers whose links are carried by MPI, which one ``mpiexec`` has started."""
+"""Networks on workers that one ``mpiexec`` has started, with links over MPI."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_network_in_its_published_size(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rank_that_is_killed_is_named_and_leaves_nothing(name: str, tmp_path: Path) -> None:
-    """It, or one of those that `mpiexec` ends at once when it has gone: which is heard of first is chance."""
+    """Which worker is reported first is random: the killed one, or one that `mpiexec` then ends."""
     before = segments()
     anyone = "|".join(NAMES)
     with (

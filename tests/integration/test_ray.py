@@ -1,4 +1,4 @@
-"""A real Ray on loopback: workers placed by it, deployed to, lost and started again."""
+"""Ray on loopback: it places, loses and restarts workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULE = "rpc_runtime.worker"
 
 
 def workers_running(home: Path, machine: str = "machine-a") -> set[int]:
-    """The worker processes of a machine that Ray started here, told by ``HOME``: nobody's children in this process."""
+    """Return the worker processes of a machine that Ray started, recognised by ``HOME``; they are not our children."""
     process_ids = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -38,12 +38,12 @@ def workers_running(home: Path, machine: str = "machine-a") -> set[int]:
 
 @pytest.fixture
 def own_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """With two CPUs, on loopback; its files go with it."""
+    """Start Ray with two CPUs on loopback; remove its files at the end."""
     ray = pytest.importorskip("ray", reason="pip install 'tvm-split[ray]'")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    # Sockets lie below, whose paths may not be long.
+    # Its sockets are in this folder, and their paths must be short.
     folder = Path("/tmp") / f"ray-{tmp_path.name[-20:]}"
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(folder), _node_ip_address="127.0.0.1"
@@ -57,9 +57,9 @@ def own_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def three_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Nodes of one CPU each, in Ray that this process has joined.
+    """Nodes of one CPU each in Ray, which this process has joined.
 
-    They have addresses of their own on loopback; Ray takes 127.0.0.1 for what the host's first address is.
+    Each has its own loopback address, because Ray replaces 127.0.0.1 by the host's first address.
     """
     ray = pytest.importorskip("ray", reason="pip install 'tvm-split[ray]'")
     from ray.cluster_utils import Cluster

@@ -1,4 +1,4 @@
-"""Models whose stages have replicas, from the plan to the answers, against torch."""
+"""Models whose stages have replicas, from the plan to the results, compared with torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def with_replicas(planned: Plan, stage: int, shares: dict[str, float]) -> Plan:
 
 
 def on_three(model: tvm_split.Model, cluster: tvm_split.Cluster, shares: dict[str, float]) -> Plan:
-    """The skip goes over a stage with replicas, and back to the machine it started from."""
+    """The skip connection bypasses a stage with replicas, and returns to its first machine."""
     everywhere = {"machine-a": ["first", "add"], "machine-b": ["middle"], "machine-c": ["last"]}
     planned = tvm_split.plan(model, cluster, split=everywhere)
     assert [stage.machine for stage in planned.stages] == ["machine-a", "machine-b", "machine-a", "machine-c"]

@@ -1,4 +1,4 @@
-"""Plans for latency that split layers by themselves, and predictions of shards, from the front door to the answers."""
+"""Plans for latency that split layers automatically, and predictions of shards, through the public API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENS = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0
 
 
 def wide_convolutions() -> nn.Sequential:
-    """Worth sharing wherever the network is not slow: 75 million operations a layer behind narrow tensors."""
+    """Splitting it pays unless the network is slow: 75 million operations per layer on small tensors."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU()]
     for _ in range(3):
@@ -49,7 +49,7 @@ def shared(plan: tvm_split.Plan) -> list[tuple[str, ...]]:
 
 
 def linked(machines: tuple[Machine, ...], bytes_per_second: float, latency_seconds: float) -> Cluster:
-    """Each has cores of its own."""
+    """Return a cluster whose machines do not share cores."""
     names = ["client", *(machine.name for machine in machines)]
     pairs = [(first, second) for place, first in enumerate(names) for second in names[place + 1 :]]
     links = tuple(Link(*pair, bytes_per_second, latency_seconds) for pair in pairs)
@@ -126,7 +126,7 @@ def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_spli
 
 
 def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
-    """A machine that is three times as slow as profiled gets less; what was learned is not learned twice."""
+    """A machine that is three times as slow as profiled gets a smaller share, and is corrected only once."""
     cluster = linked((Machine(A), Machine(B)), 1e12, 0.0)
     request = PlanRequest(objective="latency", estimate=True)
     current = tvm_split.plan(convolutions, cluster, objective="latency", estimate=True)
@@ -151,7 +151,7 @@ def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
 
 @pytest.mark.slow
 def test_few_rows_that_machines_share() -> None:
-    """Of the 4 rows in front of the pool the second machine's share is none, of the 3 behind it is one."""
+    """The second machine's share of the 4 rows before the pool is none, and of the 3 rows after it is one."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, padding=1), nn.MaxPool2d(2, 1), nn.Conv2d(16, 8, 1)).eval()
     x = torch.randn(1, 3, 8, 8)
@@ -171,7 +171,7 @@ def test_few_rows_that_machines_share() -> None:
 
 
 def test_what_fits_on_no_machine_is_shared() -> None:
-    """One layer of 4 MB: no machine of 3 MB can have it whole."""
+    """One layer of 4 MB does not fit on a machine of 3 MB."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 4)).eval()
     model = tvm_split.load_model(network, (torch.zeros(1, 1000),))
@@ -186,7 +186,7 @@ def test_what_fits_on_no_machine_is_shared() -> None:
 
 
 def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster) -> None:
-    """Of 4 MB of weights, in machines of 1.9 MB: as planning finds by itself, and by hand."""
+    """Weights of 4 MB on machines of 1.9 MB, planned automatically and by hand."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 4)).eval()
     x = torch.randn(1, 1000)
@@ -241,7 +241,7 @@ def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_
 def test_what_workers_share_for_latency_is_measured(
     convolutions: tvm_split.Model, three_workers: tvm_split.Cluster
 ) -> None:
-    """Whether it pays is the machine's business; the plan says what was compared, and the answers are right."""
+    """The test does not depend on whether it pays: the plan names what was compared, and the results are correct."""
     plan = tvm_split.plan(convolutions, three_workers, objective="latency")
     assert plan.prediction is not None
     explanation = f"{plan.prediction.method} {plan.prediction.why_no_more_machines}"

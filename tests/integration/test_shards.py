@@ -1,4 +1,4 @@
-"""Layers that workers compute together, from the plan to the answers, against torch."""
+"""Layers that workers compute together, from the plan to the results, compared with torch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_more_parts_than_there_are_is_said_with_what_to_do(
     shares: dict[str, float],
     words: str,
 ) -> None:
-    """When the plan is made: nobody should learn of it only when it is compiled."""
+    """The error comes when the plan is made, and not only when it is compiled."""
     with pytest.raises(tvm_split.PlanError, match=rf"stage_0 on machine-a, machine-b cannot be shared: .*{words}"):
         tvm_split.plan(small_vgg, three_workers, shards=[tvm_split.Shard("features.0", last, axis, shares)])
 
@@ -140,13 +140,13 @@ EVERY_WAY: dict[str, Sequence[Axis]] = {
 def test_published_networks_in_every_way(
     name: str, axis: Axis, exchange: Exchange, shares: Sequence[float], three_workers: tvm_split.Cluster
 ) -> None:
-    """Against torch in float64; halves by channels or heads leave a worker about half of the weights."""
+    """Compared with torch in float64; halves by channels or heads leave a worker about half of the weights."""
     build, inputs = published_models()[name]
     network, parts = build(), dict(zip((A, B, C), shares, strict=False))
     model = tvm_split.load_model(network, inputs)
     first, last = model.layer_names[0], model.layer_names[-1]
     shards = [tvm_split.Shard(first, last, axis, parts, exchange)]
-    if name == "vgg16" and axis in ("rows", "columns"):  # its classifier reads all rows at once
+    if name == "vgg16" and axis in ("rows", "columns"):  # the classifier reads all rows at once
         behind = tvm_split.Shard("flatten", "classifier", "channels", parts, exchange)
         shards = [tvm_split.Shard("features", "features", axis, parts, exchange), behind]
     bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, shards=shards), verify=False)

@@ -1,4 +1,4 @@
-"""What is simulated of layers that workers compute together, and what these do: what crosses, and what follows what."""
+"""Simulations of layers that workers compute together, compared with runs: transfers, and the order of events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attention_network() -> tvm_split.Model:
 
 
 def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, ...]]]:
-    """Its stages in order, and what goes which way in which queues."""
+    """Return the stages in order, the transfers, and the depths of their queues."""
     return [(stage.name, stage.machine) for stage in program.stages], {
         (handover.tensor.name, handover.tensor.size_bytes, handover.source, handover.destination, handover.depth)
         for handover in program.handovers
@@ -69,7 +69,7 @@ def test_heads_are_simulated_as_they_are_compiled(
 
 
 def computed(events: Iterable[TraceEvent], machine: str) -> list[tuple[str, int]]:
-    """Stages and micro-batches in the order in which a machine computed them."""
+    """Return the stages and micro-batches in the order in which a machine computed them."""
     computations = [event for event in events if (event.machine, event.kind) == (machine, COMPUTE)]
     return [(event.stage, event.sequence) for event in sorted(computations, key=lambda event: event.start_nanoseconds)]
 
@@ -83,7 +83,7 @@ def crossed(events: Iterable[TraceEvent]) -> list[tuple[str, str, str, int, int]
 
 
 def followed(events: Sequence[TraceEvent], program: Program) -> set[tuple[tuple[str, int], tuple[str, int]]]:
-    """Of the stages that pass something on: who began when who was done."""
+    """Return the pairs of connected stages and micro-batches where the second began after the first had ended."""
     computations = {(event.stage, event.sequence): event for event in events if event.kind == COMPUTE}
     makers = {tensor: [stage.name for stage in stages] for tensor, stages in program.producers.items()}
     pairs = {
@@ -100,7 +100,7 @@ def followed(events: Sequence[TraceEvent], program: Program) -> set[tuple[tuple[
 def test_workers_do_what_is_simulated_in_the_same_order(
     image_network: tvm_split.Model, three_workers: tvm_split.Cluster
 ) -> None:
-    """Inputs one by one: of a stream, the order is a matter of times."""
+    """One input at a time: in a stream, the order depends on times."""
     shard = tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.5}, "each")
     plan = tvm_split.plan(image_network, three_workers, shards=[shard], predict=True, estimate=True)
     scenario = scenario_of_plan(plan)
@@ -113,7 +113,7 @@ def test_workers_do_what_is_simulated_in_the_same_order(
     with tvm_split.deploy(bundle, three_workers) as deployment:
         for _ in range(MICRO_BATCHES):
             deployment.run(IMAGE)
-        deployment.stats()  # all is counted, and so recorded, when this is back
+        deployment.stats()  # returns after everything is counted and recorded
         events = deployment.trace()
     for machine in (A, B):
         order = computed(events, machine)

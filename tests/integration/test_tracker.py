@@ -1,4 +1,4 @@
-"""A lab with TVM's own tracker: machines that are deployed to and tuned on, that leave and come back."""
+"""TVM's own tracker, with machines that are deployed to, tuned on, leave and return."""
 
 from __future__ import annotations
 

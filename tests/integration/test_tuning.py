@@ -1,4 +1,4 @@
-"""Tuning for real: through a tracker with one and two servers, one killed in the middle, stopped and resumed."""
+"""Tuning with measurements: through a tracker with one and two servers, one of them killed, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def no_process_stays():
 
 
 def tried(folder: Path) -> list[str]:
-    """Every measured candidate, one text each: which kernel and which choices. Duels measure again on purpose."""
+    """Return a text (kernel and choices) per measured candidate, without duels, which measure candidates again."""
     candidates = []
     for line in (folder / "trials" / RECORDS).read_text().splitlines():
         workload, (trace, rounds, _, _) = json.loads(line)
@@ -101,7 +101,7 @@ def test_stop_and_resume_with_one_server(model, plan, tmp_path):
 
 @pytest.mark.slow
 def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatch):
-    """What was decided is taken by itself from the default folder, and the answers stay those of the source."""
+    """The default folder's decisions are used without a request, and the results stay those of the source."""
     folder = tmp_path / "tuned"
     report = tvm_split.tune(model, plan, database=folder, trials=0, effort=QUICK)
     assert len(report.kernels) == 3

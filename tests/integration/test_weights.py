@@ -1,4 +1,4 @@
-"""Weights travel once, and only to the worker that needs them."""
+"""Weights are sent once, and only to the worker that needs them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_worker_says_what_it_holds(bundle: tvm_split.Bundle, three_workers:
 
 
 def test_equal_weights_of_a_machine_s_stages_are_held_once(three_workers: tvm_split.Cluster) -> None:
-    """Each stage has a name of its own for them: here they are the first stage's second, and the last one's first."""
+    """A weight may have another name in each stage: here the second of the first stage, and the first of the last."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 64, False), nn.Linear(64, 64, False), nn.ReLU(), nn.Linear(64, 64, False))
     network[3].load_state_dict(network[1].state_dict())
@@ -63,7 +63,7 @@ def test_workers_remember_what_was_sent(bundle: tvm_split.Bundle) -> None:
 
 
 def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: Path) -> None:
-    """Two workers with a cache each, as on two hosts: what they hold is what their own stages need."""
+    """Two workers with separate caches, as on two hosts: each stores only what its stages need."""
     names = bundle.program.machines
     with ExitStack() as stack:
         workers = {name: stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in names}
@@ -75,6 +75,6 @@ def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: P
             stages = bundle.program.stages_on(name)
             held = {path.name for path in (tmp_path / name).rglob("*") if path.is_file()}
             assert {digest for digest in held if len(digest) == 64} == {b.sha256 for s in stages for b in s.blobs}
-        # 64 MiB against 0.1: the memory of the workers shows on which one the large layer lies.
+        # 64 MiB and 0.1 MiB: the workers' memory shows which one has the large layer.
         grown = {name: psutil.Process(workers[name].process_ids[name]).memory_info().rss - idle[name] for name in names}
         assert grown["machine-b"] - grown["machine-a"] > 40 * 2**20

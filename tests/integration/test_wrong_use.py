@@ -1,4 +1,4 @@
-"""Wrong use: one clear error, quickly, and no process left behind."""
+"""Wrong use gives one clear error quickly, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SPLIT = {"machine-a": ["conv1"], "machine-b": ["conv2"]}
 
 
 def children(process: int | None = None) -> set[int]:
-    """Processes that this one, or another, started and that still run."""
+    """Return the running child processes of this process, or of another one."""
     process_ids = set()
     for child in psutil.Process(process).children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -70,7 +70,7 @@ def bundle(model: tvm_split.Model) -> tvm_split.Bundle:
 
 @pytest.fixture(scope="module")
 def shared_bundle(model: tvm_split.Model) -> tvm_split.Bundle:
-    """Two machines that compute each layer together, and wait for each other in between."""
+    """Two machines that compute each layer together, and exchange tensors in between."""
     shard = tvm_split.Shard("conv1", "conv2", "rows", {"machine-a": 0.5, "machine-b": 0.5}, "each")
     return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), shards=[shard]))
 

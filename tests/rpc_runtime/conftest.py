@@ -1,4 +1,4 @@
-"""Worker processes that all tests of this folder share; tests that break workers start their own."""
+"""Worker processes shared by all tests of this folder; tests that break workers start their own."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def maker(tmp_path: Path) -> ProgramMaker:
 
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library in the place of CUDA's runtime."""
+    """Return the library that replaces CUDA's runtime."""
     return compiled(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture
 def cuda(stand_in: Path, tmp_path: Path) -> ctypes.CDLL:
-    """It, with nothing in it of another test's."""
+    """Return the library, without the state of other tests."""
     return ctypes.CDLL(shutil.copy(stand_in, tmp_path / "own.so"))
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a worker with arguments and variables; it is killed if the test leaves it running."""
+    """Return a function that starts a worker with arguments and variables; it is killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*arguments: str, **environment: str) -> subprocess.Popen[str]:

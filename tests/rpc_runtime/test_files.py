@@ -1,4 +1,4 @@
-"""Folders of the user's own, files that are written whole or not at all, and locks that tell who lives."""
+"""The user's folders, atomic replacement of files, and locks that show which processes run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it answers where there is none
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
     with pytest.raises(InputError, match="no home"):
         cache_folder("blobs")
     assert state_folder("tokens") is None
@@ -50,7 +50,7 @@ def test_what_is_not_finished_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_names_the_file_that_is_meant(tmp_path: Path) -> None:
-    """A full disk: the system names no file, and the temporary one would say nothing."""
+    """On a full disk the system names no file, and the name of the temporary file would not help."""
     path = tmp_path / "found.json"
 
     def write() -> None:

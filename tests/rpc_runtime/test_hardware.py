@@ -1,4 +1,4 @@
-"""The features in /proc/cpuinfo, who can share memory, and the limits of control groups (made-up and real ones)."""
+"""CPU features from /proc/cpuinfo, processes that can share memory, and limits of control groups."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ HALF = {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}
 
 @pytest.fixture
 def half_a_core() -> Iterator[Path]:
-    """The ``cgroup.procs`` of a control group with half a core."""
+    """Return the ``cgroup.procs`` of a control group with half a core."""
     if os.geteuid():
         pytest.skip("only root makes control groups")
     for parent in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"):

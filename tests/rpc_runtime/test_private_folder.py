@@ -1,4 +1,4 @@
-"""Folders that another user could change are refused, whether by owner, mode, group, link or access list."""
+"""Folders that another user could change are rejected: by owner, mode, group, link or access control list."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 OTHER = 65534
-"""A user, and a group, that is not the one of the tests."""
+"""A user and a group other than those that run the tests."""
 NOBODY = 2**32 - 1
-"""The identity in entries of an access control list that name none: see acl(5)."""
+"""The identity of access control entries without a user or group: see acl(5)."""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 
 

@@ -55,7 +55,7 @@ class Line(Shape):
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package ``toy-shapes``, of whose kinds some cannot be loaded."""
+    """An installed package ``toy-shapes``; some of its kinds cannot be loaded."""
     package = tmp_path / "toy_shapes-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-shapes\nVersion: 1.0\n")

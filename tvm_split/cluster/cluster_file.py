@@ -120,6 +120,7 @@ class _Checked:
             return None
 
     def add(self, location: Location, text: str) -> None:
+        """Note a fault at the part with these keys and positions; `require_valid` raises it."""
         self._faults.append((location, text))
 
     def require_valid(self) -> None:

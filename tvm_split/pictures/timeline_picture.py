@@ -28,7 +28,10 @@ def require_matplotlib() -> None:
 
 
 def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: str, paths: Sequence[Path]) -> None:
-    """Write the timeline to every path, in the format of its suffix, which is one of `SUFFIXES`.
+    """Write a timeline to every path, in the format of its suffix, which is one of `SUFFIXES`.
+
+    A micro-batch has one colour. ``machines`` are the rows from top to bottom; if there are many, they show computing
+    alone. The times of ``events`` are in nanoseconds of one clock, those of the picture in milliseconds.
 
     Raises:
         TvmSplitError: matplotlib is not installed.

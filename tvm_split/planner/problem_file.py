@@ -91,7 +91,10 @@ def read_solution_file(path: Path) -> tuple[Stage, ...]:
 
 
 def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
-    """Stages, prediction, lower bound and alternatives of a solution, as values for JSON."""
+    """Return a solution as values for JSON: stages of pieces, prediction, lower bound, gap, loads and alternatives.
+
+    Times are in seconds. ``machines`` and ``shares`` of a stage are there if ``problem`` allows replicas.
+    """
     evaluation = solution.evaluation
     return {
         "stages": [_stage(problem, stage) for stage in solution.stages],

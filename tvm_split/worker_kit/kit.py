@@ -93,7 +93,11 @@ class KitPart:
 
 @dataclass(frozen=True)
 class WorkerKit:
-    """A kit at ``path``: a folder, or a tar file of ``packed_bytes`` that contains it as ``folder``."""
+    """A kit at ``path``: a folder, or a tar file of ``packed_bytes`` that contains it as ``folder``.
+
+    ``packed_bytes`` is None for a folder. ``device`` is ``"cpu"`` or ``"cuda"``. The machine needs glibc
+    2.``glibc_minor`` or later. ``parts`` are the packages in the kit.
+    """
 
     path: Path
     folder: str

@@ -1,4 +1,4 @@
-"""Certificates for tests, made with openssl: authorities, and what they sign."""
+"""Makes certificates for tests with openssl: authorities, and certificates that they sign."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _openssl(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs certificates; ``files`` of one trust this authority."""
+    """An authority that signs certificates; the TLS files from ``files`` trust it."""
 
     folder: Path
     name: str
@@ -34,7 +34,7 @@ class Authority:
     def files(
         self, name: str, *, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 60, usage: str = ""
     ) -> TlsFiles:
-        """A certificate for the host names ``names`` that ends in so many days; negative: it has ended already."""
+        """Return a certificate for the host names ``names``, valid for so many days; if negative, it has expired."""
         key, request, pem = (self.folder / f"{name}.{ending}" for ending in ("key", "csr", "pem"))
         extensions = self.folder / f"{name}.extensions"
         extensions.write_text(f"subjectAltName={names}\n" + (f"extendedKeyUsage={usage}\n" if usage else ""))
@@ -57,6 +57,6 @@ def make_authority(folder: Path, name: str = "lab", *, days: int = 60) -> Author
 
 
 def worker_arguments(files: TlsFiles, *, mutual: bool) -> list[str]:
-    """The options of a worker with these files."""
+    """Return the command-line options of a worker with these files."""
     arguments = ["--tls-certificate", str(files.certificate), "--tls-key", str(files.key), "--json"]
     return [*arguments, "--tls-ca", str(files.authority)] if mutual else arguments

@@ -1,4 +1,4 @@
-"""Compiles ``cuda.c``, the stand-in for CUDA's runtime, and ``nccl.c``, that for NCCL."""
+"""Compiles ``cuda.c``, the stand-in for CUDA's runtime, and ``nccl.c``, the stand-in for NCCL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUDA, NCCL = (str(Path(__file__).with_name(name)) for name in ("cuda.c", "nccl.c
 
 def compiled(folder: Path, *options: str) -> Path:
     library = folder / "libcudart.so.13"
-    # Its functions call each other, also where CUDA's own runtime was loaded for all of the process.
+    # Its functions must call each other, even if the process has loaded CUDA's own runtime globally.
     command = ["cc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wall", "-Werror", "-pthread", *options]
     command += ["-o", str(library), CUDA]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
@@ -30,7 +30,7 @@ def compiled(folder: Path, *options: str) -> Path:
 
 
 def compiled_nccl(cuda: Path, folder: Path, *options: str) -> Path:
-    """The stand-in for NCCL on that one of CUDA's runtime."""
+    """Return the stand-in for NCCL, linked with the stand-in for CUDA's runtime."""
     library = folder / "libnccl.so.2"
     command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", *options, "-o", str(library)]
     command += [NCCL, str(cuda)]
@@ -39,7 +39,7 @@ def compiled_nccl(cuda: Path, folder: Path, *options: str) -> Path:
 
 
 def on_device(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
-    """Makes memory of the stand-in's device, which it counts."""
+    """Return a function that allocates memory of the stand-in's device; the stand-in counts it."""
     cuda.cudaMalloc.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
     cuda.cudaFree.argtypes = (ctypes.c_void_p,)
 
@@ -54,12 +54,12 @@ def on_device(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
 
 
 def on_host(spec: TensorSpec) -> Any:
-    """The stand-in's memory of a device."""
+    """Allocate host memory as the memory of a device."""
     return tvm.runtime.empty(spec.shape, spec.dtype)
 
 
 class Launched:
-    """`PlainStage` on the device: its kernel runs on the NULL stream, when what was asked of that before is done."""
+    """`PlainStage` on the device: its kernel runs on the NULL stream, after the operations that are queued there."""
 
     def __init__(self, stage: StageSpec, cuda: Any, transfers: DeviceTransfers) -> None:
         self.stage, self._cuda, self._transfers = stage, cuda, transfers

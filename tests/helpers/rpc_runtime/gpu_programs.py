@@ -1,4 +1,4 @@
-"""Programs for the workers of `gpu_worker`, whose stages are the tests' own."""
+"""Programs for the workers of `gpu_worker`, whose stages are defined by the tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOB = BlobSpec(hashlib.sha256(LIBRARY).hexdigest(), len(LIBRARY))
 
 
 def compiled_with_blob(folder: Path) -> Path:
-    """The stand-in for CUDA's runtime, and the blob that all stages have beside it."""
+    """Return the stand-in for CUDA's runtime, and the blob that all stages share."""
     (folder / "blob").write_bytes(LIBRARY)
     return compiled(folder)
 
@@ -44,7 +44,7 @@ def batches(program: Program, count: int) -> list[list[np.ndarray]]:
 
 
 def chain(machines: str = "ABA") -> Program:
-    """One stage after the other: of A to B and back, either worker sends and receives."""
+    """Return a chain of stages. By default from A to B and back, so that both workers send and receive."""
     tensors = [TensorSpec(f"t{place}", (2,), "int64") for place in range(len(machines) + 1)]
     stages = tuple(
         StageSpec(place, f"s{place}", machine, (), "cpu", BLOB, (), (tensors[place],), (tensors[place + 1],))
@@ -54,11 +54,11 @@ def chain(machines: str = "ABA") -> Program:
 
 
 def carried(pipeline: Session) -> set[str]:
-    """What carries the links between workers."""
+    """Return the transports of the links between workers."""
     return {link.transport for link in pipeline.links() if CLIENT not in (link.source, link.destination)}
 
 
 def is_empty(workers: GpuWorkers, name: str) -> bool:
-    """Whether a worker has nothing of a deployment's any more, after a while."""
+    """Return whether a worker has freed everything of a deployment within the time limit."""
     eventually(lambda: workers.areas(name) == 0, "no memory of the GPU is left")
     return not deployments_left(workers.endpoints[name])

@@ -21,11 +21,11 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 
 HALF_A_COPY_MICROSECONDS = 300
-"""At most."""
+"""Maximum delay of each half of a copy."""
 
 
 def main(library: str, *arguments: str) -> int:
-    """A worker."""
+    """Run a worker."""
     from rpc_runtime.worker.runtime_alone import load_runtime
 
     load_runtime()
@@ -51,13 +51,13 @@ def main(library: str, *arguments: str) -> int:
 
 @dataclass(frozen=True)
 class GpuWorkers:
-    """Running ones, by name."""
+    """Running workers by name."""
 
     endpoints: Mapping[str, WorkerEndpoint]
     processes: Mapping[str, subprocess.Popen[str]]
 
     def areas(self, name: str) -> int:
-        """How many blocks of a device's memory a worker has; a dead one has none."""
+        """Return how many blocks of device memory a worker has allocated; 0 if it has ended."""
         try:
             maps = Path(f"/proc/{self.processes[name].pid}/maps").read_text()
         except OSError:
@@ -73,7 +73,10 @@ def gpu_workers(
     *,
     environment: Callable[[str], Mapping[str, str]] = lambda name: {},
 ) -> Iterator[GpuWorkers]:
-    """In the end all are gone, and none has said a word of what CUDA leaves undefined. ``environment`` is by name."""
+    """Start workers and end them afterwards; fail if one has reported undefined use of CUDA.
+
+    ``environment`` returns the variables of a worker by its name.
+    """
     processes: dict[str, subprocess.Popen[str]] = {}
     endpoints: dict[str, WorkerEndpoint] = {}
     logs = {name: folder / f"{name}.log" for name in names}

@@ -1,4 +1,4 @@
-"""A gRPC server that is no worker: it answers every method with what it is told to."""
+"""A gRPC server that imitates a worker: it answers every method as the test says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame
 from tests.helpers.rpc_runtime.raw_calls import CONTROL_SERVICE, METHODS
 
 Answer = Callable[[Iterator[bytes], Any], Iterator[bytes]]
-"""What comes back: the requests, then the call's context."""
+"""Returns the answer to a call, from its requests and its context."""
 
 
 def describes_itself(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -24,26 +24,26 @@ def describes_itself(requests: Iterator[bytes], context: Any) -> Iterator[bytes]
 
 
 def says_nothing_more(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-    """Accepts a data stream."""
+    """Accept a data stream."""
     accept = pb.Accept(answer=pb.Offer(transport="grpc"))
     yield control_frame(FrameKind.ACCEPT, accept.SerializeToString())
     yield from (b"" for _ in requests if False)
 
 
 def is_there(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-    """A watch with a heartbeat and no news."""
+    """Send heartbeats on a watch, without other events."""
     while context.is_active():
         yield pb.WatchEvent().SerializeToString()
         time.sleep(0.2)
 
 
 def is_content(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-    """An empty message is a valid reply of every other method."""
+    """Return an empty message, which is a valid reply of every other method."""
     yield b""
 
 
 class HostileWorker(Closing, grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Listens on loopback. ``answers`` by the method's path; by itself it seems to be a worker that does nothing."""
+    """Listens on loopback. ``answers`` is by the method's path; without it, it acts as a worker that does nothing."""
 
     def __init__(self, machine: str, answers: dict[str, Answer] | None = None) -> None:
         self.answers: dict[str, Answer] = {

@@ -23,7 +23,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 class PlainStage:
-    """Weighs its inputs by their places, so that a mix-up of tensors or micro-batches shows."""
+    """A stage that weights its inputs by their positions, so that mixed-up tensors or micro-batches show."""
 
     def __init__(self, stage: StageSpec) -> None:
         self.stage = stage
@@ -45,7 +45,7 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]
 
 @dataclass
 class Ends:
-    """What a machine's links end at and leave from: a station, the bytes of its values, and memory for them."""
+    """The station of a machine's links, how its values become bytes, and its memory slots."""
 
     station: Any
     as_bytes: Callable[[Any], Any] = flat_bytes
@@ -53,7 +53,7 @@ class Ends:
 
 
 class Joined:
-    """All machines of a program and its client in one process, a thread for each direction of each link."""
+    """All machines of a program and its client in one process, with a thread per direction of each link."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Joined:
 
 
 def check(program: Program, count: int, *parts: Any) -> None:
-    """Streams micro-batches through all machines, made of ``parts``, and compares with the stages in turn."""
+    """Stream micro-batches through all machines, made of ``parts``, and compare with running the stages in order."""
     batches = [[np.array([n, 7 * n + i]) for i in range(len(program.inputs))] for n in range(count)]
     joined = Joined(program, *parts)
     try:

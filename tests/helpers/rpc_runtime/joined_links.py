@@ -29,11 +29,11 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 DEPLOYMENT = "0" * 32
 SHORT = LinkTimeouts.of_silence(1.0)
-"""For tests that wait for the silence of an end."""
+"""Short timeouts for tests that wait until an end counts as silent."""
 
 
 class Idle:
-    """A station where nothing is done with what comes, and where nobody waits for room."""
+    """A station that ignores received tensors, and where nothing waits for room."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -52,7 +52,7 @@ class Idle:
 
 
 class Sender(Idle):
-    """Puts in what it is given, as there is room."""
+    """Sends tensors as soon as there is room."""
 
     def __init__(self, routes: Sequence[Route], timeouts: LinkTimeouts = USUAL_TIMEOUTS) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Sender(Idle):
         self.sizes[route.tensor.name].add(size_bytes)
 
     def put(self, name: str, sequence: int, value: Any, seconds: float = PATIENCE_SECONDS) -> bool:
-        """Whether there was room in time."""
+        """Wait for room; return whether there was room in time."""
         with self._room:
             if not self._room.wait_for(lambda: self.link.has_room_locked(name), seconds):
                 return False
@@ -79,7 +79,7 @@ class Sender(Idle):
 
 
 class Receiver(Idle):
-    """Keeps what comes, and releases it at once, unless it ``holds``."""
+    """Keeps received tensors, and releases them at once unless it ``holds`` them."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Receiver(Idle):
 
 
 class Answering:
-    """A server that answers one data stream after another with ``link``, and keeps how they end."""
+    """A server that answers data streams one after another with ``link``, and records how they end."""
 
     def __init__(self, link: LinkEnd) -> None:
         self.ends: list[Exception] = []
@@ -157,7 +157,7 @@ class Answering:
 
 
 class Calling:
-    """The caller's side of one link."""
+    """The calling end of one link."""
 
     def __init__(self, endpoint: WorkerEndpoint, link: LinkEnd, transport: str) -> None:
         self.ends: list[TvmSplitError] = []
@@ -178,7 +178,7 @@ class Calling:
 
 @contextlib.contextmanager
 def joined(transport: str, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[Answering, Calling]]:
-    """The two ends of one link, joined."""
+    """Open a link between its two ends, by a transport."""
     with (
         through_relay() if transport == "mpi" else contextlib.nullcontext(),
         contextlib.closing(Answering(answers)) as answering,
@@ -189,7 +189,7 @@ def joined(transport: str, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[A
 
 
 def values(spec: TensorSpec, sequence: int) -> np.ndarray:
-    """Others for each micro-batch, the same each time."""
+    """Return the values of a micro-batch: different for each micro-batch, and the same in each run."""
     content = np.random.default_rng(sequence).bytes(spec.size_bytes)
     return np.frombuffer(content, np.uint8).view(np.dtype(spec.dtype)).reshape(spec.shape)
 
@@ -201,5 +201,5 @@ def send_all(sender: Sender, routes: Sequence[Route], count: int) -> None:
 
 
 def link_threads() -> list[str]:
-    """Those of this process that a link has left."""
+    """Return the names of this process's threads that belong to links."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("link-", "read-"))]

@@ -1,4 +1,4 @@
-"""The calling end of a link in a process of its own, which sends or receives until somebody ends it.
+"""The calling end of a link in its own process; it sends or receives until it is killed.
 
 ``python -m tests.helpers.rpc_runtime.link_peer ADDRESS TRANSPORT send|receive BYTES``
 """

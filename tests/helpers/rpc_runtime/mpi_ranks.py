@@ -35,12 +35,12 @@ LOOK_SECONDS = 1e-3
 
 
 def is_rank() -> bool:
-    """Whether this process is one of a world."""
+    """Return whether this process is a rank of an MPI world."""
     return mpi_transport().world is not None
 
 
 def mpi_transport() -> mpi.Mpi:
-    """The transport of this process."""
+    """Return the MPI transport of this process."""
     transport = transport_named("mpi")
     assert isinstance(transport, mpi.Mpi)
     return transport
@@ -51,7 +51,7 @@ _peers = iter(range(0))
 
 
 def run_session(folder: Path, ranks: int, *arguments: str, seconds: float) -> tuple[Path, str]:
-    """Runs pytest as rank 0: its report in JUnit's format, and what all ranks wrote."""
+    """Run pytest as rank 0; return its report in JUnit's format, and the output of all ranks."""
     command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "tests.helpers.rpc_runtime.mpi_ranks", str(folder)]
     report = folder / "report.xml"
     process = subprocess.Popen(
@@ -61,13 +61,13 @@ def run_session(folder: Path, ranks: int, *arguments: str, seconds: float) -> tu
     try:
         return report, process.communicate(timeout=seconds)[0]
     finally:
-        process.terminate()  # mpiexec then ends what it has started
+        process.terminate()  # mpiexec then ends the processes that it has started
         process.wait(PATIENCE_SECONDS)
 
 
 @contextmanager
 def through_relay() -> Iterator[None]:
-    """Both ends of a link take the relay for the other one."""
+    """Make both ends of a link send to the relay instead of to each other."""
     world = mpi_transport().world
     assert world is not None
     world.rank = RELAY
@@ -78,7 +78,7 @@ def through_relay() -> Iterator[None]:
 
 
 def start_peer(*words: str) -> int:
-    """Has a rank that is still unused be a ``link_peer``; its process when it is ready."""
+    """Start a ``link_peer`` in an unused rank; return its process id when it is ready."""
     rank, ready = next(_peers), bytearray(8)
     _orders.Send(json.dumps(words).encode(), rank)
     answer = _orders.Irecv(ready, rank)
@@ -87,7 +87,7 @@ def start_peer(*words: str) -> int:
 
 
 def _parent(folder: Path) -> None:
-    """Starts a rank in a process of its own, ends it with the session, and is ended with ``mpiexec``."""
+    """Run a rank in its own process; end it with the session, or with ``mpiexec``."""
     end_file, rank = folder / "over", int(os.environ["PMI_RANK"])
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.rpc_runtime.mpi_ranks", *sys.argv[1:]],

@@ -1,4 +1,4 @@
-"""Workers that one ``mpiexec`` starts together."""
+"""Starts workers by one ``mpiexec``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef" * 2
 
 
 def _objects(line: str) -> Iterator[dict[str, Any]]:
-    """Those in a line, which is of several ranks where mpiexec has read what they wrote at the same time."""
+    """Yield the JSON objects in a line; mpiexec may join the output of several ranks in one line."""
     assert line, "mpiexec has ended"
     while line := line.strip():
         value, end = json.JSONDecoder().raw_decode(line)
@@ -31,7 +31,7 @@ def _objects(line: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def mpi_workers(names: Sequence[str], cache: Path) -> Iterator[tuple[Mapping[str, WorkerEndpoint], Mapping[str, int]]]:
-    """Where they listen, and their processes. In the end all are gone."""
+    """Start workers; yield their endpoints and process ids. End them afterwards."""
     command = [MPIEXEC]
     for name in names:
         worker = [sys.executable, "-m", "rpc_runtime.worker", "--transport", "mpi", "--json", "--name", name]
@@ -50,7 +50,7 @@ def mpi_workers(names: Sequence[str], cache: Path) -> Iterator[tuple[Mapping[str
             {worker["name"]: worker["pid"] for worker in ready},
         )
     finally:
-        process.send_signal(signal.SIGINT)  # which mpiexec hands on
+        process.send_signal(signal.SIGINT)  # mpiexec passes it on
         try:
             process.communicate(timeout=15)
         except subprocess.TimeoutExpired:

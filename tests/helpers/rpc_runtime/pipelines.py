@@ -1,4 +1,4 @@
-"""Deployments on running workers: how tests begin them, compare their results, and see what they leave behind."""
+"""Helpers for deployments on running workers: open them, compare results, and see what they leave behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **opti
 
 
 def over_grpc(program: Program) -> LinkSettings:
-    """For tests of what only a network has."""
+    """Links over gRPC, for tests of what only a network link does."""
     ends = {(route.source, route.destination) for route in program.routes}
     return dict.fromkeys(ends, LinkSetting(transport="grpc"))
 
@@ -54,7 +54,7 @@ def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def watched(endpoint: WorkerEndpoint) -> Iterator[tuple[WorkerClient, str]]:
-    """A deployment with nothing in it, as long as it is watched: who began it, and its name."""
+    """Open a deployment without stages while it is watched; yield the caller and its name."""
     connection, deployment = WorkerClient(endpoint), secrets.token_hex(16)
     watch = connection.watch(deployment)
     next(watch)

@@ -1,4 +1,4 @@
-"""Makes small programs of real stages for the tests: relax functions, compiled, with their weights as blobs."""
+"""Makes small programs of compiled Relax functions, with their libraries and weights as blobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Body = Callable[..., Sequence[Any]]
 
 
 class ProgramMaker:
-    """Collects inputs and stages; its blobs lie in ``folder``."""
+    """Collects inputs and stages; its blobs are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,9 @@ class ProgramMaker:
         weights: Mapping[str, np.ndarray] | None = None,
         device: str = "cpu",
     ) -> Any:
-        """Adds a stage; its one output, or the tuple of them. Outputs are named ``<stage>.0`` … unless given."""
+        """Add a stage; return its only output, or a tuple of all. The default names are ``<stage>.0``, ``<stage>.1``,
+        ….
+        """
         arrays = dict(weights or {})
         weight_tensors = [TensorSpec(f"{name}.{key}", value.shape, value.dtype.name) for key, value in arrays.items()]
         library, types = self._compile([*inputs, *weight_tensors], body)
@@ -69,7 +71,7 @@ class ProgramMaker:
         return output_specs if len(output_specs) != 1 else output_specs[0]
 
     def replicate(self, machines: Sequence[str], turns: Sequence[int]) -> None:
-        """Puts the last stage on all of these machines, which take turns."""
+        """Replicate the last stage on all of these machines, with these turns."""
         stage = self.stages.pop()
         self.stages += [
             replace(stage, machine=machine, replica=replica, turns=tuple(turns))
@@ -106,7 +108,7 @@ class ProgramMaker:
 
 @cache
 def _library(module: str) -> bytes:
-    """The shared library of a module, which many tests have in common."""
+    """Return the shared library of a module; cached, because many tests use the same one."""
     target = tvm.target.Target("llvm")
     with target, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "library.so"

@@ -37,7 +37,7 @@ def chain(maker: ProgramMaker) -> Program:
 
 
 def skips(maker: ProgramMaker) -> Program:
-    """A skip over two machines, two consumers on different machines, an output from the middle."""
+    """A skip connection over two machines, two consumers on different machines, an output from the middle."""
     x = maker.input("x")
     first = maker.stage("one", A, [x], double)
     second = maker.stage("two", B, [first], double)
@@ -47,7 +47,7 @@ def skips(maker: ProgramMaker) -> Program:
 
 
 def diamond_on_two_machines(maker: ProgramMaker) -> Program:
-    """Both machines hold two stages; tensors go back and forth, and one is used twice on one machine."""
+    """Both machines have two stages; tensors go in both directions, and one machine uses a tensor twice."""
     x = maker.input("x")
     doubled = maker.stage("one", A, [x], double)
     left = maker.stage("left", B, [doubled], double)

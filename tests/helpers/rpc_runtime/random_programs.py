@@ -1,4 +1,4 @@
-"""Any program: stages, replicas and routes as Hypothesis likes them."""
+"""Random programs for Hypothesis: stages, replicas and routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to a worker as anybody could make them: any bytes for any method."""
+"""Low-level calls to a worker: any bytes for any method."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTROL_SERVICE: str = _CONTROL.full_name
 
 @dataclass(frozen=True)
 class Method:
-    """One method: its path, and the classes of its messages."""
+    """A method: its path, and the classes of its messages."""
 
     declared: MethodDescriptor
 
@@ -54,7 +54,7 @@ METHODS = {method.name: Method(method) for method in _CONTROL.methods}
 
 
 class RawCaller(Closing):
-    """A connection that says what it is told to. ``methods`` are paths."""
+    """A connection that sends arbitrary requests. ``methods`` are paths."""
 
     def __init__(self, endpoint: WorkerEndpoint) -> None:
         self._channel = open_channel(endpoint.address, None)
@@ -63,7 +63,7 @@ class RawCaller(Closing):
     def begin(
         self, method: str, requests: Iterable[bytes], timeout: float | None = None, metadata: Metadata = ()
     ) -> Any:
-        """A call under way; iterate over it, or cancel it. A plain request is a stream of one."""
+        """Begin a call, which can be iterated over or cancelled; a single request is a stream of one."""
         everything = (*self._metadata, *metadata)
         return self._channel.stream_stream(method)(iter(requests), timeout=timeout, metadata=everything)
 
@@ -75,14 +75,14 @@ class RawCaller(Closing):
     def answer(
         self, method: str, requests: Iterable[bytes], timeout: float = PATIENCE_SECONDS, metadata: Metadata = ()
     ) -> tuple[grpc.StatusCode, str]:
-        """How the call ends, and with which words."""
+        """Return the status and the details with which a call ends."""
         call = self.begin(method, requests, timeout, metadata)
         with contextlib.suppress(grpc.RpcError):
             deque(call, maxlen=0)
         return call.code(), call.details()
 
     def codes(self, method: str, requests: Sequence[bytes]) -> Counter[str]:
-        """How calls with one request each end; many at a time."""
+        """Return the number of calls by status, with one request each; many run at the same time."""
         call = self._channel.unary_unary(method)
         counts: Counter[str] = Counter()
         under_way: deque[Any] = deque()
@@ -98,13 +98,13 @@ class RawCaller(Closing):
 
 
 def silence(seconds: float = 60.0) -> Iterator[bytes]:
-    """A caller who says nothing."""
+    """Yield nothing: a silent caller."""
     time.sleep(seconds)
     yield from ()
 
 
 def speak(endpoint: WorkerEndpoint, greeting: bytes | None, messages: Iterable[bytes] = ()) -> grpc.StatusCode:
-    """What a worker ends a data stream with after this greeting and these messages."""
+    """Return the status with which a worker ends a data stream after this greeting and these messages."""
     with RawCaller(endpoint) as caller:
         return caller.code(LINK_PATH, messages, metadata=() if greeting is None else ((HELLO_KEY, greeting),))
 
@@ -119,5 +119,5 @@ def hello(
 
 
 def begin_upload(deployment: str, blob: BlobSpec) -> bytes:
-    """The first message of an upload, without any of the content."""
+    """Return the first message of an upload, without content."""
     return pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob)).SerializeToString()

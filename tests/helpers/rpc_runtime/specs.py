@@ -19,7 +19,7 @@ def stage(index: int, name: str, machine: str, inputs: str, outputs: str) -> Sta
 
 
 def replicas(stage: StageSpec, machines: str, turns: str) -> tuple[StageSpec, ...]:
-    """The stage on each of these machines, with turns like ``"010"``."""
+    """Return the stage's replicas on these machines, with turns such as ``"010"``."""
     return tuple(
         replace(stage, machine=machine, replica=replica, turns=tuple(map(int, turns)))
         for replica, machine in enumerate(machines)

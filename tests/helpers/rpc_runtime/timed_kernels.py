@@ -1,4 +1,4 @@
-"""Kernels for a worker to time, as they are asked for."""
+"""Kernels for a worker to time."""
 
 from __future__ import annotations
 

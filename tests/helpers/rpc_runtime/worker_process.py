@@ -1,4 +1,4 @@
-"""Worker processes that a test starts itself, with arguments of its own."""
+"""Starts worker processes for one test, with any arguments."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 Start = Callable[..., "subprocess.Popen[str]"]
 ROOT = Path(__file__).resolve().parents[3]
 STATE_VARIABLE = "XDG_STATE_HOME"
-"""Names the folder in which a worker's own token lies."""
+"""The variable with the folder for the tokens of workers."""
 
 
 def start_worker(
     cache: Path, *arguments: str, within: Sequence[str] = (), python: str = sys.executable, **environment: str
 ) -> subprocess.Popen[str]:
-    """``within`` is a command that runs others, before the worker's own."""
+    """Start a worker. ``within`` is a command that runs another one, before the worker's own."""
     return subprocess.Popen(
         [*within, python, "-m", "rpc_runtime.worker", "--cache", str(cache), *arguments],
         stdin=subprocess.PIPE,
@@ -31,7 +31,7 @@ def start_worker(
 
 
 def announced(process: subprocess.Popen[str]) -> dict[str, object]:
-    """What a worker with ``--json`` says when it listens."""
+    """Return the ready line of a worker with ``--json``."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]
@@ -41,5 +41,5 @@ def announced(process: subprocess.Popen[str]) -> dict[str, object]:
 
 
 def ready(process: subprocess.Popen[str]) -> str:
-    """The address of a worker with ``--json``, when it listens."""
+    """Return the address of a worker with ``--json``, after waiting until it listens."""
     return str(announced(process)["address"])

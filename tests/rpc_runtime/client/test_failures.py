@@ -1,4 +1,4 @@
-"""What a user sees when machines die, hang, or misbehave: soon, and with the cause named."""
+"""If a machine dies, hangs, or misbehaves, the user soon gets an error that names the cause."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SHORT = LinkTimeouts.of_silence(1.0)
 
 @pytest.fixture(scope="module")
 def quick_workers() -> Iterator[LocalWorkers]:
-    """Workers that soon take a silent link for dead."""
+    """Workers for which a silent link soon counts as dead."""
     with LocalWorkers([A, B, C], environment={SILENCE_VARIABLE: str(SHORT.silence_seconds)}) as started:
         yield started
 
@@ -72,7 +72,7 @@ def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorker
     rest = ProgramMaker(maker.folder)
     assert rest.input("x") == x
     survivor = rest.program([rest.stage("one", C, [x], double)])
-    with open_on(own_workers, survivor, rest) as again:  # the others live on
+    with open_on(own_workers, survivor, rest) as again:  # the other workers still run
         again.run(batches_for(survivor, 1)[0])
     assert deployments_left(own_workers.endpoints[C]) == ()
 
@@ -102,7 +102,7 @@ def test_a_frozen_link_is_named_with_both_ends(
         if not streaming:
             assert list(results) == []
         relay.freeze()
-        # Long before the deadline for a result, and long before gRPC itself gives a connection up.
+        # Long before the deadline of a result, and before gRPC itself closes the connection.
         with pytest.raises(WorkerUnavailableError, match="nothing has arrived for 1 seconds") as caught:
             list(results if streaming else pipe.stream(batches_for(program, 1)))
         assert B in str(caught.value)
@@ -112,7 +112,7 @@ def test_a_frozen_link_is_named_with_both_ends(
 
 
 def test_a_slow_link_is_not_taken_for_dead(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """A micro-batch under way for longer than the silence after which a link is."""
+    """A micro-batch that takes longer than the silence after which a link counts as dead."""
     x = maker.input("x", (1024, 1024))
     program = maker.program([maker.stage("two", B, [maker.stage("one", A, [x], double)], double)])
     seconds = 2 * SHORT.silence_seconds
@@ -169,7 +169,7 @@ def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_p
 
 
 _BUSY = "pipeline.run(batches_for(program, 1)[0]); " + (
-    # As sorting or parsing much does: one call in C that keeps Python's lock.
+    # One call in C that keeps Python's lock, as when sorting or parsing large data.
     "import ctypes; ctypes.PyDLL(None).sleep(7); pipeline.run(batches_for(program, 1)[0]); pipeline.close()"
 )
 
@@ -278,7 +278,7 @@ def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker
 
 @pytest.mark.slow
 def test_a_machine_that_freezes_while_its_stages_are_sent(maker: ProgramMaker) -> None:
-    """The watch notices it, long before the calls that wait for the machine are over."""
+    """The watch notices it long before the calls to the machine time out."""
     program = chain(maker)
     with LocalWorkers(program.machines) as workers:
 
@@ -298,7 +298,7 @@ def test_nobody_listens(maker: ProgramMaker) -> None:
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """Machine B's address, as it is told to A, leads nowhere."""
+    """Machine A gets an address of machine B that cannot be reached."""
     program = chain(maker)
     with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
         open_on(workers, program, maker, links={(A, B): LinkSetting("127.0.0.1:9")}, timeout_seconds=10.0)
@@ -310,7 +310,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
         assert deployments_left(endpoint) == ()
     pipe = open_on(workers, program, maker)
     assert len(describe(workers.endpoints[A], PATIENCE_SECONDS).deployments) == 1
-    pipe._watch.close()  # what the end of the client's process does to it
+    pipe._watch.close()  # as the end of the client's process does
     for endpoint in workers.endpoints.values():
         assert deployments_left(endpoint) == ()
     pipe.close()
@@ -329,6 +329,6 @@ def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None
     with (
         HostileWorker(A) as worker,
         Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
-        pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
+        pytest.raises(ProtocolError, match=f"machine '{A}'.*no statistics of the stage 'one'"),
     ):
         pipe.statistics()

@@ -1,4 +1,4 @@
-"""Processes that are forked beside a running pipeline, as torch's DataLoader does: both go on as if nothing was."""
+"""Forks of a process with a running pipeline, as torch's DataLoader makes them: both processes continue to work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 FORKS = 150
-"""With gRPC's own handlers of forks, some of so many children are aborted, or the pipeline stands still."""
+"""With gRPC's own fork handlers, some of so many children would abort, or the pipeline would block."""
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -34,7 +34,7 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 class Busy:
-    """A pipeline that is kept busy by a thread."""
+    """Run a pipeline continuously in a thread."""
 
     def __init__(self, pipeline: Session) -> None:
         self._pipeline = pipeline
@@ -119,7 +119,7 @@ with (
 
 
 def test_a_child_that_leaves_by_the_same_door(tmp_path: Path) -> None:
-    """It is told whose the pipelines are, and ends neither them, nor the workers, nor their folders."""
+    """The fork gets an error that names the pipelines' owner; it ends neither pipelines, workers, nor folders."""
     command = [sys.executable, "-c", _FORKS, str(tmp_path / "blobs")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr

@@ -1,4 +1,4 @@
-"""Local workers start, are found, and are gone at the end, whatever happens in between."""
+"""Local workers start, can be reached, and have ended afterwards, also after errors."""
 
 from __future__ import annotations
 

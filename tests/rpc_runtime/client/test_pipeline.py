@@ -1,4 +1,4 @@
-"""Programs of many shapes on real worker processes: right results, in order, in bounded memory."""
+"""Programs of many shapes on worker processes: correct results, in order, in bounded memory."""
 
 from __future__ import annotations
 
@@ -74,9 +74,12 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
-        (RouteCodec("first.0", A, C, "lz4"), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
+        (
+            RouteCodec("first.0", A, C, "lz4"),
+            "'first.0' from 'machine-a' to 'machine-c': this tensor does not take that route",
+        ),
         (RouteCodec("numbers", CLIENT, A, "fp16"), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
-        (RouteCodec("x", A, A, "lz4"), "this tensor does not go that way"),
+        (RouteCodec("x", A, A, "lz4"), "this tensor does not take that route"),
     ],
 )
 def test_a_codec_of_no_route_that_it_fits_is_refused(maker: ProgramMaker, codec: RouteCodec, reason: str) -> None:
@@ -138,7 +141,7 @@ def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: Progra
     with open_on(workers, program, maker, in_flight=in_flight) as pipeline:
         for index, result in enumerate(pipeline.stream(source())):
             assert same(result, expected[index])
-            assert fed <= index + 1 + in_flight + 1  # the one that was just taken, and one that waits to be fed
+            assert fed <= index + 1 + in_flight + 1  # the one just taken, and one waiting to be fed
     assert fed == 40
 
 
@@ -196,7 +199,7 @@ def test_a_slow_source_holds_no_result_back(workers: LocalWorkers, maker: Progra
     with open_on(workers, program, maker, timeout_seconds=1.0) as pipeline:
         results = pipeline.stream(source())
         next(results)
-        time.sleep(1.5)  # longer than the timeout: nothing is due while the source is silent
+        time.sleep(1.5)  # longer than the timeout: no result is due while the source is silent
         go_on.set()
         assert len(list(results)) == 1
 

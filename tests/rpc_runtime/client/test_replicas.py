@@ -1,4 +1,4 @@
-"""Replicated stages on real worker processes: the same results in the same order, whoever computes them."""
+"""Replicated stages on worker processes give the same results in the same order, whichever replica computes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def four_workers() -> Iterator[LocalWorkers]:
 
 
 def alone(maker: ProgramMaker) -> Program:
-    """Nothing but one stage on two machines."""
+    """Return a program of one stage on two machines."""
     value = maker.stage("one", A, [maker.input("x")], double)
     maker.replicate([A, B], [0, 1])
     return maker.program([value])
 
 
 def middle_of_a_chain(maker: ProgramMaker) -> Program:
-    """Unequal shares, with weights."""
+    """Return a program with unequal shares, and with weights."""
     weights = {"w": np.full((2, 8), 3, np.float32)}
     value = maker.stage("one", A, [maker.input("x")], double)
     value = maker.stage("two", B, [value], add, weights=weights)
@@ -54,7 +54,7 @@ def middle_of_a_chain(maker: ProgramMaker) -> Program:
 
 
 def skip_over_replicas(maker: ProgramMaker) -> Program:
-    """One in eight for the second replica, a skip over both, and an output and an input that jump too."""
+    """Return a program with one turn in eight for the second replica, and tensors that skip the replicated stage."""
     x, y = maker.input("x"), maker.input("y")
     first = maker.stage("one", A, [x], double)
     second = maker.stage("two", B, [first], lambda v: [op.negative(v)])
@@ -64,7 +64,7 @@ def skip_over_replicas(maker: ProgramMaker) -> Program:
 
 
 def replicas_after_replicas(maker: ProgramMaker) -> Program:
-    """Turns of different lengths, so that each meets each."""
+    """Return a program with turns of different lengths, so that each replica sends to each."""
     value = maker.stage("one", A, [maker.input("x")], double)
     maker.replicate([A, B], [0, 1, 1])
     value = maker.stage("two", C, [value], lambda v: [op.add(v, v), op.negative(v)])
@@ -73,7 +73,7 @@ def replicas_after_replicas(maker: ProgramMaker) -> Program:
 
 
 def lengths_without_a_common_divisor(maker: ProgramMaker) -> Program:
-    """Everything repeats after 143 micro-batches only, and what skips a stage goes by both lists."""
+    """Return a program that repeats after 143 micro-batches; a skipping tensor follows both lists of turns."""
     first = maker.stage("one", A, [maker.input("x")], double)
     maker.replicate([A, B], [0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1])
     second = maker.stage("two", C, [first], lambda v: [op.negative(v)])
@@ -83,7 +83,7 @@ def lengths_without_a_common_divisor(maker: ProgramMaker) -> Program:
 
 
 def several_stages_on_a_machine(maker: ProgramMaker) -> Program:
-    """Machines that hold replicas of different stages, and a tensor that some of them need in some turns."""
+    """Return a program whose machines hold replicas of different stages; some need a tensor in some turns only."""
     x = maker.input("x")
     first = maker.stage("one", A, [x], double)
     maker.replicate([A, B, C], [0, 1, 2, 1])
@@ -112,7 +112,7 @@ def without_replicas(program: Program) -> Program:
 
 @pytest.mark.parametrize("make", SHAPES)
 def test_replicas_give_what_one_stage_gives(four_workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
-    """The source is read as far as there is room, and what was abandoned does not turn up."""
+    """The source is read only while there is room, and results of an abandoned stream do not appear later."""
     program = make(maker)
     batches = batches_for(program, 250)
     with InProcessRunner(without_replicas(program), maker.blob_path) as reference:
@@ -160,7 +160,7 @@ def test_weights_travel_to_each_replica_once(maker: ProgramMaker, tmp_path: Path
     program = maker.program(maker.stages[0].outputs)
     one_copy = sum(blob.size_bytes for blob in program.stages[0].blobs)
     with ExitStack() as stack:
-        # Two workers with a cache each, as on two hosts: from a common one the second takes what the first was sent.
+        # Separate caches, as on two hosts: in a shared one, the second worker would find what the first one received.
         apart = [stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in (A, B)]
         endpoints = {name: endpoint for workers in apart for name, endpoint in workers.endpoints.items()}
         with Session(program, endpoints, maker.blob_path) as pipeline:
@@ -200,7 +200,7 @@ def test_no_progress_names_the_replica_whose_turn_it_is(maker: ProgramMaker) -> 
     ):
         pipeline.run(batch)
         stop(own_workers.process_ids[C])
-        # Micro-batch 1 is the turn of machine C; what it sends, B and D do not miss.
+        # Machine C computes micro-batch 1; B and D do not wait for its tensors.
         with pytest.raises(DeadlineError, match=f"stage '(one|two)' on machine '({A}|{C})'.* to compute micro-batch 1"):
             pipeline.run(batch)
         os.kill(own_workers.process_ids[C], signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Several callers on one pipeline, of workers or in this process: each gets its own results, and none waits long."""
+"""Several callers of one pipeline, of workers or in this process: each gets its own results, and none waits long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_streams_of_many_threads_and_runs_between_them(opened: Open, maker: Prog
 
 
 def test_two_streams_in_one_thread(opened: Open, maker: ProgramMaker) -> None:
-    """Whichever is asked for its next result gets it."""
+    """Each stream gives its next result when it is requested."""
     program = chain(maker)
     with opened(program) as pipeline:
         expected = [pipeline.run(batch) for batch in numbered(4, 0)]
@@ -103,7 +103,7 @@ def test_streams_take_turns(opened: Open, maker: ProgramMaker) -> None:
             for _ in range(150):
                 next(stream)
                 counts[number] += 1
-                if counts[number] == 100:  # the others have to be about as far, not only at the end
+                if counts[number] == 100:  # the others must have about as many results, not only at the end
                     assert min(counts) > 40, counts
             stream.close()  # type: ignore[attr-defined]
 
@@ -115,7 +115,7 @@ def test_streams_take_turns(opened: Open, maker: ProgramMaker) -> None:
 def waiting_on(
     pipeline: Runner, threads: ThreadPoolExecutor, begun: threading.Event, finished: threading.Event
 ) -> list[Future[Any]]:
-    """Callers that get no further: their source is silent until the test is over, or never ends."""
+    """Return calls that block: a stream whose source is silent until the test has finished, and endless ones."""
 
     def silent() -> Iterator[list[np.ndarray]]:
         yield from numbered(1, 0)
@@ -129,7 +129,7 @@ def waiting_on(
     endless = pipeline.stream(itertools.cycle(numbered(4, 0)))
     calls: list[Callable[[], Any]] = [busy, busy, lambda: sum(1 for _ in endless)]
     futures = [threads.submit(call) for call in calls]
-    if not isinstance(pipeline, InProcessRunner):  # whose streams are fed by who takes their results
+    if not isinstance(pipeline, InProcessRunner):  # its streams are fed by the thread that takes their results
         futures.append(threads.submit(list, pipeline.stream(silent())))
     else:
         begun.set()

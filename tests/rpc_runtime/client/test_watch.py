@@ -1,4 +1,4 @@
-"""Which of several reports is the root cause, and how far a worker is believed that says that it moves."""
+"""Which of several reports is the root cause, and when a worker's reported activity is not accepted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def link(machine: str, peer: str) -> Report:
 
 
 def test_the_link_that_broke_the_others_is_blamed() -> None:
-    # The one between b and c broke; both closed their other links, which the client and a noticed first.
+    # The link between b and c broke; both closed their other links, which the client and a noticed first.
     reports = [link("client", "c"), link("a", "b"), link("c", "b"), link("b", "c")]
     for order in itertools.permutations(reports):
         cause = root_cause(order, all_alive=True)
@@ -56,7 +56,7 @@ def test_links_in_a_circle_have_some_cause() -> None:
     "activity", [lambda n: n, lambda n: 1000 - n, lambda n: n % 2], ids=["rises", "falls", "rises and falls"]
 )
 def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity: Callable[[int], int]) -> None:
-    """One micro-batch moves four tensors and parts of them, and computes: what goes beyond that is a lie."""
+    """One micro-batch moves four tensors and parts of them, and computes: more reported activity is not credible."""
 
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         for number in itertools.count():
@@ -75,14 +75,14 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ((0, 7), r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"),
+        ((0, 7), r"'one' \(at least 7 micro-batches done\), as reported \d+\.\d s before"),
         ((), r"It held the stages 'one'\. "),
     ],
 )
 def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
     maker: ProgramMaker, counts: tuple[int, ...], message: str
 ) -> None:
-    """It may have done more since: nobody is to take it for what it did before it died."""
+    """The count is a lower bound: the worker may have computed more before it died."""
     running = threading.Event()
 
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:

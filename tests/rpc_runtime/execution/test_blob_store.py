@@ -1,4 +1,4 @@
-"""Blobs: verified, shared between processes, and never removed while a store uses them."""
+"""Blobs are verified, shared between processes, and never removed while a store uses them."""
 
 from __future__ import annotations
 

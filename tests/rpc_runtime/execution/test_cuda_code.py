@@ -1,4 +1,4 @@
-"""Code for GPUs in a library: packed, unpacked, and compiled where it arrives as source."""
+"""GPU code in a library: packed, unpacked, and compiled from source by the loading machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.waiting import eventually
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'
 FATBIN = bytes.fromhex("50ed55ba")
-"""How such files begin (fatbinary_section.h)."""
+"""The first bytes of such files (fatbinary_section.h)."""
 
 
 @given(strategies.binary(max_size=200))

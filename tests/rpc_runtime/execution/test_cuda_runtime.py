@@ -1,4 +1,4 @@
-"""TVM's library for GPUs in a worker's process: loaded where there is a driver, and a reason where it is not."""
+"""TVM's GPU library in a worker's process: loaded if there is a driver, otherwise with a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cuda_state(environment: dict[str, str]) -> list[object]:
 
 
 def test_with_a_driver_tvms_library_is_loaded(tmp_path: Path) -> None:
-    """A worker enters TVM's package without running it, which loads this library otherwise: no GPU was ever found."""
+    """A worker imports TVM's package without running it, which otherwise loads this library: GPUs were never found."""
     require_toolkit()
     assert cuda_state(driver_for(13000, tmp_path)) == [13000, "", True, False]
 

@@ -1,7 +1,6 @@
-"""Transfers of a GPU's machine, without one: streams and events by a stand-in of CUDA's runtime, all else as it is.
+"""Transfers of a machine with a GPU, tested without one: a stand-in for CUDA's runtime has streams and events.
 
-The stand-in copies late, in two halves and in threads of its own, so that memory that is used too early, or again too
-early, shows in the values.
+It copies late, in two halves and in separate threads. So memory that is used or reused too early shows in the values.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
 
 
 def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
-    """As `check`, with stages and links of a device on every machine."""
+    """Check as `check` does, with stages and links of a device on every machine."""
     calls = CudaCalls(cuda)
     transfers: dict[str, DeviceTransfers] = {}
 
@@ -73,7 +72,7 @@ def one_machine() -> Program:
 
 
 def test_three_micro_batches_are_under_way_at_once(cuda: ctypes.CDLL) -> None:
-    """The third one's upload, the second one's kernel and the first one's download wait until all three have begun."""
+    """Upload of the third, kernel of the second and download of the first wait until all three have begun."""
     cuda.standInMeet()
     check_on_devices(one_machine(), 6, cuda)
     assert cuda.standInBusy() == 3
@@ -88,7 +87,7 @@ def test_what_fails_on_the_device_ends_the_stage_with_cudas_words(cuda: ctypes.C
 
 
 def test_what_is_closed_waits_for_its_uploads_and_begins_no_other(cuda: ctypes.CDLL) -> None:
-    """The memory of both ends goes when they are closed: a copy that is under way then would write into nobody's."""
+    """Closing frees the memory of both ends, so no copy may still be in progress."""
     cuda.standInSlow(30_000)
     transfers = DeviceTransfers(CudaCalls(cuda), on_host)
     spec = TensorSpec("x", (4,), "int32")
@@ -102,7 +101,7 @@ def test_what_is_closed_lets_go_of_all_uploads_when_the_device_fails(cuda: ctype
     cuda.standInSlow(30_000)
     transfers = DeviceTransfers(CudaCalls(cuda), on_host)
     spec = TensorSpec("x", (64,), "int32")
-    values = [np.frombuffer(mmap(-1, spec.size_bytes), np.int32) for _ in range(4)]  # aligned, so that it is not copied
+    values = [np.frombuffer(mmap(-1, spec.size_bytes), np.int32) for _ in range(4)]  # aligned memory is not copied
     for n, value in enumerate(values):
         value[:] = n
     uploaded = [transfers.upload(spec, tvm.runtime.from_dlpack(value)) for value in values]
@@ -136,7 +135,7 @@ def test_memory_of_the_host_is_kept_as_long_as_a_part_of_it_is_used(cuda: ctypes
 
 
 def identity(folder: Path, finish: Callable[[], None]) -> tuple[LoadedStage, Any]:
-    """A stage that returns its input's memory, and an input."""
+    """A stage that returns memory of its input, and an input."""
     maker = ProgramMaker(folder / "identity")
     x = maker.input("x")
     (stage,) = maker.program([maker.stage("s", "A", [x], lambda v: [v])]).stages
@@ -155,7 +154,7 @@ def test_an_output_that_is_an_inputs_memory_is_copied_before_that_is_reused(tmp_
 
 
 def test_the_functions_are_those_of_cudas_header(tmp_path: Path) -> None:
-    """The stand-in has them as `cuda_calls` does, and the compiler compares it with the header."""
+    """The stand-in declares them as `cuda_calls` does, and the compiler compares it with the header."""
     require_toolkit()
     nvcc = find_nvcc()
     assert nvcc is not None

@@ -1,4 +1,4 @@
-"""Executors of several machines joined by links without a network: any program gives what its stages give in turn."""
+"""Executors of several machines, joined by links without a network, give the results of running stages in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels are timed on a worker, and in this process, in the same way; what makes no sense is refused."""
+"""Kernels are timed in the same way on a worker and in this process; invalid requests are rejected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lookup(rows: int, width: int, words: int) -> tirx.PrimFunc:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> tuple[KernelSet, Callable[[str], Path]]:
-    """Two kernels for machine A, and where their library lies."""
+    """Return two kernels for machine A, and the path of their library."""
     maker = ProgramMaker(tmp_path_factory.mktemp("kernels"))
     functions = {"product": product(4, 16, 8), "lookup": lookup(5, 8, 3), "long": product(700, 700, 700)}
     module = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
@@ -75,7 +75,7 @@ def require_times(times: tuple[KernelTime, ...], rounds: int) -> None:
 def test_every_kernel_gets_a_time(kind: str, workers: LocalWorkers, kernels) -> None:
     kernel_set, blob_path = kernels
     with session_of(kind, workers) as session:
-        # The ring of weights is as large as was said, and at least as the largest weight.
+        # The ring of weights has the requested size, and at least that of the largest weight.
         assert session.load(kernel_set, blob_path) >= 4096
         times = session.measure(QUICK)
         assert [time.function for time in times] == ["product", "lookup"]
@@ -104,7 +104,7 @@ def test_the_limit_ends_the_work(kind: str, workers: LocalWorkers, kernels) -> N
     with session_of(kind, workers) as session:
         session.load(dataclasses.replace(kernel_set, kernels=(long, *KERNELS)), blob_path)
         times = session.measure(TimingEffort(1000, 0.0, limit_seconds=0.05))
-        # The first one runs to its end; whoever comes after the limit says so.
+        # The first kernel runs to its end; those after the limit have an error that names it.
         assert [time.rounds for time in times] == [0, 0, 0]
         assert all("limit" in time.error for time in times)
 
@@ -171,7 +171,7 @@ def test_one_timing_at_a_time(workers: LocalWorkers, kernels) -> None:
 
         def measure_long() -> tuple[KernelTime, ...]:
             while True:
-                with contextlib.suppress(WorkerError):  # the second session may have come first
+                with contextlib.suppress(WorkerError):  # the second session may have been first
                     return first.measure(TimingEffort(1, 3.0, 30.0))
 
         def measure_until(long: Future[tuple[KernelTime, ...]]) -> None:
@@ -201,7 +201,7 @@ def test_a_worker_that_is_not_there_or_dies_is_named(kernels) -> None:
 
 
 SLICE = 4e-3
-"""Seconds for which another program has the core, every other time."""
+"""Seconds for which another program uses the core, in every second call."""
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ SLICE = 4e-3
         ([(1e-3, 1e-3)] * 20, 1e-3),
         ([(1e-3, 1e-3), (1e-3 + SLICE, 1e-3)] * 20, 1e-3),  # a short kernel, often interrupted
         ([(14e-3 + 3 * SLICE, 14.2e-3)] * 20, 14.2e-3),  # a long one, always interrupted
-        ([(1e-3, 1e-3), (1e-3 + SLICE, 1e-3 + SLICE)] * 20, 1e-3),  # without CPU time the clock stands for it
+        ([(1e-3, 1e-3), (1e-3 + SLICE, 1e-3 + SLICE)] * 20, 1e-3),  # without CPU time, wall-clock time replaces it
         ([(2e-3, 2e-3)], 2e-3),
     ],
 )

@@ -1,4 +1,4 @@
-"""Libraries are loaded from memory that nobody can change after it was verified."""
+"""Libraries are loaded from memory that cannot be changed after it was verified."""
 
 from __future__ import annotations
 

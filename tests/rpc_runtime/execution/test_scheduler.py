@@ -1,4 +1,4 @@
-"""The rules by which a machine's stages compute, by themselves: no threads, no links but made-up ones."""
+"""The scheduling of a machine's stages, without threads, and with imitated links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X, Y, Z = (TensorSpec(name, (1,), "uint8") for name in "xyz")
 
 
 class Shelf:
-    """A link with so many places."""
+    """A link with a number of slots."""
 
     def __init__(self, places: int) -> None:
         self.places = places
@@ -93,7 +93,7 @@ def exchanging(places: int, retained: TensorSpec = Y) -> tuple[Scheduler, Shelf]
 
 
 def computed_ahead(stations: Scheduler, inputs: int) -> int:
-    """How often the first part computes while nothing comes of the neighbour."""
+    """Return how often the first part computes while nothing arrives from the neighbour."""
     for sequence in range(inputs):
         stations.give("x", sequence, None, lambda: None)
     while stations.next_action() == Compute(0):
@@ -114,7 +114,7 @@ def test_what_a_machine_keeps_for_itself_holds_it_up_no_earlier_than_its_neighbo
 def test_a_machine_keeps_no_more_for_itself_than_a_link_has_under_way(size_bytes: int, more: int) -> None:
     stations, _ = exchanging(places=1000, retained=TensorSpec("y", (size_bytes,), "uint8"))
     assert computed_ahead(stations, 400) == 3 + more
-    # What was kept is taken in order when the neighbour has caught up.
+    # Queued tensors are used in order when the neighbour has caught up.
     for sequence in range(3 + more):
         stations.give("halo_other", sequence, None, lambda: None)
         assert stations.next_action() == Compute(1)
@@ -136,7 +136,7 @@ def test_who_starves() -> None:
     assert stations.starves("x", 0)
     assert stations.starves("halo_other", 0)
     stations.give("x", 0, None, lambda: None)
-    assert not stations.starves("halo_other", 0)  # there is something to compute
+    assert not stations.starves("halo_other", 0)  # a stage can compute
     stations.finish(0, [None, None])
     assert stations.starves("x", 1)
     assert stations.starves("halo_other", 0)
@@ -152,7 +152,7 @@ def test_who_starves() -> None:
     stuck.give("x", 2, None, lambda: None)
     stuck.finish(0, [None])
     stuck.give("x", 3, None, lambda: None)
-    assert not stuck.starves("x", 4)  # the next one is here, and has no room
+    assert not stuck.starves("x", 4)  # the next one has arrived, and there is no room for it
 
 
 READY, LACKS_INPUTS, LACKS_ROOM, AHEAD = Readiness

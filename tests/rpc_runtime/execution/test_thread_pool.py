@@ -1,4 +1,4 @@
-"""A computing thread sets TVM's number of threads for its function, and restores the environment."""
+"""A computing thread sets TVM's number of threads for its function, and restores the environment afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every codec: what it gives back, how far that is off, and that nothing forged is believed."""
+"""Every codec: its decoded values, their error, and that invalid bytes are rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spec_of(array: np.ndarray) -> TensorSpec:
 
 
 def passed(codec: str, array: np.ndarray) -> tuple[np.ndarray, int]:
-    """What arrives of an array, and in how many bytes."""
+    """Return an array after encoding and decoding, and its encoded size in bytes."""
     tensor = spec_of(array)
     sender, receiver = CODECS[codec](tensor), CODECS[codec](tensor)
     before = array.tobytes()
@@ -47,7 +47,7 @@ def passed(codec: str, array: np.ndarray) -> tuple[np.ndarray, int]:
 
 @st.composite
 def tensors(draw: Any, dtypes: tuple[str, ...]) -> np.ndarray:
-    """Any bits at all, or repeated ones, which can be compressed."""
+    """Return arrays of random bits, or repeated ones, which can be compressed."""
     tensor = TensorSpec("cut", draw(SHAPES), draw(st.sampled_from(dtypes)))
     seed, few = draw(st.integers(0, 2**32 - 1)), draw(st.booleans())
     content = np.random.default_rng(seed).integers(0, 2 if few else 256, tensor.size_bytes, np.uint8)
@@ -75,7 +75,7 @@ def test_what_repeats_is_compressed_and_noise_travels_as_it_is(codec: str) -> No
 
 @st.composite
 def floats(draw: Any) -> np.ndarray:
-    """Of every magnitude that their dtype has, NaN and infinities among them."""
+    """Return floats of every magnitude of their dtype, NaN and infinities included."""
     dtype = np.dtype(draw(st.sampled_from(("float32", "float64"))))
     return draw(arrays.arrays(dtype, draw(SHAPES), elements=arrays.from_dtype(dtype)))
 
@@ -83,7 +83,7 @@ def floats(draw: Any) -> np.ndarray:
 @pytest.mark.parametrize("codec", LOSSY)
 @given(array=st.one_of(floats(), tensors(("float32", "float64"))))
 def test_lossy_codecs_round_and_do_nothing_else(codec: str, array: np.ndarray) -> None:
-    """What a codec cannot hold but for rounding comes back bit by bit; NaN stays NaN, infinities infinities."""
+    """Tensors with values that a codec cannot represent are sent unencoded; NaN and infinities are kept."""
     assume(not CODECS[codec](spec_of(array)).unfit)
     arrived, size = passed(codec, array)
     if size == array.nbytes:
@@ -99,7 +99,7 @@ def test_lossy_codecs_round_and_do_nothing_else(codec: str, array: np.ndarray) -
 
 
 def not_held(codec: str, array: np.ndarray) -> bool:
-    """Whether some value has no counterpart in the codec."""
+    """Return whether the codec cannot represent some value."""
     if codec == "int8":
         return not np.isfinite(array).all() or np.abs(array).max() > 0.999 * np.finfo(np.float32).max
     largest = 65519.9 if codec == "fp16" else 3.39e38
@@ -107,7 +107,7 @@ def not_held(codec: str, array: np.ndarray) -> bool:
 
 
 def allowed(codec: str, array: np.ndarray) -> np.ndarray:
-    """How far each value may be off: half a step of the narrow dtype, or of its channel's scale."""
+    """Return the maximum error of each value: half a step of the narrow dtype, or of its channel's scale."""
     magnitudes = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.longdouble)
     if codec == "fp16":
         return magnitudes * 2.0**-11 + 2.0**-25
@@ -142,7 +142,7 @@ def test_what_codecs_fit(codec: str) -> None:
     fits = {dtype for dtype in DTYPES if not CODECS[codec](TensorSpec("x", (4, 4), dtype)).unfit}
     assert fits == ({"float32", "float64"} if is_lossy else set(DTYPES))
     assert bool(CODECS[codec](TensorSpec("x", (0, 4), "float32")).unfit) == is_lossy
-    # With its scale, int8 would be more bytes than the value.
+    # With its scale, int8 would take more bytes than the value.
     assert bool(CODECS[codec](TensorSpec("x", (1, 1), "float32")).unfit) == (codec == "int8")
 
 

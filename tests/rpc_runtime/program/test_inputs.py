@@ -1,4 +1,4 @@
-"""Arrays that are not the program's inputs are refused, with both sides of the mismatch."""
+"""Arrays that do not match the program's inputs are rejected; the message has both sides of the mismatch."""
 
 from __future__ import annotations
 

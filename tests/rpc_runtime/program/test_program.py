@@ -1,4 +1,4 @@
-"""What is no program is refused, with the stage or the tensor that does not fit."""
+"""Invalid programs are rejected; the message names the stage or the tensor."""
 
 from __future__ import annotations
 

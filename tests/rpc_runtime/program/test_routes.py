@@ -11,7 +11,7 @@ from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
 
 def skipping() -> Program:
-    """x → a(A) → b(B) → c(A), with a skip from a to c, a's output also wanted by the client."""
+    """Return x → a(A) → b(B) → c(A) with a skip from a to c; the client also needs a's output."""
     stages = (stage(0, "a", "A", "x", "t"), stage(1, "b", "B", "t", "u"), stage(2, "c", "A", "t u x", "y"))
     return Program((tensor("x"),), (tensor("y"), tensor("t"), tensor("x")), stages)
 
@@ -24,7 +24,7 @@ def test_queue_depth_is_three_and_the_turns_of_the_route_in_the_window() -> None
 def test_routes_of_a_skip_connection() -> None:
     depths = {(r.tensor.name, r.source, r.destination): r.depth for r in skipping().handovers}
     assert depths == {
-        ("x", CLIENT, "A"): 7,  # wanted at depths 1 and 3: the larger one counts
+        ("x", CLIENT, "A"): 7,  # needed at depths 1 and 3: the larger one counts
         ("t", "A", "B"): 3,
         ("t", "A", "A"): 5,
         ("u", "B", "A"): 3,
@@ -44,7 +44,7 @@ def test_a_machine_sees_its_part() -> None:
 
 
 def replicated() -> Program:
-    """x → a(A) → b(B twice, C once of three) → c(A), with a skip from a to c."""
+    """Return x → a(A) → b(B twice, C once in three) → c(A) with a skip from a to c."""
     stages = (
         stage(0, "a", "A", "x", "t"),
         *replicas(stage(1, "b", "B", "t", "u"), "BC", "010"),
@@ -60,8 +60,8 @@ def test_routes_of_a_replicated_stage() -> None:
         ("x", CLIENT, "A"): (EVERY, 3),
         ("t", "A", "B"): (twice, 3),
         ("t", "A", "C"): (once, 3),
-        ("t", "A", "A"): (EVERY, 7),  # C computes one micro-batch while B is done with two others
-        ("u", "B", "A"): (twice, 5),  # both of which wait for it
+        ("t", "A", "A"): (EVERY, 7),  # C computes one micro-batch while B computes two others
+        ("u", "B", "A"): (twice, 5),  # both wait for it
         ("u", "C", "A"): (once, 4),
         ("y", "A", CLIENT): (EVERY, 3),
     }
@@ -83,7 +83,7 @@ def test_routes_between_replicas_that_never_meet() -> None:
 
 @pytest.mark.parametrize("program", [skipping(), replicated()], ids=["skip", "replicas"])
 def test_both_ends_derive_the_same_part(program: Program) -> None:
-    """What a worker is sent lacks what others run, and gives the same part for its machine."""
+    """The program sent to a worker lacks what others compute, and gives the same part for its machine."""
     for machine in program.machines:
         sent = program.for_worker(machine)
         assert sent.on(machine) == program.on(machine)

@@ -1,4 +1,4 @@
-"""Turns: dealt in proportion, evenly, the same every time; and recurring micro-batches as the sets they stand for."""
+"""Turns are proportional, even and deterministic; recurrences behave as the sets that they represent."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_shares_that_cannot_be_dealt(shares: list[float], words: str) -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=400).filter(lambda counts: sum(counts) <= 20 * len(counts)))
 def test_whole_turns_are_met_exactly(counts: list[int]) -> None:
-    """Of any length, by the shortest turns that do it: so nobody has to say how long they are."""
+    """Shares that are exact for some length get the shortest such length, which nobody has to state."""
     turns = turns_by_share([count / sum(counts) for count in counts])
     assert len(turns) == sum(counts) // math.gcd(*counts)
-    given_turns = collections.Counter(turns)
-    assert [given_turns[replica] * sum(counts) for replica in range(len(counts))] == [
+    turn_counts = collections.Counter(turns)
+    assert [turn_counts[replica] * sum(counts) for replica in range(len(counts))] == [
         count * len(turns) for count in counts
     ]
 
@@ -106,7 +106,7 @@ def test_the_least_cycle_of_several_lists_of_turns() -> None:
     assert cycle_of([6, 10, 15]) == 30
     assert cycle_of([1 << 14, 1 << 3]) == LONGEST_CYCLE
     with pytest.raises(ValueError, match="repeat together after more than 16384 micro-batches"):
-        cycle_of(iter(range(1, 1 << 62)))  # at once, before there are more
+        cycle_of(iter(range(1, 1 << 62)))  # before the list grows
 
 
 def test_recurrences_that_repeat_together_too_late() -> None:

@@ -1,4 +1,4 @@
-"""The rules of a link's two ends: queues by themselves, and windows joined by a link that takes time."""
+"""Flow control of a link's two ends: queues alone, and windows joined by a simulated link with latency."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_there_is_room_for_what_leaves_and_one_behind_it() -> None:
         outbox.put("t0", sequence, None)
     assert not outbox.has_room("t0")
     assert outbox.next(0) is not None
-    assert not outbox.has_room("t0")  # until it has left
+    assert not outbox.has_room("t0")  # until it was sent
     outbox.left(0)
     assert outbox.has_room("t0")
     outbox.clear()
@@ -80,9 +80,10 @@ def test_a_sender_hears_of_each_tensor_that_was_consumed_once() -> None:
 
 
 class FarLink:
-    """Steps of one unit of time: a micro-batch is ready at the sender in each, and may be computed in each.
+    """A simulated link, in steps of one time unit.
 
-    ``delay`` is the latency of either way, ``wire`` how long a micro-batch takes to pass behind the one before.
+    In each step, the sender has a micro-batch, and the receiver may compute one. ``delay`` is the latency of each
+    direction; ``wire`` is the time that a micro-batch needs behind the one before it.
     """
 
     def __init__(self, depth: int, largest: int, delay: int, wire: int = 0) -> None:
@@ -149,14 +150,14 @@ def test_a_wire_that_is_slow_is_filled_and_its_buffers_are_not(wire: int, delay:
 def test_what_waited_widens_only_if_it_was_lacked() -> None:
     window = ReceiveWindow(2, 4)
     assert not window.arrive(waited=False, starves=True)
-    assert not window.arrive(waited=True, starves=False)  # one more waits here
+    assert not window.arrive(waited=True, starves=False)  # one more waits at the receiver
     window.consumed += 2
-    assert window.arrive(waited=True, starves=False)  # nothing was here
+    assert window.arrive(waited=True, starves=False)  # the receiver had no micro-batch
     window.consumed += 1
     assert not window.arrive(waited=True, starves=True)  # it rests
     window.consumed += 1
     window.arrive(waited=False, starves=False)
-    assert window.arrive(waited=True, starves=True)  # it was here, and what it waits for lacked room
+    assert window.arrive(waited=True, starves=True)  # it had arrived, and there was no room for its output
     assert (window.depth, window.may_widen) == (4, False)
     window.consumed += 2
     assert not window.arrive(waited=True, starves=True)
@@ -170,7 +171,7 @@ MOVES = st.lists(st.tuples(MOVE, st.booleans()), max_size=200)
 def test_windows_stay_in_their_limits_and_no_credit_is_lost(
     depth: int, more: int, moves: list[tuple[str, bool]]
 ) -> None:
-    """Whatever happens when: windows only widen, nobody has more under way than fits, and nobody waits for ever."""
+    """In any order of events, windows only widen, no more is in flight than fits, and nothing waits forever."""
     sender, receiver = SendWindow(depth, depth + more), ReceiveWindow(depth, depth + more)
     in_flight: deque[bool] = deque()
     announced: deque[tuple[int, int]] = deque()

@@ -1,4 +1,4 @@
-"""Both ends of a link joined without a network: order, credits, and peers that break the rules."""
+"""Both ends of a link, joined without a network: order, credits, and peers that violate the protocol."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_no_bytes_do_more_than_raise(messages: list[bytes], header: bool) -> Non
 
 
 class Copying(Slot):
-    """A slot whose copies take until they may end, or fail."""
+    """A slot whose copies block until the test lets them end, or fail."""
 
     def __init__(self, ends: threading.Event, fails: bool = False) -> None:
         super().__init__(np.empty(0, np.uint8), None)
@@ -187,7 +187,7 @@ class Copying(Slot):
 
 
 class Slots(Carrier):
-    """One slot for a tensor; what is to be said is taken by the test."""
+    """A carrier with one slot for a tensor; the test reads the frames to send."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot

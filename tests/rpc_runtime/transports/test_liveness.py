@@ -16,7 +16,7 @@ class Clock:
 
 
 def silent_after(seconds: float, clock: Clock, liveness: Liveness) -> bool:
-    """Whether the other end is silent at the end of so many seconds, waited for in beats."""
+    """Return whether the other end counts as silent after so many seconds, checked at each heartbeat interval."""
     end = clock.now + seconds
     while True:
         since = clock.now

@@ -1,4 +1,4 @@
-"""MPI keeps to what every transport does, and a process that cannot be a rank says why."""
+"""MPI passes the tests of all transports, and a process that cannot be a rank gives the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.rpc_runtime.worker_process import ROOT
 
 SHARED = Path("/dev/shm")
 PEERS = 10
-"""Of these four are killed in each of two roles, and one stopped."""
+"""The number of peers: four are killed in each of two roles, and one is stopped."""
 
 
 @pytest.mark.slow
@@ -50,11 +50,11 @@ def test_a_worker_that_cannot_be_a_rank_says_why(before: str, message: str) -> N
 
 def test_nobody_waits_for_a_rank_that_does_not_come() -> None:
     code = "from rpc_runtime.transports import mpi; mpi.join(1.0)"
-    # Should it end before MPI knows of it, mpiexec waits for the other one.
+    # If it ends before MPI has registered it, mpiexec waits for the other process.
     command = [mpi_ranks.MPIEXEC, "-n", "1", sys.executable, "-c", code, ":", "-n", "1", "sleep", "20"]
     before = set(SHARED.iterdir())
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
-    for segment in set(SHARED.glob("mpich_shm_*")) - before:  # MPICH's, of a world that never was
+    for segment in set(SHARED.glob("mpich_shm_*")) - before:  # MPICH's, of a world that was never complete
         segment.unlink()
     assert ended.returncode
     assert "_initialized_when_all_ranks_are_there" in ended.stderr

@@ -1,6 +1,6 @@
-"""The two ends of a link by NCCL, without a network: what is refused, what has a deadline, and what passes.
+"""The two ends of a link over NCCL, without a network: rejected requests, deadlines, and transfers.
 
-NCCL is the stand-in's, of which each end has a copy: they are of two GPUs, and have a turn each.
+NCCL is a stand-in. Each end has its own copy, because they represent two GPUs with separate locks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 SIZE = 300_000
 ROUTE = one_route(SIZE)
-"""With three places."""
+"""A route with three slots."""
 READY = control_frame(FrameKind.READY)
 ANNOUNCED = [shared_tensor_frame(0, sequence, sequence, SIZE) for sequence in range(10)]
 OTHER = NcclEnd(22703, "another")
@@ -49,13 +49,13 @@ def library(stand_in: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def device(stand_in: Path) -> ctypes.CDLL:
-    """That on which NCCL's stand-in is."""
+    """Return the stand-in for CUDA's runtime that NCCL's stand-in uses."""
     return ctypes.CDLL(str(stand_in))
 
 
 @pytest.fixture
 def on_bus(device: ctypes.CDLL, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OnBus:
-    """Gives NCCL with a GPU at this place of the bus, where communicators are that are made next."""
+    """Return a function that returns NCCL with a GPU at a bus id, where the next communicators are made."""
 
     def make(bus: str) -> Callable[[], CudaNccl]:
         monkeypatch.setenv("STAND_IN_BUS", bus)
@@ -73,7 +73,7 @@ def on_bus(device: ctypes.CDLL, library: Path, tmp_path: Path, monkeypatch: pyte
 
 @contextlib.contextmanager
 def both_ends(first: str, second: str, on_bus: OnBus) -> Iterator[tuple[Receiver, Sender, Answering, Calling]]:
-    """A receiver on the first GPU, which is called, and a sender on the second. No thread of NCCL is left."""
+    """Yield a receiver on the first GPU, which answers, and a sender on the second. No NCCL thread may remain."""
     receiver, sender = Receiver([ROUTE], reuse=True), Sender([ROUTE])
     receiver.link.nccl, sender.link.nccl = on_bus(first), on_bus(second)
     with joined("nccl", receiver.link, sender.link) as opened:
@@ -128,7 +128,7 @@ def test_a_process_without_a_gpu_says_so() -> None:
 
 
 def test_the_functions_are_those_of_nccls_header(stand_in: Path, tmp_path: Path) -> None:
-    """The stand-in has them as `nccl_calls` does, and the compiler compares it with the header."""
+    """The stand-in declares them as `nccl_calls` does, and the compiler compares it with the header."""
     include_folders = [folder / "include" for folder in (*installed_folders("nccl"), *installed_folders())]
     if not all(any((folder / name).is_file() for folder in include_folders) for name in ("nccl.h", "cuda_runtime.h")):
         pytest.skip("NCCL's header and CUDA's are not here")
@@ -136,7 +136,7 @@ def test_the_functions_are_those_of_nccls_header(stand_in: Path, tmp_path: Path)
 
 
 def test_nccls_own_library_is_asked_in_its_words(device: ctypes.CDLL) -> None:
-    """pip's, where it is; it says that there is no driver."""
+    """Uses pip's NCCL if it is installed; it reports that there is no driver."""
     libraries = [folder / "lib" / LIBRARY for folder in installed_folders("nccl")]
     if not libraries or load_cuda() == "":
         pytest.skip("NCCL is not here, or a GPU is")

@@ -1,4 +1,4 @@
-"""Transports are offered, answered and chosen in time; what goes wrong before is told."""
+"""Transports are offered, answered and chosen within the time limits; failures on the way are reported."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_caller_cannot_choose_what_it_was_not_offered(chosen: str) -> None:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """As where a process may have no large files, which the kernel counts memory among."""
+    """As for a process with a limit of file sizes, which includes memory files."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
@@ -110,7 +110,7 @@ def without_memory() -> Iterator[None]:
 
 @pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
 def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) -> None:
-    """If the link asks for shared memory, this call fails, and nothing else."""
+    """Only a link that requires shared memory fails on this call."""
     route = one_route(100_000)
     sender, receiver = Sender([route]), Receiver([route])
     called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)

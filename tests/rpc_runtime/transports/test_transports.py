@@ -1,4 +1,4 @@
-"""What every transport keeps to: order, credits, every size and dtype, and an end that both sides hear of.
+"""Tests of all transports: order, credits, all sizes and dtypes, and an end that both sides notice.
 
 For MPI this runs as a rank: `test_mpi`.
 """
@@ -51,9 +51,9 @@ from tests.helpers.toy import FOLDER, toy_plugin_installed
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 NEED_MORE = ("mpi", "nccl")
-"""They run where there are ranks and GPUs: `test_mpi`, `test_nccl`."""
+"""Transports that need ranks or GPUs: see `test_mpi` and `test_nccl`."""
 TOY = "toy-socket"
-"""Of an installed package."""
+"""The transport of an installed package."""
 NAMES = ("mpi",) if mpi_ranks.is_rank() else (*(name for name in TRANSPORTS if name not in NEED_MORE), TOY)
 every_transport = pytest.mark.parametrize("transport", NAMES)
 
@@ -75,7 +75,7 @@ def routes_of(*specs: tuple[tuple[int, ...], str], depth: int = 3) -> list[Route
 
 
 def ends(sender: Sender, receiver: Receiver, caller_sends: bool) -> tuple[LinkEnd, LinkEnd]:
-    """Who answers, who calls."""
+    """Return the answering end and the calling end."""
     return (receiver.link, sender.link) if caller_sends else (sender.link, receiver.link)
 
 
@@ -106,7 +106,7 @@ def test_everything_arrives_whole_and_in_order(transport: str, caller_sends: boo
 @caller_sends
 @pytest.mark.parametrize("codec", [*CODECS])
 def test_streams_are_coded_and_memory_is_not(transport: str, caller_sends: bool, codec: str) -> None:
-    """What is lossy changes what arrives by a little, and only where a network carries it; the sizes are told."""
+    """Lossy codecs change values slightly, and only over a network; the statistics have the encoded sizes."""
     shapes = [(1, 8, 5, 5), (300, 2000), (0, 4), (), (4, 3)]
     specs = [TensorSpec(f"t{index}", shape, "float32") for index, shape in enumerate(shapes)]
     specs.append(TensorSpec("numbers", (1 << 19,), "int64"))
@@ -133,7 +133,7 @@ def test_streams_are_coded_and_memory_is_not(transport: str, caller_sends: bool,
 
 
 def activation(spec: TensorSpec, sequence: int) -> np.ndarray:
-    """Half of it is 0, as after a ReLU; the rest within 4."""
+    """Return a tensor that is half zeros, as after a ReLU; the rest is within 4."""
     drawn = np.random.default_rng(sequence).standard_normal(spec.shape).clip(0, 4)
     return np.asarray(drawn, np.dtype(spec.dtype))
 
@@ -147,7 +147,7 @@ def test_no_more_is_under_way_than_there_are_credits(transport: str, caller_send
         send_all(sender, [slow], 2 + OUTBOX)
         assert receiver.wait(2)
         assert not sender.put(slow.tensor.name, 9, values(slow.tensor, 9), 0.3)
-        assert sender.put(fast.tensor.name, 0, values(fast.tensor, 0))  # which no other tensor holds up
+        assert sender.put(fast.tensor.name, 0, values(fast.tensor, 0))  # no other tensor blocks it
         assert receiver.wait(3)
         receiver.release()
         assert receiver.wait(5)
@@ -155,7 +155,7 @@ def test_no_more_is_under_way_than_there_are_credits(transport: str, caller_send
 
 @every_transport
 def test_ends_that_say_nothing_stay_open(transport: str) -> None:
-    """For longer than silence is allowed: both say that they are there."""
+    """Both ends send heartbeats for longer than an end may be silent."""
     routes, silent = routes_of(((8,), "uint8")), []
     with contextlib.ExitStack() as stack:
         for caller_sends in (True, False):
@@ -206,7 +206,7 @@ def feed(sender: Sender, routes: Sequence[Route]) -> None:
 
 
 class Peer:
-    """The calling end in another process, which sends or receives all the time."""
+    """The calling end in another process, which sends or receives continuously."""
 
     def __init__(self, answering: Answering, transport: str, role: str, size_bytes: int) -> None:
         words = (answering.endpoint.address, transport, role, str(size_bytes))
@@ -310,7 +310,7 @@ def test_nonsense_ends_the_link_and_both_are_told_why(transport: str, frames: li
 
 @pytest.mark.parametrize("transport", [name for name in NAMES if name != "shm"])
 def test_a_frame_that_is_too_long_ends_the_link(transport: str) -> None:
-    """Shared memory has none: its headers come over a socket that takes no more."""
+    """Shared memory is not included: its headers go over a socket that is full."""
     routes = routes_of(((8,), "uint8"))
     sender, receiver = Sender(routes), Receiver(routes)
     with joined(transport, receiver.link, sender.link) as (answering, calling):
@@ -322,7 +322,7 @@ def test_a_frame_that_is_too_long_ends_the_link(transport: str) -> None:
 
 @every_transport
 def test_memory_that_comes_free_out_of_order_is_not_written_too_early(transport: str) -> None:
-    """As where two stages take a tensor, and one of them not every micro-batch of it."""
+    """As if two stages read a tensor, one of them not for every micro-batch."""
     (route,) = routes = routes_of(((1000,), "uint8"), depth=3)
     sender, receiver = Sender(routes), Receiver(routes, reuse=True, holds=True)
     with joined(transport, receiver.link, sender.link):

@@ -1,4 +1,4 @@
-"""What is wrong with certificates is said: by the worker when it starts, and by its callers when they do not get in."""
+"""Problems of certificates are reported: by the worker when it starts, and by its callers when they are rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def refuses(address: str, tls: TlsFiles | None, words: str) -> None:
-    """Checks what a client is told."""
+    """Check the message that a client gets."""
     with pytest.raises(WorkerUnavailableError, match=f"machine 'box' at {address} cannot be reached: .*{words}"):
         describe(WorkerEndpoint("box", address, "abc", tls), PATIENCE_SECONDS)
 
@@ -61,7 +61,7 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
 
 
 def test_files_without_what_they_should_hold_are_named(lab: Authority, tmp_path: Path) -> None:
-    """gRPC would end the process over them."""
+    """gRPC would end the process because of these files."""
     client_files, empty = lab.files("me"), tmp_path / "empty.pem"
     empty.touch()
     for files, words in (
@@ -89,7 +89,7 @@ def test_a_client_is_told_what_is_wrong_with_the_worker_s_certificate(
 
 
 def test_a_certificate_that_expires_while_the_worker_runs(start: Start, lab: Authority) -> None:
-    """As one that expired does to its callers."""
+    """An expired certificate of a worker, as its callers see it."""
     old = lab.files("aging", days=-1)
     server = subprocess.Popen(
         ["openssl", "s_server", "-accept", "127.0.0.1:0", "-cert", str(old.certificate), "-key", str(old.key)],

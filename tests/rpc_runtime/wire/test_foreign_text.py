@@ -1,4 +1,4 @@
-"""What a worker says is shown, and does nothing to the terminal; neither does what a client says to a worker."""
+"""Text from a worker is shown without effect on the terminal; the same holds for text from a client."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refuses(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
 
 @pytest.fixture
 def hostile() -> Iterator[Callable[..., WorkerEndpoint]]:
-    """Starts a worker that answers methods as it is told."""
+    """Return a function that starts a worker with these answers."""
     with contextlib.ExitStack() as started:
         yield (
             lambda **answers: (
@@ -102,7 +102,7 @@ def test_a_watched_failure_is_cleaned(hostile: Any, kind: Any) -> None:
             try:
                 watching.start(10)
                 eventually(lambda: bool(raised), "the failure is reported")
-            except TvmSplitError as error:  # so early that it ends the start
+            except TvmSplitError as error:  # before the start has finished
                 raised.append(error)
     assert SHOWN in str(raised[0])
     assert str(raised[0]).isprintable()

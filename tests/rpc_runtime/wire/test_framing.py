@@ -1,4 +1,4 @@
-"""Frames come back as they were; anything else is refused, never misread."""
+"""Frames are decoded as they were encoded; invalid ones are rejected, never misread."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_each_field_is_checked(fields: tuple[object, ...], words: str) -> None:
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 1), (0, CHUNK_BYTES - 1), (1, CHUNK_BYTES), (CHUNK_BYTES, 8)])
 def test_a_tensor_does_not_trickle(offset: int, size: int) -> None:
-    """Who sends a byte a second would keep whoever waits for the tensor waiting for ever."""
+    """A peer that sends a byte per second would otherwise block the receiver forever."""
     header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 7, 0, 0, offset, CHUNK_BYTES + 9)
     with pytest.raises(ProtocolError, match=f"TENSOR frame carries .*got {size} from byte {offset} of"):
         decode(header + bytes(size))

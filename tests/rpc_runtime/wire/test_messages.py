@@ -1,4 +1,4 @@
-"""Whatever a message says, reading it gives a value or a ProtocolError; and what is written is read back equal."""
+"""Reading any message gives a value or a ProtocolError; and written messages are read back equal."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ KINDS: dict[type, Any] = {
     WorkerDescription: pb.DescribeReply,
 }
 OWN = {"machine": "box", "round_trip_seconds": 0.5, "clock_offset_nanoseconds": 7}
-"""What the reader knows better than the message, or what is not in it."""
+"""Fields that the reader sets itself, or that are not in the message."""
 ONLY_IN_MESSAGES = ("deployment", "clock_nanoseconds")
 TEXT = st.sampled_from(["", "a", "box", "float32", "float8_e4m3fn", "object", "0" * 64, "cpu", "\x00\x1b", "é" * 99])
 LARGE = st.sampled_from([0, 1, 2, 3, 7, 16_384, 16_385, 2**31 - 1, 2**32 - 1])
 
 
 def scalars(field: Any) -> st.SearchStrategy[Any]:
-    """Values that often are right, or nearly, by the field's type."""
+    """Return values that are often valid, or nearly, by the field's type."""
     if field.cpp_type == field.CPPTYPE_STRING:
         return st.binary(max_size=20) if field.type == field.TYPE_BYTES else TEXT | st.text(max_size=9)
     if field.cpp_type == field.CPPTYPE_BOOL:
@@ -64,7 +64,7 @@ def scalars(field: Any) -> st.SearchStrategy[Any]:
 
 @cache
 def fields(kind: Any) -> list[tuple[Any, st.SearchStrategy[Any]]]:
-    """The fields of a message with what may be in them; making that takes longer than drawing from it."""
+    """Return the fields of a message with strategies for their values; cached, because making them is slow."""
     strategies = []
     for field in kind.DESCRIPTOR.fields:
         nested = field.message_type
@@ -78,7 +78,7 @@ PRESENT = st.integers(0, 9)
 
 @st.composite
 def messages(draw: st.DrawFn, kind: Any) -> Any:
-    """Any content of a message."""
+    """Draw any content of a message."""
     message = kind()
     for field, values in fields(kind):
         if draw(PRESENT) == 0:
@@ -108,7 +108,7 @@ def test_any_message_is_a_protocol_error_or_a_value_that_is_read_back_equal(kind
         }
         again = KINDS[kind].FromString(message_of(KINDS[kind], value, **only_in_message).SerializeToString())
         read = value_of(kind, again, **more)
-        assert read == value or repr(read) == repr(value)  # the same, also with numbers that are none
+        assert read == value or repr(read) == repr(value)  # also equal with NaN
 
 
 @settings(max_examples=200)
@@ -150,7 +150,7 @@ def change_stage(name: str, value: Any) -> Callable[[pb.LoadStagesRequest], None
         (lambda request: request.program.stages[0].inputs[0].shape.append(2**50), "at most"),
         (change_stage("replica", 7), r"stage 's' on 'A': the replicas are numbered \[7\]"),
         (lambda request: request.program.stages[0].ClearField("turns"), "stage 's' on 'A'"),
-        (lambda request: request.program.codecs.add(tensor="x", codec="none"), "this tensor does not go that way"),
+        (lambda request: request.program.codecs.add(tensor="x", codec="none"), "this tensor does not take that route"),
         (lambda request: request.program.codecs.add(tensor="x", codec="zip"), "no codec 'zip'"),
         (lambda request: request.program.cuts.add(input="gone"), "unknown dtype|which is no other input"),
     ],

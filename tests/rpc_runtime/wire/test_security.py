@@ -1,4 +1,4 @@
-"""Tokens, addresses and TLS files that people give: what is none of these is refused in one line."""
+"""Tokens, addresses and TLS files from users: invalid ones are rejected with one line."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_token_of_somebody_else_is_no_token_of_ours(tmp_path: Path, monkeypatc
         assert find_token("127.0.0.1:7001") is None
         monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
         file.unlink()
-        file.mkdir()  # what cannot be read, whoever runs this
+        file.mkdir()  # not readable, even as root
         with pytest.raises(InputError, match="cannot read the token file"):
             find_token("127.0.0.1:7001")
         file.rmdir()

@@ -1,4 +1,4 @@
-"""What stands before a worker's methods: who may call, quotas of calls, malformed requests, silent connections."""
+"""Access control before a worker's methods: callers, quotas, malformed requests, silent connections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 FORGED = b"\x0a\xff\xff\xff\xff\x0f"
-"""A field that announces more than there is."""
+"""A field that announces more bytes than follow."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_malformed_requests_are_refused_and_leave_nothing_behind(own_workers: Lo
 
 
 def test_calls_that_say_nothing_hold_the_quota_of_their_kind_only(worker: WorkerEndpoint) -> None:
-    """Also with more of them than the worker has threads; a caller who hangs up gives its part back."""
+    """This holds also with more calls than threads; a caller that disconnects frees its part of the quota."""
     path = METHODS["PutBlob"].path
     with RawCaller(worker) as caller:
         calls = [caller.begin(path, silence()) for _ in range(600)]
@@ -71,7 +71,7 @@ def test_calls_that_say_nothing_hold_the_quota_of_their_kind_only(worker: Worker
 
 
 def test_strangers_are_refused_whatever_they_say(worker: WorkerEndpoint) -> None:
-    """A call without the token is not read, so neither its silence nor its length costs anything."""
+    """A call without the token is not read, so neither silence nor length costs anything."""
     with RawCaller(replace(worker, token="wrong")) as caller:
         path = METHODS["Describe"].path
         calls = [caller.begin(path, silence()) for _ in range(300)]
@@ -86,13 +86,13 @@ def test_connections_without_calls_are_closed(worker: WorkerEndpoint) -> None:
     host, _, port = worker.address.rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as stranger:
         stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" + b"\0\0\0\4\1\0\0\0\0")
-        while stranger.recv(4096):  # settings, pings and words of farewell, and then the end, or TimeoutError
+        while stranger.recv(4096):  # settings, pings and GOAWAY, and then the end, or TimeoutError
             pass
 
 
 @pytest.mark.parametrize("files", [pytest.param(1024, marks=pytest.mark.slow), 4096])
 def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
-    """With too few files for all of them, the others wait until they are closed."""
+    """With too few file descriptors for all connections, the others wait until some are closed."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(tmp_path), "--json"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What comes from a tracker is checked before it is believed, and nobody waits for it longer than asked."""
+"""Data from a tracker is validated, and no call waits for it longer than its timeout."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ENTRY = information("lab", "192.0.2.7", 7001, SAID)
 
 @contextmanager
 def tracker_that(answers: Callable[[socket.socket], None]) -> Iterator[TrackerAddress]:
-    """One that treats its only caller like that, and then waits until he has gone."""
+    """A tracker that handles its only caller in this way, and waits until it has disconnected."""
 
     def serve() -> None:
         connection, _ = listening.accept()
-        with connection, suppress(OSError):  # a caller who has heard enough
+        with connection, suppress(OSError):  # the caller may have disconnected
             connection.settimeout(PATIENCE_SECONDS)
             answers(connection)
             while connection.recv(4096):

@@ -1,4 +1,4 @@
-"""A worker of one's own, and an honest deployment beside whatever a test does."""
+"""A worker for one test, and a valid deployment on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 @pytest.fixture
 def honest(workers: LocalWorkers, tmp_path: Path) -> Iterator[None]:
-    """A deployment beside what a test does, which gives right answers before and after."""
+    """Yield a deployment that gives correct results before and after the test."""
     maker = ProgramMaker(tmp_path / "honest")
     program = one_stage(maker)
     batch = batches_for(program, 1)[0]

@@ -1,4 +1,4 @@
-"""Whom a worker lets in: with what it starts, what it makes itself, and what it warns of."""
+"""Which callers a worker accepts: by its options, by its own token, and its warnings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) -> None:
-    """Client and workers, and the workers among themselves, prove who they are; each worker has its own token."""
+    """Client and workers, and workers among each other, authenticate; each worker has its own token."""
     lab = make_authority(tmp_path)
     client_files, endpoints = lab.files("me"), {}
     for name in (A, B, C):
@@ -55,7 +55,7 @@ def test_an_open_address_needs_a_word_and_gives_a_warning(start: Start) -> None:
 
 
 def test_a_certificate_of_its_own_does_not_open_a_worker_to_the_network(start: Start, tmp_path: Path) -> None:
-    """It proves the worker to its callers, and says nothing about who they are."""
+    """The certificate authenticates the worker, not its callers."""
     files = make_authority(tmp_path).files("box")
     alone = ["--listen", "0.0.0.0:0", *worker_arguments(files, mutual=False)]
     code, errors = ended_with(start(*alone))
@@ -80,7 +80,7 @@ def test_a_worker_on_loopback_serves_its_own_user_only(start: Start, tmp_path: P
     ready = announced(process)
     address, file = str(ready["address"]), Path(str(ready["token_file"]))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert describe(WorkerEndpoint("x", address), PATIENCE_SECONDS).process_id == process.pid  # nothing had to be given
+    assert describe(WorkerEndpoint("x", address), PATIENCE_SECONDS).process_id == process.pid  # no token was configured
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_VARIABLE, str(tmp_path / "another user's"))
         with pytest.raises(WorkerError, match="the token is wrong or missing"):
@@ -94,7 +94,7 @@ def test_a_worker_on_loopback_serves_its_own_user_only(start: Start, tmp_path: P
 
 @pytest.mark.parametrize("token", [None, "open-sesame"])
 def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start: Start, token: str | None) -> None:
-    """``localhost`` is both, and another user may listen on the one that the worker does not have."""
+    """``localhost`` is two addresses, and another user may listen on the one that the worker does not use."""
     seen: list[str] = []
 
     class Listener(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -162,7 +162,7 @@ def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start
     again = start("--listen", address, "--json")
     ready(again)
     assert second.file is not None
-    assert not second.file.exists()  # nobody had looked for it
+    assert not second.file.exists()  # no client had looked it up
     assert first.file.exists()
     assert describe(WorkerEndpoint("x", address), PATIENCE_SECONDS).process_id == again.pid
     with pytest.raises(WorkerError, match="the token is wrong"):

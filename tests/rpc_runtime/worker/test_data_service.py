@@ -1,4 +1,4 @@
-"""Data streams: a secret for each link that opens it and nothing more, and whatever is said on one hurts no worker."""
+"""Data streams: each link has a secret that opens only this link, and invalid data harms no worker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
             hello(deployment, C, B, secret=secret),
             b"",
         ):
-            assert speak(without_token, greeting, silence()) is REFUSED  # before the caller has said a word
+            assert speak(without_token, greeting, silence()) is REFUSED  # before the caller has sent a message
         # The answer then says that the link is already open.
         assert speak(without_token, hello(deployment, A, B, secret=secret)) is LET_IN
         assert speak(without_token, hello(deployment, A, B, secret=secret, version=3)) is LET_IN
@@ -69,7 +69,7 @@ def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, 
             hello(deployment, CLIENT, B),
             hello(deployment, "nobody", A),
             hello(deployment, A, "nobody"),
-            hello(deployment, CLIENT, A),  # which is open already
+            hello(deployment, CLIENT, A),  # which is already open
         ]
         for greeting in refused:
             assert speak(workers.endpoints[A], greeting, [b"more"]) is grpc.StatusCode.INVALID_ARGUMENT
@@ -90,7 +90,7 @@ def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, 
 def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
     workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
 ) -> None:
-    """The client itself plays the bad peer: its link to the first machine says what it must not."""
+    """The client violates the protocol: its link to the first machine sends invalid frames."""
     program = chain(maker)
     batch = batches_for(program, 1)[0]
     with open_on(workers, program, maker) as good:

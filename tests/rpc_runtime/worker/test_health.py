@@ -1,4 +1,4 @@
-"""Health as orchestrators ask for it, by the stub that gRPC's own package has."""
+"""Health checks as orchestrators make them, with the stub of gRPC's own package."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_who_watches_is_told_of_the_end(start: Start) -> None:
 
 
 def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
-    """The worker's own port keeps its TLS; the other one answers for health alone."""
+    """The worker's own port keeps TLS; the other port answers only health checks."""
     lab = make_authority(tmp_path)
     port = free_port()
     probed = f"127.0.0.1:{port}"
@@ -67,7 +67,7 @@ def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
     address = ready(process)
     assert check(grpc.insecure_channel(probed), CONTROL_SERVICE) == SERVING
     assert check(grpc.secure_channel(address, lab.files("me").channel_credentials())) == SERVING
-    with pytest.raises(grpc.RpcError):  # no certificate of one's own
+    with pytest.raises(grpc.RpcError):  # no certificate of the caller
         check(grpc.secure_channel(address, TlsFiles(lab.certificate).channel_credentials()))
     with RawCaller(WorkerEndpoint(A, probed)) as caller:
         assert caller.code(METHODS["Describe"].path, [b""]) is grpc.StatusCode.UNIMPLEMENTED

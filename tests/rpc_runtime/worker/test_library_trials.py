@@ -1,4 +1,4 @@
-"""Libraries that crash, hang or are garbage: their sender is told, the worker and the deployments beside live on."""
+"""Libraries that crash, hang or are damaged: their sender gets an error; the worker and other deployments continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def worker() -> Iterator[LocalWorkers]:
 
 
 def compiled(maker: ProgramMaker, code: str) -> BlobSpec:
-    """A library that does as C says when it is loaded."""
+    """Return a library that runs this C code when it is loaded."""
     source, library = maker.folder / "crash.c", maker.folder / "crash.so"
     source.write_text(f"#include <stdio.h>\n__attribute__((constructor)) static void begin(void) {{ {code} }}\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
@@ -86,7 +86,7 @@ def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None
 
 @needs_a_compiler
 def test_a_trial_ends_with_its_caller(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    """One that would last for minutes ends, and who comes after its caller has gone is served."""
+    """A trial that would take minutes is ended, and the next caller is served."""
     program = one_stage(maker)
     with RawCaller(worker.endpoints[A]) as caller, watched(worker.endpoints[A]) as (connection, deployment):
         hanging = with_library(program, compiled(maker, HANG))
@@ -125,7 +125,7 @@ def test_what_passed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMake
     code = f'puts("5"); fflush(stdout); FILE *file = fopen("{loads}", "a"); fputc(46, file); fclose(file);'
     program = with_library(one_stage(maker), compiled(maker, code))
     for expected in (2, 3):  # loaded by the trial and the worker, then by the worker alone
-        with pytest.raises(WorkerError, match="cannot load the library"):  # it has no function
+        with pytest.raises(WorkerError, match="cannot load the library"):  # the library has no function
             open_on(worker, program, maker)
         assert len(loads.read_text()) == expected
     wider = ProgramMaker(maker.folder)
@@ -137,7 +137,7 @@ def test_what_passed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMake
 
 @needs_a_compiler
 def test_what_crashed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    """It may pass the next time, and crash in the worker the time after that."""
+    """Otherwise it might pass the next trial, and crash in the worker later."""
     crashed = tmp_path / "crashed"
     code = f'if (!fopen("{crashed}", "r")) {{ fopen("{crashed}", "w"); {CRASHES[1][0]} }}'
     program = with_library(one_stage(maker), compiled(maker, code))
@@ -158,7 +158,7 @@ def test_trials_go_on_after_their_process_has_ended(maker: ProgramMaker) -> None
 
 
 def test_zeros_are_no_divisors(worker: LocalWorkers, maker: ProgramMaker) -> None:
-    """Which is no fault of the library: a processor traps where an integer is divided by zero."""
+    """This is not the library's fault: a processor traps at an integer division by zero."""
     dividend, divisor = maker.input("left", (64,), "int32"), maker.input("right", (64,), "int32")
     program = maker.program([maker.stage("one", A, [dividend, divisor], lambda a, b: [op.floor_divide(a, b)])])
     values = np.arange(64, dtype=np.int32)
@@ -168,7 +168,7 @@ def test_zeros_are_no_divisors(worker: LocalWorkers, maker: ProgramMaker) -> Non
 
 
 def test_a_kernel_that_crashes(worker: LocalWorkers, maker: ProgramMaker) -> None:
-    """It looks far beyond the table that it is given."""
+    """It reads far outside of its table."""
     table, index = te.placeholder((5, 8), name="table"), te.placeholder((3,), "int64", name="index")
     kernel = te.create_prim_func([table, index, te.compute((3, 8), lambda i, j: table[index[i] + (1 << 40), j])])
     path = maker.folder / "kernels.so"
@@ -186,7 +186,7 @@ def test_a_kernel_that_crashes(worker: LocalWorkers, maker: ProgramMaker) -> Non
 
 
 def test_a_crash_at_a_later_micro_batch(maker: ProgramMaker, tmp_path: Path) -> None:
-    """What no trial can find: the stage is named, the advice is not only to start again, and nothing stays behind."""
+    """No trial can detect this; the error names the stage with more advice than a restart, and no file remains."""
     table, index = maker.input("table", (5, 8)), maker.input("index", (3,), "int64")
     program = maker.program([maker.stage("one", A, [table, index], lambda a, b: [op.take(a, b, axis=0, mode="fast")])])
     rows, far = np.ones((5, 8), np.float32), np.full(3, 1 << 40)
@@ -198,8 +198,8 @@ def test_a_crash_at_a_later_micro_batch(maker: ProgramMaker, tmp_path: Path) -> 
             assert words in str(caught.value)
 
         def no_pins() -> bool:
-            BlobStore(tmp_path / "cache").close()  # as the next worker opens it
+            BlobStore(tmp_path / "cache").close()  # as the next worker does
             return not list((tmp_path / "cache" / "pins").iterdir())
 
-        eventually(no_pins, "no pin is left")  # a process that crashes may still be going
+        eventually(no_pins, "no pin is left")  # a crashing process may still run
         assert not list((tmp_path / "cache" / "temporary").iterdir())

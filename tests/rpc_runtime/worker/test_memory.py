@@ -1,4 +1,4 @@
-"""What stages take of a machine's memory and of its GPU's, beside what is free."""
+"""The memory of host and GPU that stages need, compared with the free memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FROM_B = Route(0, X, "B", "A", 3)
 
 
 def plan(*incoming: Route, **weights_of: tuple[str, tuple[WeightSpec, ...]]) -> MachineProgram:
-    """Stages of machine A by name: the device, and the weights."""
+    """Return stages of machine A by name: their devices and weights."""
     library = BlobSpec("0" * 64, 100)
     stages = tuple(
         StageSpec(number, name, "A", (name,), device, library, weights, (X,), (TensorSpec(name, (1,), "float32"),))

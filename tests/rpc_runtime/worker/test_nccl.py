@@ -1,7 +1,7 @@
-"""Two workers that exchange tensors by NCCL, by a stand-in of it on the stand-in of CUDA's runtime in each process.
+"""Two workers that exchange tensors by NCCL: a stand-in for it, on the stand-in for CUDA's runtime in each process.
 
-It copies late and in halves, connects by the first transfer, and tells of a dead peer as NCCL does. It ends a process
-that has two transfers under way at once, asks a communicator for more than it may, or uses one that was aborted.
+It copies late and in halves, connects at the first transfer, and reports a dead peer as NCCL does. It ends a process
+that has two transfers in flight, exceeds a communicator's limits, or uses an aborted communicator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nccl(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Nccl:
-    """The environment in which the loader finds it."""
+    """Return the environment in which the loader finds it."""
     return {"LD_LIBRARY_PATH": str(compiled_nccl(library, tmp_path_factory.mktemp("nccl")).parent)}
 
 
@@ -73,7 +73,7 @@ def test_links_are_by_nccl_and_nothing_stays_when_they_are_closed(workers: GpuWo
     for moment in (0.0, 0.05):
         pipeline = opened(workers, chain(), library, BY_NCCL)
         assert carried(pipeline) == {"nccl"}
-        assert [workers.areas(name) for name in "AB"] == [3, 3]  # the slots of what it receives
+        assert [workers.areas(name) for name in "AB"] == [3, 3]  # the slots for what it receives
         results = pipeline.stream(batches(chain(), 200))
         next(results)
         threading.Event().wait(moment)

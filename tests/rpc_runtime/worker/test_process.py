@@ -1,4 +1,4 @@
-"""The worker as a process: how it starts, refuses to start, and ends."""
+"""The worker's process: how it starts, rejects options, and ends."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_it_ends_cleanly(start: Start, cause: int | str) -> None:
 
 
 def test_it_ends_at_once_where_its_parent_gives_it_nothing_to_read(tmp_path: Path) -> None:
-    """The null device, which epoll refuses, has ended already."""
+    """The null device, which epoll does not accept, is at its end from the start."""
     command = [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(tmp_path), "--exit-with-parent"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=True)
     assert json.loads(ended.stdout)["address"]

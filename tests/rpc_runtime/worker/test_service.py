@@ -1,4 +1,4 @@
-"""Requests that are none, or ask for what nobody needs, are refused and leave nothing behind."""
+"""Invalid or excessive requests are rejected and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMak
 
 
 def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """Large, empty and small ones, each complete before the next; those before one that cannot be read are there."""
+    """Large, empty and small blobs, each complete before the next one; those before an unreadable one are stored."""
     contents = [b"l" * (CHUNK_BYTES + 7), b"", b"small"]
     blobs = [maker.blob(content + bytes([1]) if content else content) for content in contents]
     sent: list[int] = []
@@ -69,7 +69,7 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
 
 
 def test_what_is_loaded_stands_by_until_it_is_connected(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
-    """It has its weights and figures, waits for inputs, and is connected once."""
+    """A spare has its weights and statistics, waits for inputs, and can be connected once."""
     program = chain(maker)
     part = replace(program, stages=tuple(replace(stage, machine=A) for stage in program.stages))
     with watched(own_worker) as (connection, deployment):

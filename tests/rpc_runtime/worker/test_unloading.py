@@ -1,4 +1,4 @@
-"""What is closed is unloaded: no mapping of a library, and so none of its disk space, nor a word, stays behind."""
+"""Closed deployments are unloaded: no mapping or disk space of a library stays, and nothing is logged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def require_no_libraries(workers: LocalWorkers) -> None:
 
 @pytest.mark.long
 def test_two_thousand_deployments_leave_nothing(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """Mappings, memory and files of the workers, beside what they held after the first tenth."""
+    """Return the workers' growth in mappings, memory and files since the first tenth."""
     first = maker.stage("one", A, [maker.input("x")], double)
     program = maker.program([maker.stage("two", B, [first], double)])
     processes = [psutil.Process(process_id) for process_id in two_workers.process_ids.values()]
@@ -70,7 +70,7 @@ def test_two_thousand_deployments_leave_nothing(two_workers: LocalWorkers, maker
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its malloc alone is told to keep memory")
 def test_weights_of_a_closed_deployment_are_given_back(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """Those of many layers, none of which malloc would give back by itself."""
+    """Weights of many layers, which malloc would not return to the system by itself."""
     weights = {f"w{number}": np.full((2 << 20,), number, np.float32) for number in range(24)}
     x = maker.input("x", (2 << 20,))
     stage = maker.stage("one", A, [x], lambda x, *w: [functools.reduce(op.add, w, x)], weights=weights)
@@ -86,7 +86,7 @@ def test_weights_of_a_closed_deployment_are_given_back(own_workers: LocalWorkers
 
 
 def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """As one that is interrupted does: its streams end, in any order, before anything was said of an end."""
+    """A client that is interrupted: its streams end in any order, without an announcement."""
     x = maker.input("x")
     first = maker.stage("one", A, [x], double)
     pipe = open_on(two_workers, maker.program([maker.stage("two", B, [first], double)]), maker)

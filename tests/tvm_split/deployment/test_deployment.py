@@ -111,6 +111,18 @@ def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> N
     assert all(np.array_equal(result[0], y) for result, y in zip(results, expected, strict=True))
 
 
+def test_calls_that_wait_for_room_are_sent_without_a_timeout_to_wake_them(
+    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster
+) -> None:
+    async def all_at_once() -> None:
+        calls = asyncio.gather(*(deployment.run_async(X) for _ in range(64)))
+        await asyncio.wait_for(calls, PATIENCE_SECONDS)
+
+    with tvm_split.deploy(bundle, three_workers, timeout_seconds=10 * PATIENCE_SECONDS) as deployment:
+        for _ in range(20):
+            asyncio.run(all_at_once())
+
+
 def test_a_coroutine_that_waits_holds_no_other_up(deployment: tvm_split.Deployment) -> None:
     async def beside() -> tuple[bool, tuple[np.ndarray, ...]]:
         running = asyncio.create_task(deployment.run_async(X))
