@@ -84,7 +84,10 @@ def test_workers_of_compose_answer_and_compute(tmp_path: Path) -> None:
         listed = [{"name": name, "address": f"127.0.0.1:{port}", "token_file": "token"} for name, port in ports.items()]
         (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"machines": listed}))
         cluster = tvm_split.Cluster.from_yaml(tmp_path / "cluster.yaml")
-        assert [describe(each, 10).machine for each in cluster.start().endpoints().values()] == ["worker-a", "worker-b"]
+        assert [describe(endpoint, 10).machine for endpoint in cluster.start().endpoints().values()] == [
+            "worker-a",
+            "worker-b",
+        ]
         split = {"worker-a": ["0"], "worker-b": ["2"]}
         with tvm_split.compile_and_deploy(network, (x,), cluster, split) as deployment:
             assert {stage.machine for stage in deployment.stages} == set(split)

@@ -18,6 +18,7 @@ A, B = "machine-a", "machine-b"
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
 
+@pytest.mark.slow
 def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split.Cluster) -> None:
     model = tvm_split.load_model(vgg().eval(), (torch.zeros(1, 3, 16, 16),))
     shards = [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.6, B: 0.4}, "each")]

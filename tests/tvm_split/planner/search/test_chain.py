@@ -82,7 +82,7 @@ def oversubscribed_problem(seed: int, workers: int, pieces: int, cores: int) -> 
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(2, 4), st.integers(4, 6), st.integers(1, 3))
 def test_identical_machines_on_shared_cores_equal_the_best_of_all_plans(
     seed: int, workers: int, pieces: int, cores: int
