@@ -99,7 +99,13 @@ class FirstFit(Strategy):
     def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
         best: Solution | None = None
         reason = "a piece fits no machine by its pins and times"
-        for stages in _plans(problem):
+        everything = tuple(piece.name for piece in _in_order(problem))
+        able = (
+            machine.name
+            for machine in problem.machines
+            if all(machine.name in piece.seconds for piece in problem.pieces)
+        )
+        for stages in (*((Stage((name,), everything),) for name in able), *first_fit_plans(problem)):
             try:
                 solution = solution_of(problem, stages, method="first fit, without a bound")
             except PlanError as error:
@@ -119,14 +125,13 @@ def _value(problem: Problem, solution: Solution) -> float:
     return objective_seconds(problem.objective, solution.evaluation)
 
 
-def _plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    """The plans to evaluate: each machine alone, then all machines under the periods of a bisection."""
+def first_fit_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
+    """Yield the plans of first fit, under the periods of a bisection; transfers and limits are not considered."""
     pieces = _in_order(problem)
     allowed = {piece.name: _machines_of(problem.pins, piece) for piece in pieces}
     able = [
         machine.name for machine in problem.machines if all(machine.name in allowed[piece.name] for piece in pieces)
     ]
-    yield from ((Stage((name,), tuple(piece.name for piece in pieces)),) for name in able)
     longest = {
         machine.name: sum(piece.seconds.get(machine.name, 0.0) for piece in pieces) for machine in problem.machines
     }

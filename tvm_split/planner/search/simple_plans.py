@@ -12,6 +12,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.order_costs import OrderCosts, Stretches
+from tvm_split.planner.strategy import first_fit_plans
 
 FINE = 1e-10
 """Relative width at which the binary search of periods ends."""
@@ -24,23 +25,32 @@ CLIENT_LIMITS = 9
 def simple_plans(instance: Instance) -> list[Candidate]:
     """Return the simple plans that fit.
 
-    First fit under the least period that works; if latency counts, also under longer periods, on fewer machines; with
-    replicas, also the whole network on all machines.
+    First fit under the least period that works, with and without the time of links; if latency counts, also under
+    longer periods, on fewer machines; with replicas, also the whole network on all machines.
     """
     problem = instance.problem
     plans: list[list[Placement] | None] = []
+    place_of = {piece: place for place, piece in enumerate(instance.pieces)}
+    machine_of = {machine: number for number, machine in enumerate(instance.machines)}
     for order in _fastest_first(instance):
         filling = _Filling(instance, order)
         plans.append(filling.least())
         if problem.objective == "latency" or math.isfinite(problem.maximum_latency_seconds):
             plans += [filling.under(problem.maximum_period_seconds), *filling.under_longer()]
+    for stages in first_fit_plans(problem):
+        plans.append(
+            [
+                Placement((machine_of[stage.machines[0]],), tuple(sorted(place_of[piece] for piece in stage.layers)))
+                for stage in stages
+            ]
+        )
     if problem.replicas:
         everything = tuple(range(len(instance.pieces)))
         plans += [[Placement(whole_set, everything)] for whole_set in _whole_sets(instance)]
     candidates = []
-    for stages in filter(None, plans):
+    for placements in filter(None, plans):
         with contextlib.suppress(PlanError):  # a link is missing between stages that are not adjacent
-            candidates.append(candidate(instance, stages))
+            candidates.append(candidate(instance, placements))
     return [plan for plan in candidates if fits(instance, plan)]
 
 
