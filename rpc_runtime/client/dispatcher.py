@@ -138,7 +138,7 @@ class Dispatcher:
             self._require_usable_locked()
             self._waiting.append(_MicroBatch(stream, arrays, given_arrays(self._program, arrays)))
             self._calls[stream] = None
-            done = self._dispatch_locked()
+            done, _ = self._dispatch_locked()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._attend_calls, name="calls", daemon=True)
                 self._thread.start()
@@ -239,29 +239,37 @@ class Dispatcher:
 
     def _put(self, batch: _MicroBatch) -> bool:
         """Wait until a stream's micro-batch was fed; return False if the stream has ended."""
-        done: list[_Result] = []
         with self.lock:
             self._waiting.append(batch)
-            try:
-                while True:
+        try:
+            while True:
+                with self.lock:
                     self._require_usable_locked()
                     if batch.stream.over:
                         return False
-                    done += self._dispatch_locked()
-                    if batch not in self._waiting:
-                        break
-                    self._changed.wait()
-            finally:
+                    done, has_fed = self._dispatch_locked()
+                    is_fed = batch not in self._waiting
+                    if not (has_fed or is_fed):
+                        self._changed.wait()
+                        continue
+                self._flush()
+                _settle(done)
+                if is_fed:
+                    return True
+        finally:
+            with self.lock:
                 if batch in self._waiting:
                     self._waiting.remove(batch)
                 self._notify_locked()
-        self._flush()
-        _settle(done)
-        return True
 
-    def _dispatch_locked(self) -> list[_Result]:
-        """Feed all micro-batches that there is room for; return calls whose results are then complete."""
+    def _dispatch_locked(self) -> tuple[list[_Result], bool]:
+        """Feed all micro-batches that there is room for, also of other streams and calls.
+
+        Return the calls whose results are then complete, and whether any micro-batch was fed. Before the caller waits,
+        it releases the lock, settles the calls, and flushes what was fed.
+        """
         done: list[_Result] = []
+        fed_before = self._results.submitted
         while (batch := self._next_locked()) is not None:
             self._waiting.remove(batch)
             stream = batch.stream
@@ -276,7 +284,7 @@ class Dispatcher:
             for tensor, place, machine in self._sends[sequence % len(self._sends)]:
                 self.outgoing[machine].put_locked(tensor, sequence, batch.given[place])
             done += self._hand_out_locked()
-        return done
+        return done, self._results.submitted > fed_before
 
     def _next_locked(self) -> _MicroBatch | None:
         """Return the next micro-batch to feed; None without room or a waiting micro-batch."""
@@ -341,10 +349,8 @@ class Dispatcher:
             with self.lock:
                 if self._failure is not None:
                     return
-                fed_before = self._results.submitted
-                done, late = self._dispatch_locked(), self._late_locked()
-                # Micro-batches that were fed just now have to be flushed before this thread waits.
-                if not done and not late and self._results.submitted == fed_before:
+                (done, has_fed), late = self._dispatch_locked(), self._late_locked()
+                if not has_fed and not late:
                     self._calls_changed.wait(
                         min(map(self._remaining_locked, self._calls), default=self._timeout_seconds)
                     )
