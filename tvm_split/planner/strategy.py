@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -99,13 +99,7 @@ class FirstFit(Strategy):
     def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
         best: Solution | None = None
         reason = "a piece fits no machine by its pins and times"
-        everything = tuple(piece.name for piece in _in_order(problem))
-        able = (
-            machine.name
-            for machine in problem.machines
-            if all(machine.name in piece.seconds for piece in problem.pieces)
-        )
-        for stages in (*((Stage((name,), everything),) for name in able), *first_fit_plans(problem)):
+        for stages in (*_plans_of_one_machine(problem), *first_fit_plans(problem)):
             try:
                 solution = solution_of(problem, stages, method="first fit, without a bound")
             except PlanError as error:
@@ -125,18 +119,23 @@ def _value(problem: Problem, solution: Solution) -> float:
     return objective_seconds(problem.objective, solution.evaluation)
 
 
-def first_fit_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    """Yield the plans of first fit, under the periods of a bisection; transfers and limits are not considered."""
+def _plans_of_one_machine(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     pieces = _in_order(problem)
-    allowed = {piece.name: _machines_of(problem.pins, piece) for piece in pieces}
-    able = [
-        machine.name for machine in problem.machines if all(machine.name in allowed[piece.name] for piece in pieces)
-    ]
+    names = tuple(piece.name for piece in pieces)
+    yield from ((Stage((machine,), names),) for machine in _able(problem, _allowed(problem, pieces)))
+
+
+def first_fit_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
+    """Yield the plans of first fit under the periods of a bisection; transfers and limits do not count."""
+    pieces = _in_order(problem)
+    allowed = _allowed(problem, pieces)
+    able = _able(problem, allowed)
     longest = {
         machine.name: sum(piece.seconds.get(machine.name, 0.0) for piece in pieces) for machine in problem.machines
     }
     order = sorted(longest, key=lambda name: (name not in able, longest[name]))
     low, high = 0.0, sum(longest.values())
+    last: tuple[Stage, ...] | None = None
     for _ in range(HALVINGS):
         period = (low + high) / 2
         stages = _filled(problem, pieces, order, allowed, period)
@@ -144,7 +143,18 @@ def first_fit_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
             low = period
         else:
             high = period
-            yield stages
+            if stages != last:
+                yield stages
+            last = stages
+
+
+def _able(problem: Problem, allowed: Mapping[str, set[str]]) -> list[str]:
+    """The machines on which every piece may be placed."""
+    return [machine.name for machine in problem.machines if all(machine.name in names for names in allowed.values())]
+
+
+def _allowed(problem: Problem, pieces: Sequence[Piece]) -> dict[str, set[str]]:
+    return {piece.name: _machines_of(problem.pins, piece) for piece in pieces}
 
 
 def _in_order(problem: Problem) -> list[Piece]:
