@@ -213,7 +213,7 @@ def test_tables_make_no_stage_of_their_own() -> None:
     )
     for first, last, expected in (
         ("attend", "attend", [((B,), ("table", "embed", "mask")), ((A, B), ("attend", "scale"))]),
-        ("embed", "embed", [((A, B), ("table", "embed")), ((B,), ("mask", "attend", "scale"))]),
+        ("embed", "embed", [((A, B), ("table", "embed", "mask")), ((B,), ("attend", "scale"))]),
         ("table", "mask", [((A, B), ("table", "embed", "mask")), ((B,), ("attend", "scale"))]),
     ):
         assert held(stages_with_shards(layers, [shard(first, last)], None, MACHINES)) == expected
