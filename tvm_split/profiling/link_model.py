@@ -110,7 +110,7 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
         rise = (larger.stream_seconds or 0.0) - (smaller.stream_seconds or 0.0)
         seconds_per_byte = max(seconds_per_byte, rise / (larger.size_bytes - smaller.size_bytes))
     # If a small tensor was disturbed, the slope to a large one may be near 0. That is noise, not bandwidth: limit it.
-    arrived = max(largest.single_seconds, largest.stream_seconds or 0.0)
+    arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
     seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
     latency_seconds = statistics.median(
         sample.single_seconds - sample.size_bytes * seconds_per_byte for sample in samples
