@@ -32,10 +32,9 @@ ALIKE_SECONDS = 2e-4
 class LinkSample:
     """Times of tensors of one size on a link.
 
-    ``single_seconds`` is the median time of a single tensor, from the end of compute at the source to the start of
-    compute at the destination. ``stream_seconds`` is the time per tensor in a stream beyond that of the computing, or
-    None. On a link with the client, ``processor_seconds`` is the CPU time per tensor of the machine that receives it
-    and sends one, without the computing.
+    ``single_seconds`` is the usual time of a single tensor, from the end of compute at the source to the start of
+    compute at the destination. ``stream_seconds`` is the time per tensor in a stream, or None. On a link with the
+    client, ``processor_seconds`` is the CPU time per tensor of the machine that receives it and sends one.
     """
 
     size_bytes: int
@@ -97,14 +96,15 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
     """Fit a line through at least two samples in ascending order of size.
 
     The bandwidth is the lower of two: that of a single tensor, whose copies follow each other, and that of a stream,
-    which a network may slow down after a while. The latency is the median of the remaining times of single tensors.
+    which a network may slow down after a while. The latency is that of the smallest tensor.
     """
-    largest = samples[-1]
+    smallest, largest = samples[0], samples[-1]
     # The median of the slopes between all pairs (Theil–Sen estimator) is robust against one disturbed sample.
-    seconds_per_byte = statistics.median(
+    slope = statistics.median(
         (larger.single_seconds - smaller.single_seconds) / (larger.size_bytes - smaller.size_bytes)
         for smaller, larger in combinations(samples, 2)
     )
+    seconds_per_byte = slope = max(slope, 0.0)
     streamed = [sample for sample in samples if sample.stream_seconds is not None]
     for smaller, larger in pairwise(streamed[-2:]):
         rise = (larger.stream_seconds or 0.0) - (smaller.stream_seconds or 0.0)
@@ -112,10 +112,7 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
     # If a small tensor was disturbed, the slope to a large one may be near 0. That is noise, not bandwidth: limit it.
     arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
     seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
-    latency_seconds = statistics.median(
-        sample.single_seconds - sample.size_bytes * seconds_per_byte for sample in samples
-    )
-    return LinkLine(max(latency_seconds, 0.0), 1 / seconds_per_byte)
+    return LinkLine(max(smallest.single_seconds - smallest.size_bytes * slope, 0.0), 1 / seconds_per_byte)
 
 
 def transfer_cost(to_machine: ProbedLink, from_machine: ProbedLink) -> StreamingCost:

@@ -1,9 +1,8 @@
 """Measures the links of a cluster over the runtime that models run on: real workers, streams, credits and copies.
 
-A program of stages that compute for a millisecond sends a small tensor from the client to A, one of the probed size
-from A to B, and a small one back. The time of the link is the time of a run minus compute and minus half a round trip
-to each machine. Clocks of different machines are never compared. A prediction adds up the same parts that are separated
-here.
+A program of pass-through stages sends a small tensor from the client to A, one of the probed size from A to B, and a
+small one back. The time of the link is the time of a run minus compute and minus half a round trip to each machine.
+Clocks of different machines are never compared. A prediction adds up the same parts that are separated here.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from tvm_split.profiling.rounds import SpotChecked, first_of, rounds_of, spot_ch
 from tvm_split.profiling.store import Store, entry_key
 from tvm_split.steps import StepProgress, Steps
 
-SERIES_SECONDS = 0.06
+SERIES_SECONDS = 0.04
 """Seconds of single runs, and of a stream, per size on a fast link."""
 FEWEST, MOST = 3, 60
 """Numbers of single runs, and of tensors in a stream."""
@@ -284,8 +283,8 @@ class _Probing:
 class Passage:
     """Times of a tensor through a pipeline, without its computing, in seconds.
 
-    ``single_seconds`` is the median of single runs. In a stream, a result arrives every ``stream_seconds`` more than
-    its slowest stage computes, and the machines take ``processor_seconds`` of CPU time per micro-batch.
+    ``single_seconds`` is the lower quartile of single runs. In a stream, a result arrives every ``stream_seconds``, and
+    the machines take ``processor_seconds`` of CPU time per micro-batch.
     """
 
     single_seconds: float
@@ -305,17 +304,19 @@ def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_sec
         if event.kind == COMPUTE:
             computed[event.stage][event.sequence] = (event.end_nanoseconds - event.start_nanoseconds) / 1e9
     singles = [seconds - sum(stage[number] for stage in computed.values()) for number, seconds in enumerate(runs, 1)]
-    usual = [statistics.median(stage.values()) for stage in computed.values()]
+    usual = sum(statistics.median(stage.values()) for stage in computed.values())
     stream_seconds, processor_seconds = None, 0.0
     if runs[0] < HOPELESS_SECONDS:
         streamed = 1 + _times(series_seconds, runs[0] / 2)
         before = sum(pipeline.processor_seconds().values())
         arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * streamed)]
         after = sum(pipeline.processor_seconds().values())
-        processor_seconds = max((after - before) / streamed - sum(usual), 0.0)
-        stream_seconds = max((arrivals[-1] - arrivals[0]) / (streamed - 1) - max(usual), 0.0)
+        processor_seconds = max((after - before) / streamed - usual, 0.0)
+        stream_seconds = (arrivals[-1] - arrivals[0]) / (streamed - 1)
     transports = {(link.source, link.destination): link.transport for link in pipeline.links()}
-    return Passage(max(statistics.median(singles), 0.0), stream_seconds, processor_seconds, transports)
+    # Other programs only make runs longer, so the lower quartile counts.
+    single_seconds = statistics.quantiles(singles, n=4, method="inclusive")[0]
+    return Passage(max(single_seconds, 0.0), stream_seconds, processor_seconds, transports)
 
 
 def _times(series_seconds: float, seconds: float) -> int:

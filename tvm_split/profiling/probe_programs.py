@@ -1,4 +1,4 @@
-"""Programs that compute for a millisecond and pass tensors of given sizes, to measure links over the real runtime."""
+"""Programs that pass tensors of given sizes, to measure links over the real runtime."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.stage import StageCompiler
-
-LEAST_BYTES = 64
-"""Least size of a tensor that is passed."""
-SIDE = 256
-"""Side of the square matrices that a stage multiplies; they fit a core's second-level cache."""
 
 
 class ProbePrograms:
@@ -40,7 +35,7 @@ class ProbePrograms:
     def chain(self, machines: Sequence[str], sizes_bytes: Sequence[int], *, on_gpus: bool = False) -> Program:
         """Return a program from the client over the machines and back.
 
-        ``sizes_bytes`` are the sizes of the tensors before, between and after the machines, at least `LEAST_BYTES`.
+        ``sizes_bytes`` are the sizes of the tensors before, between and after the machines.
 
         Raises:
             CompileError: there is no linker here for a machine's architecture, or no code can be made for its GPU.
@@ -68,39 +63,25 @@ class ProbePrograms:
         if key not in self._libraries:
             with ScratchFolder("build") as folder:
                 library, compiler = folder.path / "pass.so", StageCompiler(target)
-                function = _passing(input_bytes, output_bytes, computes=not on_gpu)
-                compiler.build(compiler.lower(function)["schedule"], library, "the stage of a probe")
+                scheduled = compiler.lower(_passing(input_bytes, output_bytes))["schedule"]
+                compiler.build(scheduled, library, "the stage of a probe")
                 self._libraries[key] = self._blobs.add_file(library)
         return self._libraries[key]
 
 
-def _passing(input_bytes: int, output_bytes: int, *, computes: bool) -> relax.Function:
+def _passing(input_bytes: int, output_bytes: int) -> relax.Function:
     """Return a function that returns the first bytes of its input, or its first byte repeated, all inverted.
 
-    The bytes are inverted, because otherwise a result of equal size would be a view, which the runtime copies. With
-    ``computes`` it first multiplies matrices, for about a millisecond on a present-day core: meanwhile the threads that
-    transfer tensors go to sleep, as they do while a network computes.
+    The bytes are inverted, because otherwise a result of equal size would be a view, which the runtime copies.
     """
     tensor = relax.Var("tensor", relax.TensorType((input_bytes,), "uint8"))
 
     def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-        def first(value: relax.Expr, count: int) -> relax.Expr:
-            return builder.emit(relax.op.strided_slice(value, [0], [0], [count]))
-
-        passed = first(tensor, output_bytes if input_bytes >= output_bytes else 1)
-        if input_bytes < output_bytes:
+        count = output_bytes if input_bytes >= output_bytes else 1
+        passed = builder.emit(relax.op.strided_slice(tensor, [0], [0], [count]))
+        if count < output_bytes:
             passed = builder.emit(relax.op.broadcast_to(passed, (output_bytes,)))
-        passed = builder.emit(relax.op.bitwise_not(passed))
-        if computes:
-            numbers = builder.emit(relax.op.astype(first(tensor, LEAST_BYTES), "float32"))
-            column = builder.emit(relax.op.reshape(numbers, (LEAST_BYTES, 1)))
-            wide = builder.emit(relax.op.broadcast_to(column, (LEAST_BYTES, SIDE**2 // LEAST_BYTES)))
-            matrix = builder.emit(relax.op.reshape(wide, (SIDE, SIDE)))
-            product = builder.emit(relax.op.reshape(builder.emit(relax.op.matmul(matrix, matrix)), (SIDE**2,)))
-            # The product of bytes is never negative, so this adds 0; a compiler does not know that.
-            zero = builder.emit(relax.op.minimum(first(product, 1), relax.const(0.0, "float32")))
-            passed = builder.emit(relax.op.add(passed, builder.emit(relax.op.astype(zero, "uint8"))))
-        return [passed]
+        return [builder.emit(relax.op.bitwise_not(passed))]
 
     return new_function("probe", [tensor], emit)
 
