@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm.script import ir as I, relax as R
 
 from relay_passes.bound_indices import BoundIndices
 from relay_passes.ir import constant
@@ -15,62 +14,27 @@ from tests.helpers.relax_graphs import module_of
 from tvm_split.compiler.stage import code_of
 
 
-def test_rows_that_are_not_there_are_not_numbers() -> None:
-    @I.ir_module
-    class Before:
-        @R.function
-        def main(words: R.Tensor((4,), "int64"), table: R.Tensor((10, 2), "float32"), ages: R.Tensor((10,), "int32")):
-            with R.dataflow():
-                rows = R.take(table, words, axis=0)
-                age = R.take(ages, words, axis=0)
-                wrapped = R.take(table, words, axis=0, mode="wrap")
-                first = R.take(table, R.const(0, "int64"), axis=0)
-                none = R.take(table, R.const(10, "int64"), axis=0)
-                result = (rows, age, wrapped, first, none)
-                R.output(result)
-            return result
-
-    @I.ir_module
-    class Expected:
-        @R.function
-        def main(words: R.Tensor((4,), "int64"), table: R.Tensor((10, 2), "float32"), ages: R.Tensor((10,), "int32")):
-            with R.dataflow():
-                rows = R.take(table, words, axis=0, mode="nan")
-                age = R.take(ages, words, axis=0, mode="clip")
-                wrapped = R.take(table, words, axis=0, mode="wrap")
-                first = R.take(table, R.const(0, "int64"), axis=0)
-                none = R.take(table, R.const(10, "int64"), axis=0, mode="nan")
-                result = (rows, age, wrapped, first, none)
-                R.output(result)
-            return result
-
-    tvm.ir.assert_structural_equal(BoundIndices()(Before), Expected)
+@pytest.mark.parametrize("is_constant", [False, True], ids=["computed", "constant"])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_a_take_outside_gives_nan_or_the_nearest_element(dtype: str, is_constant: bool) -> None:
+    table, index = relax.Var("t", relax.TensorType((10, 2), dtype)), relax.Var("i", relax.TensorType((4,), "int64"))
+    rows, indices = np.arange(20).reshape(10, 2).astype(dtype), np.array([-1, 0, 9, 10**12])
+    call = relax.op.take(table, constant(indices) if is_constant else index, 0, "fast")
+    module = BoundIndices()(module_of([table, index], lambda builder: [builder.emit(call)]))
+    nearest = rows[[0, 0, 9, 9]]
+    expected = np.where([[True], [False], [False], [True]], np.nan, nearest) if dtype == "float32" else nearest
+    np.testing.assert_array_equal(run(module, rows, indices)[0], expected)
 
 
-def test_coordinates_are_limited_each_by_its_axis() -> None:
-    @I.ir_module
-    class Before:
-        @R.function
-        def main(data: R.Tensor((3, 5, 7), "float32"), index: R.Tensor((4, 2), "int64")):
-            with R.dataflow():
-                gathered = R.gather_nd(data, index, batch_dims=0)
-                result = (gathered,)
-                R.output(result)
-            return result
+def test_modes_of_the_source_and_valid_constants_stay() -> None:
+    table, index = relax.Var("t", relax.TensorType((10, 2), "float32")), relax.Var("i", relax.TensorType((4,), "int64"))
 
-    @I.ir_module
-    class Expected:
-        @R.function
-        def main(data: R.Tensor((3, 5, 7), "float32"), index: R.Tensor((4, 2), "int64")):
-            with R.dataflow():
-                above = R.maximum(index, R.const(0, "int64"))
-                inside = R.minimum(above, R.const([2, 4], "int64"))
-                gathered = R.gather_nd(data, inside, batch_dims=0)
-                result = (gathered,)
-                R.output(result)
-            return result
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        wrapped = builder.emit(relax.op.take(table, index, 0, "wrap"))
+        return [wrapped, builder.emit(relax.op.take(table, relax.const([0, 9], "int64"), 0))]
 
-    tvm.ir.assert_structural_equal(BoundIndices()(Before), Expected)
+    module = module_of([table, index], emit)
+    tvm.ir.assert_structural_equal(BoundIndices()(module), module)
 
 
 OPERATIONS: dict[str, tuple[Callable[..., relax.Expr], list[int]]] = {

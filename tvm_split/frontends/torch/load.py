@@ -86,7 +86,7 @@ def _model(
     if has_channels_last:
         built, orders = channels_first(built)
     inputs = built.inputs
-    reference: Reference = TorchReference(run, _structure(program, len(inputs)), lowered, built.held)
+    reference: Reference = TorchReference(run, _structure(program), lowered, built.held)
     if has_channels_last:
         reference = Arranged(reference, orders)
     fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
@@ -105,14 +105,12 @@ def _as_tensors(value: Any) -> Any:
     return pytree.tree_map(lambda leaf: to_torch(leaf) if hasattr(leaf, "__array_interface__") else leaf, value)
 
 
-def _structure(program: ExportedProgram, count: int) -> Callable[[Sequence[torch.Tensor]], Arguments]:
+def _structure(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], Arguments]:
     """Return a function from flat tensors to the arguments of the program's source; other leaves are constant."""
     spec = program.call_spec.in_spec
     leaves = [entry.arg for entry in program.graph_signature.input_specs if entry.kind is InputKind.USER_INPUT]
 
     def arguments_of(tensors: Sequence[torch.Tensor]) -> Arguments:
-        if len(tensors) != count:
-            raise ModelImportError(f"the model takes {count} tensors, given are {len(tensors)}")
         waiting = iter(tensors)
         values = [leaf.value if isinstance(leaf, ConstantArgument) else next(waiting) for leaf in leaves]
         positional, keyword = pytree.tree_unflatten(values, spec)
