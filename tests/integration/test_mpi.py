@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -131,17 +130,6 @@ def test_two_worlds_are_not_joined(tmp_path: Path) -> None:
         endpoints = {"machine-a": first_world["machine-a"], "machine-b": second_world["machine-b"]}
         with pytest.raises(WorkerError, match=r"machine 'machine-b'.*different MPI worlds: one mpiexec"):
             deployed(joined_by_mpi(endpoints))
-
-
-def test_workers_without_mpi_are_told(tmp_path: Path) -> None:
-    workers = LocalWorkers(NAMES[:2])
-    try:
-        with pytest.raises(
-            WorkerError, match=r"'machine-a'.* cannot be opened by mpi: .*in no MPI world.*--transport mpi"
-        ):
-            deployed(joined_by_mpi(workers.endpoints))
-    finally:
-        workers.close()
 
 
 def test_the_client_is_in_no_world() -> None:

@@ -168,18 +168,6 @@ def test_room_that_three_nodes_do_not_have(three_nodes: Any) -> None:
         assert len(hosts(cluster)) == 3
 
 
-@pytest.mark.slow
-def test_memory_and_parts_of_processors(own_ray: Any) -> None:
-    resources = {"memory": 1e8, "num_cpus": 0.5}
-    free = own_ray.available_resources()
-    with tvm_split.Cluster.from_ray(workers=2, resources=resources) as cluster:
-        assert len(cluster.endpoints()) == 2
-        eventually(lambda: own_ray.available_resources().get("CPU") == 1.0, "both workers have their half CPU")
-        assert free["memory"] - own_ray.available_resources()["memory"] == 2e8
-    with pytest.raises(DeadlineError, match=r"'memory': 1e\+18\} each \(SPREAD\); free are \{.*'memory': "):
-        tvm_split.Cluster.from_ray(workers=1, resources={"memory": 1e18}, timeout_seconds=2.0).start().endpoints()
-
-
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [

@@ -170,21 +170,6 @@ def test_few_rows_that_machines_share() -> None:
         tvm_split.plan(model, unequal, shards=tvm_split.Shard("0", "2", "rows", {A: 0.1, B: 0.45, C: 0.45}))
 
 
-def test_what_fits_on_no_machine_is_shared() -> None:
-    """One layer of 4 MB does not fit on a machine of 3 MB."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 4)).eval()
-    model = tvm_split.load_model(network, (torch.zeros(1, 1000),))
-    small = linked(tuple(Machine(name, memory_bytes=3_000_000) for name in (A, B)), 1e9, 1e-4)
-    for objective in ("latency", "throughput"):
-        plan = tvm_split.plan(model, small, objective=objective, estimate=True)  # type: ignore[arg-type]
-        assert shared(plan)
-        assert plan.prediction is not None
-        assert all(machine.memory_bytes <= 3_000_000 for machine in plan.prediction.machines)
-        with pytest.raises(tvm_split.PlanError, match="memory"):
-            tvm_split.plan(model, small, objective=objective, estimate=True, auto_shards=False)  # type: ignore[arg-type]
-
-
 def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster) -> None:
     """Weights of 4 MB on machines of 1.9 MB, planned automatically and by hand."""
     torch.manual_seed(0)

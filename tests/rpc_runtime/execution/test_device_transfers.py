@@ -59,7 +59,7 @@ def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
             transfer.close()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs(most_replicas=2), count=st.sampled_from([1, 12]))
 def test_any_program_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
     cuda.standInSlow(300)

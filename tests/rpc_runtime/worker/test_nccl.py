@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,48 +53,30 @@ def workers(library: Path, nccl: Nccl, tmp_path_factory: pytest.TempPathFactory)
         yield started
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs(most_replicas=2, machines="ABC", blob=BLOB), count=st.sampled_from([1, 12]))
 def test_any_program_by_nccl(program: Program, count: int, workers: GpuWorkers, library: Path) -> None:
     fed = batches(program, count)
     with opened(workers, program, library, BY_NCCL) as pipeline:
         assert carried(pipeline) <= {"nccl"}
         results = list(pipeline.stream(fed))
+    assert all(is_empty(workers, name) for name in program.machines)
     for batch, result in zip(fed, results, strict=True):
         expected = evaluate(program, batch)
         assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
-def test_links_are_by_nccl_and_nothing_stays_when_they_are_closed(workers: GpuWorkers, library: Path) -> None:
-    with opened(workers, chain(), library, BY_NCCL) as pipeline:
-        pipeline.run(batches(chain(), 1)[0])
-    assert all(is_empty(workers, name) for name in "AB")
-    for moment in (0.0, 0.05):
-        pipeline = opened(workers, chain(), library, BY_NCCL)
-        assert carried(pipeline) == {"nccl"}
-        assert [workers.areas(name) for name in "AB"] == [3, 3]  # the slots for what it receives
-        results = pipeline.stream(batches(chain(), 200))
-        next(results)
-        threading.Event().wait(moment)
-        pipeline.close()
-        assert all(is_empty(workers, name) for name in "AB")
-
-
-@pytest.mark.parametrize("dies", "AB")
-def test_a_killed_worker_leaves_nothing_with_its_neighbour(
-    dies: str, library: Path, nccl: Nccl, tmp_path: Path
-) -> None:
-    (lives,) = set("AB") - {dies}
+def test_a_killed_worker_leaves_nothing_with_its_neighbour(library: Path, nccl: Nccl, tmp_path: Path) -> None:
     with gpu_workers("ABC", library, tmp_path, environment=lambda name: nccl) as workers:
         with opened(workers, chain(), library, BY_NCCL) as pipeline:
             results = pipeline.stream(batches(chain(), 1000))
             for _ in range(5):
                 next(results)
-            os.kill(workers.processes[dies].pid, signal.SIGKILL)
-            with pytest.raises(WorkerUnavailableError, match=f"'{dies}'"):
+            os.kill(workers.processes["A"].pid, signal.SIGKILL)
+            with pytest.raises(WorkerUnavailableError, match="'A'"):
                 list(results)
-        assert is_empty(workers, lives)
-        program = chain(f"{lives}C{lives}")  # its GPU is free for others
+        assert is_empty(workers, "B")
+        program = chain("BCB")  # its GPU is free for others
         with opened(workers, program, library, BY_NCCL) as pipeline:
             assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(program, [np.array([1, 2])]))
 
@@ -104,9 +85,7 @@ def test_a_killed_worker_leaves_nothing_with_its_neighbour(
     ("end", "variables", "message"),
     [
         ("A", {"LD_LIBRARY_PATH": ""}, "cannot be opened by nccl: NCCL's library, libnccl.so.2, is not found"),
-        ("B", {"STAND_IN_NCCL": "2708"}, "is NCCL 0.27.8, and 2.18.0 or newer is needed"),
         ("B", {"STAND_IN_NCCL": "22800"}, "the same NCCL, this one has 2.28.0, the other one 2.27.3"),
-        ("B", {"STAND_IN_BUS": "0000:41:00.0"}, "both ends are on the same GPU"),
     ],
 )
 def test_ends_that_nccl_cannot_join_leave_nothing(
