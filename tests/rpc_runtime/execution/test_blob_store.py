@@ -87,14 +87,6 @@ def test_a_removed_folder_is_made_again_with_the_pins_but_not_to_release_them(tm
             call()
 
 
-def test_the_default_limit_is_a_part_of_the_free_disk(tmp_path: Path) -> None:
-    free = shutil.disk_usage(tmp_path).free
-    store = BlobStore(tmp_path)
-    assert 0.7 * free < store.limit_bytes < 0.9 * free
-    with pytest.raises(BlobError, match="--cache-limit-bytes"):
-        store.write(BlobSpec("0" * 64, int(0.95 * free)), [])
-
-
 def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, limit_bytes=10)
     old, new = put(store, b"aaaa"), put(store, b"bbbb")
