@@ -18,15 +18,15 @@ import socket
 import struct
 import tempfile
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NoReturn
+from typing import Any
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.cuda_code import toolkit_text
 from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
-from rpc_runtime.processes import keep_small, kill_group
+from rpc_runtime.processes import ForkedChild
 from rpc_runtime.wire.tracker import (
     MAXIMUM_KEY_LETTERS,
     RPC_MAGIC,
@@ -89,17 +89,11 @@ class Session:
         self._connection = connection
         self._seconds = seconds
         self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-", ignore_cleanup_errors=True)
-        parent = os.getpid()
-        self._child = os.fork()
-        if self._child == 0:
-            _serve(connection, Path(self._folder.name), parent, seconds or 0.0)
-        self.ended = os.pidfd_open(self._child)
+        self._child = ForkedChild(partial(_serve, connection, Path(self._folder.name)), seconds or 0.0)
+        self.ended = self._child.ended
 
     def close(self) -> None:
-        kill_group(self._child)
-        _, status = os.waitpid(self._child, 0)
-        os.close(self.ended)
-        if os.waitstatus_to_exitcode(status) == -signal.SIGALRM:
+        if self._child.end() == -signal.SIGALRM:
             import tvm_ffi
 
             with contextlib.suppress(Exception):  # the client has disconnected
@@ -219,18 +213,14 @@ def _seconds_in(options: list[str]) -> float | None:
     return None
 
 
-def _serve(connection: socket.socket, folder: Path, parent: int, seconds: float) -> NoReturn:
-    """Serve a session in the child process, then exit; SIGALRM ends it after ``seconds`` (0: never)."""
-    try:
-        keep_small(parent)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        os.chdir(folder)
-        _provide_files(folder)
-        import tvm_ffi
+def _serve(connection: socket.socket, folder: Path) -> int:
+    """Serve a session in the child process; return its exit code."""
+    os.chdir(folder)
+    _provide_files(folder)
+    import tvm_ffi
 
-        tvm_ffi.get_global_func("rpc.ServerLoop")(connection.fileno())
-    finally:
-        os._exit(0)
+    tvm_ffi.get_global_func("rpc.ServerLoop")(connection.fileno())
+    return 0
 
 
 def _provide_files(folder: Path) -> None:
