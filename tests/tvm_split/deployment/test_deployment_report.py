@@ -88,7 +88,6 @@ def test_nothing_was_run():
 @pytest.mark.parametrize(
     ("compute", "wire", "words"),
     [
-        ((10, 6), 2, ()),
         ((11, 6), 2, ()),
         ((13, 6), 2, ("machine-a computes 13 ms and not 10 ms (1.30 times as long)", "Profile machine-a again")),
         ((10, 3), 2, ("machine-b computes 3 ms", "more layers")),
@@ -184,14 +183,6 @@ def test_replicas_are_measured_by_their_share_of_the_stream():
         assert between[A, end].bytes.ratio == pytest.approx(1.0)
         assert between[A, end].seconds.ratio == pytest.approx(1.0)  # A sends each micro-batch to one of them
     assert report.to_dict()["machines"][2]["shares"] == [pytest.approx(1 / 3)]
-
-
-def test_a_machine_with_a_stage_of_its_own_and_a_replica():
-    replicated = taking_turns(stage(0, B, ("x",), ("y",)), 0, 1)
-    report = report_of(plan_for(replicated), replicated, turned(replicated, (3, 6, 12)), streamed(21))
-    assert report.machines[0].stages == ("stage_0", "stage_1")
-    assert report.machines[0].shares == (1.0, 0.5)
-    assert report.machines[0].compute.measured == pytest.approx(0.003 + 0.006 / 2)
 
 
 @pytest.mark.parametrize(("milliseconds", "ratio"), [(4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2)])
