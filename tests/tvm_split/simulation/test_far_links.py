@@ -24,7 +24,7 @@ def test_a_stream_is_as_fast_as_its_slowest_stage_or_link(
     stages: int, period: float, latency: float, wire: float
 ) -> None:
     scenario = even(stages, period, wire, latency)
-    simulation = simulate(scenario, micro_batches=400)
+    simulation = simulate(scenario, micro_batches=1000)
     assert simulation.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
 
 
@@ -67,5 +67,5 @@ def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int 
 @pytest.mark.parametrize("returns", [False, True])
 def test_what_skips_a_far_way_does_not_hold_it_up(returns: bool, slow: int | None) -> None:
     scenario = around(4, 0.002, 0.02, returns=returns, slow=slow)
-    simulation = simulate(scenario, micro_batches=400)
+    simulation = simulate(scenario, micro_batches=1000)
     assert simulation.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
