@@ -157,7 +157,7 @@ def test_a_bundle_of_another_version(bundle: tvm_split.Bundle, tmp_path: Path) -
     text = json.dumps({**manifest, "version": 99})
     (tmp_path / "manifest.json").write_text(text)
     (tmp_path / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
-    with pytest.raises(tvm_split.BundleError, match=r"of version 99; this version of tvm-split reads .* of version 5"):
+    with pytest.raises(tvm_split.BundleError, match=r"of version 99; this version of tvm-split reads .* of version \d"):
         tvm_split.Bundle.load(tmp_path)
 
 

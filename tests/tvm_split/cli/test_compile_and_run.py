@@ -1,9 +1,11 @@
 import json
 
 import numpy as np
+import onnx
 import pytest
 
-from tests.models.small_onnx_model import INPUT_SHAPE, OUTPUT_SHAPE
+import tvm_split
+from tests.models.small_onnx_model import INPUT_SHAPE, OUTPUT_SHAPE, small_model
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
@@ -93,6 +95,35 @@ def test_run_a_model_at_once(invoke_json, onnx_path):
     assert (report["micro_batches"], report["inputs"], len(report["stages"])) == (2, "random", 1)
 
 
+def test_a_bundle_for_machines_of_other_names(invoke, invoke_json, bundle, images, expected_outputs, tmp_path):
+    path, values = images
+    renamed = ("--rename", "machine-a=ta", "--rename", "machine-b=machine-a")
+    report = invoke_json("run", bundle, *renamed, "--inputs", path, "--output", tmp_path / "out.npz")
+    assert [stage["machine"] for stage in report["stages"]] == ["ta", "machine-a"]
+    assert list(report["output"]["shapes"]) == ["scores"]
+    np.testing.assert_allclose(only_array(tmp_path / "out.npz"), expected_outputs(values), rtol=1e-4, atol=1e-5)
+    for wrong, message in (("machine-a", "OLD=NEW"), ("desk=ta", "no machine 'desk'"), ("machine-a=machine-b", "both")):
+        assert message in invoke("deploy", bundle, "--rename", wrong, code=2).stderr
+
+
+@pytest.mark.parametrize("source", ["open.onnx", "network:plain", "network:example"])
+def test_a_plan_keeps_its_sizes_and_fits_the_file_under_another_name(invoke, source, tmp_path, monkeypatch):
+    model = small_model()
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(model, tmp_path / "open.onnx")
+    onnx.save(model, tmp_path / "copy.onnx")
+    lines = ["import torch", "plain = torch.nn.Linear(4, 2)", "def example(): return plain, (torch.ones(1, 4),)"]
+    (tmp_path / "network.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--input-shape", "3,4") if source == "network:plain" else ("--batch", "3")
+    invoke("plan", source, *sizes, "--workers", "1", "--stages", "1", "--output", "plan.json")
+    invoke("compile", source.replace("open", "copy"), "--plan", "plan.json", "--output", "bundle")
+    assert {tensor.shape[0] for tensor in tvm_split.Bundle.load("bundle").program.inputs} == {3}
+    if source == "open.onnx":
+        assert tvm_split.compile("copy.onnx", "plan.json", verify=False).program.inputs[0].shape[0] == 3
+
+
 def test_deploy_says_what_was_sent(invoke, bundle):
     text = invoke("deploy", bundle).stdout
     assert "machine-b" in text
@@ -117,6 +148,7 @@ def test_inputs_that_do_not_fit(invoke, bundle, tmp_path, arrays, message):
 
 def test_other_wrong_use(invoke, bundle, tmp_path):
     assert "without a bundle" in invoke("run", tmp_path, code=2).stderr
+    assert "'nope' is no bundle's folder" in invoke("run", "nope", code=2).stderr
     assert (
         "missing.npz"
         in invoke("run", bundle, "--cluster", "in-process", "--inputs", tmp_path / "missing.npz", code=2).stderr
