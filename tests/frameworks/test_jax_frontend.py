@@ -74,6 +74,7 @@ def test_arguments_may_be_nested_and_are_named() -> None:
     arguments = {"pair": {"a": X, "b": [X + 1]}, "scale": np.float32(2), "negate": True}
     model = load_model(mixed, arguments)
     assert [spec.name for spec in model.inputs] == ["pair_a", "pair_b_0", "scale"]
+    assert [spec.name for spec in model.outputs] == ["difference", "sum"]
     assert_equal_to_source(model, [X, X + 1, np.float32(2)])
     assert [spec.shape for spec in load_model(lambda *many: many[0] + many[1], (X, X)).inputs] == [(2, 3), (2, 3)]
 
