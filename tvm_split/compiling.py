@@ -14,6 +14,7 @@ import tvm
 from rpc_runtime.program.program import Program, RouteCodec, StageSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.tuning import TuningDatabase
+from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
@@ -37,8 +38,8 @@ from tvm_split.values import content_of
 
 @says_progress("compiling")
 def compile(
-    model: Model,
-    plan: Plan,
+    model: ModelLike,
+    plan: PlanLike,
     *,
     verify: bool = True,
     dump_folder: str | Path | None = None,
@@ -46,6 +47,8 @@ def compile(
     on_progress: StepProgress | None = None,
 ) -> Bundle:
     """Compile every stage of a plan for its machine's target; a stage with replicas once for each target among them.
+
+    Model and plan may also be the paths of their files; open sizes of the model are those for which the plan was made.
 
     With ``verify``, the compiled stages run in this process on the model's example inputs and are compared with the
     source framework, if both are available. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
@@ -60,8 +63,8 @@ def compile(
         CompileError: a stage cannot be compiled for its target.
         VerificationError: the compiled stages and the source disagree; names the first layer whose values differ.
     """
-    if plan.model != model.name:
-        raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
+    plan = as_plan(plan)
+    model = as_model(model, plan.inputs)
     model = in_precision(model, plan.precision)
     tuned = open_database(database)
     report = on_progress or (lambda what, done, steps: None)
@@ -152,15 +155,16 @@ def _compiled(
     tensors = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     tensors.update({tensor.name: tensor for tensor in model.inputs})
     results = tuple(tensors[name] for name in whole.outputs)
-    program = _program(plan, Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts))
+    output_names = tuple(tensor.name for tensor in model.outputs)
+    program = Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts, output_names=output_names)
+    program = _with_codecs(program, plan)
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-    outputs = tuple(tensor.name for tensor in model.outputs)
-    return Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs, cuda)
+    return Bundle(model.name, plan, program, ir, kernels, versions, Verified.NO, blobs, cuda)
 
 
-def _program(plan: Plan, program: Program) -> Program:
+def _with_codecs(program: Program, plan: Plan) -> Program:
     """Return the program with the plan's codecs; raises a `PlanError` that names a tensor whose codec does not fit."""
     codecs = tuple(RouteCodec(codec.tensor, codec.source, codec.destination, codec.codec) for codec in plan.codecs)
     program = replace(program, codecs=codecs)
