@@ -6,13 +6,13 @@ The table of frontends has the sources, packages and loader of each; it imports 
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.registry import Registry
 from tvm_split.errors import ModelImportError
 
@@ -23,9 +23,6 @@ __all__ = ["FRONTENDS", "Frontend", "ImportRequest", "load_model"]
 
 MOST_ELEMENTS = 2**31 - 1
 """The largest size of an axis: some importers and frameworks use 32-bit sizes."""
-
-_LOCK = threading.RLock()
-"""Held during an import: tracing patches classes of the frameworks, which must not overlap."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +202,7 @@ def load_model(
                 f"importing this model needs {package}, which is not installed: pip install {install}"
             )
     module, _, function = frontend.load.partition(":")
-    with _LOCK:
+    with ONE_AT_A_TIME:
         model: Model = getattr(importlib.import_module(module), function)(source, request)
     return model
 
