@@ -43,9 +43,11 @@ def _coordinates(mode: str, scale: np.float32, size: int, target: int, start: fl
     elif mode == "align_corners":
         result = places * np.float32(size - 1) / np.float32(max(target - 1, 1))
     elif mode == "tf_crop_and_resize":
-        start, end, last = np.float32(start), np.float32(end), np.float32(size - 1)
-        alone = np.full(1, half * (start + end) * last)
-        result = start * last + places * (end - start) * last / np.float32(target - 1) if target > 1 else alone
+        first, extent, last = np.float32(start), np.float32(end) - np.float32(start), np.float32(size - 1)
+        if target > 1:
+            result = first * last + places * extent * last / np.float32(target - 1)
+        else:
+            result = np.full(1, half * (first + np.float32(end)) * last)
     elif mode == "tf_half_pixel_for_nn":
         result = (places + half) / scale
     elif mode == "half_pixel_symmetric":
