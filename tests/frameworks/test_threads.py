@@ -32,4 +32,4 @@ def test_networks_of_several_frameworks_are_loaded_and_compiled_at_the_same_time
         (network(), (image[:, :8, :8],)),
         (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval(), (row,)),
     ]
-    assert_same_in_threads(sources * 2)
+    assert_same_in_threads(sources)

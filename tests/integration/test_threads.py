@@ -18,11 +18,11 @@ def test_networks_are_loaded_and_compiled_at_the_same_time() -> None:
         (node_model("Conv", [image], [random(4, 3, 3, 3)]), (image,)),
         (node_model("Resize", [image], [None, np.float32([1, 1, 1.3, 2])], mode="linear"), (image,)),
     ]
-    assert_same_in_threads(sources * 2)
+    assert_same_in_threads(sources)
 
 
 def test_networks_are_traced_while_others_run() -> None:
     """A torch network is a reference in its own process: it runs while another thread exports one."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 2)).eval()
-    assert_same_in_threads([(network, (random(rows, 6),)) for rows in range(1, 5)])
+    assert_same_in_threads([(network, (random(rows, 6),)) for rows in (1, 2)])
