@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.worker.process import main
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
@@ -132,11 +134,9 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
         (["--token-file", sys.executable], "is no text"),
     ],
 )
-def test_wrong_use_is_one_clear_line(start: Start, arguments: list[str], words: str) -> None:
-    process = start(*arguments)
-    assert process.wait(PATIENCE_SECONDS) == 2
-    assert process.stderr is not None
-    message = process.stderr.read()
+def test_wrong_use_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(io.StringIO(), arguments) == 2
+    message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert words in message
     assert message.count("\n") == 1
