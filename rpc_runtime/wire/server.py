@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, status_of
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, TlsFiles, Token, split_address
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, TlsFiles, Token
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +114,12 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
     Raises:
         WorkerError: the address cannot be used.
     """
-    host, port = split_address(listen)
+    address = Address.parse(listen)
     try:  # gRPC itself reports only that it failed, and writes the reason to its own log
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host.strip("[]"), port), family=family).close()
+        address.listen().close()
         if tls is None:
-            return f"{host}:{server.add_insecure_port(listen)}"
-        return f"{host}:{server.add_secure_port(listen, tls.server_credentials())}"
+            return str(replace(address, port=server.add_insecure_port(listen)))
+        return str(replace(address, port=server.add_secure_port(listen, tls.server_credentials())))
     except (OSError, RuntimeError) as error:
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error

@@ -15,8 +15,8 @@ from grpc_health.v1.health import SERVICE_NAME, HealthServicer
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
 from rpc_runtime.errors import WorkerError
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import open_channel
-from rpc_runtime.wire.security import LOOPBACK_OF, split_address
 from rpc_runtime.wire.server import CallQuota, bind, new_server
 from rpc_runtime.worker.service import CONTROL_SERVICE
 
@@ -59,13 +59,12 @@ def require_answer(address: str, *, has_tls: bool) -> None:
     Raises:
         WorkerError: the worker does not answer.
     """
-    host, port = split_address(address)
-    host = LOOPBACK_OF.get(host, host)
+    own = Address.parse(address).from_here
     try:
         if has_tls:
-            socket.create_connection((host.strip("[]"), port), ANSWER_SECONDS).close()
+            socket.create_connection((own.host, own.port), ANSWER_SECONDS).close()
         else:
-            with open_channel(f"{host}:{port}", None) as channel:
+            with open_channel(str(own), None) as channel:
                 HealthStub(channel).Check(pb.HealthCheckRequest(), timeout=ANSWER_SECONDS)
     except (OSError, grpc.RpcError) as error:
         reason = error if isinstance(error, OSError) else error.details()

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -25,9 +26,10 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, new_token, published, split_address
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
 from rpc_runtime.wire.server import bind, new_server
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
@@ -89,7 +91,7 @@ def _check_callers(config: WorkerConfig) -> None:
     Raises:
         InputError: the configuration is unsafe; the message says which options to give.
     """
-    loopback, knows_callers = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
+    loopback, knows_callers = Address.parse(config.listen).is_loopback, _knows_callers(config)
     if not config.insecure and not loopback:
         problem = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
         if config.tls is None:
@@ -190,13 +192,13 @@ def _registered(
     if config.entry is None:
         yield None
         return
-    host, port = split_address(address)
+    own_address = Address.parse(address)
     own_registration = Registration(
         name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time()
     )
-    tuning = (host, config.tuning_port or 0) if config.is_tuned else None
+    tuning = replace(own_address, port=config.tuning_port or 0) if config.is_tuned else None
     with TrackerRegistration(
-        config.entry, port, own_registration, lambda: bool(service.deployments()), tuning
+        config.entry, own_address.port, own_registration, lambda: bool(service.deployments()), tuning
     ) as registration:
         service.on_change = registration.look_again
         if tuning is not None and not config.insecure:

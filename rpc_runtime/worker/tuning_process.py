@@ -23,12 +23,12 @@ from typing import Any, NoReturn
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.processes import keep_small, kill_group
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import (
     MAXIMUM_KEY_LETTERS,
     RPC_MAGIC,
     RPC_MISMATCH,
     Code,
-    TrackerAddress,
     TrackerConnection,
     TrackerEntry,
     receive_exactly,
@@ -252,7 +252,7 @@ def _say(word: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--listening", type=int, required=True, help="the file descriptor of a listening socket")
-    parser.add_argument("--tracker", type=TrackerAddress.parse, required=True)
+    parser.add_argument("--tracker", type=Address.callable, required=True)
     parser.add_argument("--key", required=True)
     parser.add_argument("--host")
     arguments = parser.parse_args()

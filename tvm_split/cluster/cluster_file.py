@@ -42,9 +42,10 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
-from tvm_split.cluster.machine import STRICT, Link, Machine, SshAccess, faults, listening_address
+from tvm_split.cluster.machine import STRICT, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import short_list
@@ -62,7 +63,7 @@ class _Access:
 
     __pydantic_config__ = STRICT
 
-    address: Annotated[str, AfterValidator(listening_address)]
+    address: Annotated[str, AfterValidator(lambda text: str(Address.callable(text)))]
     token_file: Path | None = None
     tls: dict[Literal["ca", "certificate", "key"], Path] | None = None
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import split_address
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
@@ -23,13 +23,6 @@ from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """How values are read from files."""
-
-
-def listening_address(address: str) -> str:
-    """Return a valid HOST:PORT; raises an InputError, which is a ValueError, for another text."""
-    if split_address(address)[1] == 0:
-        raise ValueError("nobody listens on port 0")
-    return address
 
 
 def _number(value: object) -> object:
@@ -143,7 +136,7 @@ class Link:
     destination: Annotated[str, Field(alias="to")]
     bytes_per_second: Annotated[float | None, Number] = None
     latency_seconds: Annotated[float, Number] = 0.0
-    address: Annotated[str | None, AfterValidator(listening_address)] = None
+    address: str | None = None
     transport: str = "auto"
     codec: str = NONE
 
@@ -162,8 +155,13 @@ class Link:
             )
         if self.latency_seconds and not self.bytes_per_second:
             raise ClusterError(f"{label} has a latency and no bytes_per_second; give both, or neither to measure them")
-        if self.address is not None and CLIENT in (self.source, self.destination):
-            raise ClusterError(f"{label} has an address; what the client calls is the address of the machine itself")
+        if self.address is not None:
+            if CLIENT in (self.source, self.destination):
+                raise ClusterError(f"{label} has an address; the client calls the address of the machine itself")
+            try:
+                Address.callable(self.address)
+            except InputError as error:
+                raise ClusterError(f"{label}: {error}") from error
         if self.transport != AUTO:
             self._require_transport(label)
         if not is_link_codec(self.codec):

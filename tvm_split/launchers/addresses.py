@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import split_address
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.launcher import Launcher, WithAccess
@@ -47,7 +46,6 @@ class At(WithAccess, Launcher):
         return Cluster(tuple(map(self._machine, addresses)), launcher=self)
 
     def _machine(self, address: str) -> Machine:
-        split_address(address)
         worker = describe(WorkerEndpoint(address, address, self.token, self.tls), self.timeout_seconds)
         endpoint = WorkerEndpoint(worker.machine, address, self.token, self.tls)
         return Machine(worker.machine, worker.threads, endpoint=endpoint)

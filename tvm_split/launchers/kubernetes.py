@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.tracker import joined
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
 from tvm_split.cluster.launcher import Launcher, WithAccess
@@ -65,7 +65,7 @@ class Kubernetes(WithAccess, Launcher):
             host = cleaned(_host(pod))
         except (KeyError, TypeError, AttributeError) as error:
             raise ProtocolError(f"kubectl answers with a pod that is none: it lacks {error}") from error
-        endpoint = WorkerEndpoint(name, joined(host, port or 0), self.token, self.tls)
+        endpoint = WorkerEndpoint(name, str(Address(host, port or 0)), self.token, self.tls)
         if port is None:
             return AskedMachine(
                 endpoint, reason=f"its pod has no container with a port named {PORT_NAME!r}", is_fault=True

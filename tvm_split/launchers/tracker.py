@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rpc_runtime.errors import InputError
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
+from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
 from tvm_split.cluster.launcher import Launcher, WithAccess
@@ -52,7 +53,7 @@ class Tracker(WithAccess, Launcher):
                 "anybody may register with a tracker, so a token is shown to its machines only where TLS proves who "
                 "they are: give tls_ca as well (from Python: tls), or a cluster file, which names the machines"
             )
-        servers = listed_servers(TrackerAddress.parse(self.address), timeout_seconds)
+        servers = listed_servers(Address.callable(self.address), timeout_seconds)
         listed = [server for server in servers if self.key in (None, server.key)]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             machines = pool.map(lambda server: self._asked(server, timeout_seconds), _newest(listed))
@@ -60,8 +61,8 @@ class Tracker(WithAccess, Launcher):
 
     def _asked(self, server: ListedServer, timeout_seconds: float) -> AskedMachine:
         registration = server.registration
-        name = server.address if registration is None else registration.name
-        endpoint = WorkerEndpoint(name, server.address, self.token, self.tls)
+        name = str(server.address) if registration is None else registration.name
+        endpoint = WorkerEndpoint(name, str(server.address), self.token, self.tls)
         if server.fault:
             reason = f"its registration at the tracker is invalid: {server.fault}"
         elif registration is None:

@@ -22,8 +22,8 @@ from typing import Any
 from rpc_runtime import private_folder
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.cluster.machine import Machine, SshAccess
 from tvm_split.errors import ClusterError
 from tvm_split.ssh import remote_side
@@ -123,8 +123,9 @@ class SshWorker(Closing):
                 process.wait()
 
     def _request(self, do: str) -> dict[str, Any]:
-        host, port = split_address(self.endpoint.address)
-        listen = f"{host if is_loopback(host) else '0.0.0.0'}:{port}"  # noqa: S104 (the worker asks for TLS there)
+        called = Address.parse(self.endpoint.address)
+        everywhere = "::" if ":" in called.host else "0.0.0.0"  # noqa: S104 (the worker asks for TLS there)
+        listen = called if called.is_loopback else Address(everywhere, called.port)
         arguments = [f"--name={self.machine.name}", f"--threads={self.machine.threads}", f"--listen={listen}"]
         folder = f"{self._access.folder}/{_folder_name(self.machine.name)}"
         token = self.endpoint.token

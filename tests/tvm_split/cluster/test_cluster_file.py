@@ -89,7 +89,7 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
             "no link between 'desk' and 'box'; give the pair a link",
         ),
         ("0.001}", "0.001}\n  - {from: desk, to: box}", 12, "second link from 'desk' to 'box'; leave one, or turn one"),
-        ("latency_seconds: 0.001", "address: box", 11, "links.0.address: an address is HOST:PORT"),
+        ("latency_seconds: 0.001", "address: box", 11, "the link from .desk. to .box.: an address is HOST:PORT"),
         ("0.001}", "0.001}\n  - {from: client, to: box, address: 'x:1'}", 12, "the address of the machine itself"),
         ("machines:", "machine:", 1, "there is no such key; did you mean 'machines'?"),
         ("machines:", "machine:", 1, "machines: Field required"),
