@@ -197,9 +197,7 @@ def _registered(
         name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time()
     )
     tuning = replace(own_address, port=config.tuning_port or 0) if config.is_tuned else None
-    with TrackerRegistration(
-        config.entry, own_address.port, own_registration, lambda: bool(service.deployments()), tuning
-    ) as registration:
+    with TrackerRegistration(config.entry, own_address.port, own_registration, service.is_busy, tuning) as registration:
         service.on_change = registration.look_again
         if tuning is not None and not config.insecure:
             logger.warning(

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from rpc_runtime.client.worker_client import on_every_machine
 from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
+from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
 from tvm_split.cluster.launcher import Launcher, WithAccess
 
 PORT_NAME = "worker"
@@ -53,9 +53,9 @@ class Kubernetes(WithAccess, Launcher):
             WorkerUnavailableError: kubectl is missing or fails.
             DeadlineError, ProtocolError: kubectl does not answer, or its answer is no list of pods.
         """
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            machines = pool.map(lambda pod: self._asked(pod, timeout_seconds), _pods(self.selector, self.namespace))
-            return sorted(machines, key=lambda machine: machine.name)
+        pods = _pods(self.selector, self.namespace)
+        machines = on_every_machine(range(len(pods)), lambda index: self._asked(pods[index], timeout_seconds))
+        return sorted(machines.values(), key=lambda machine: machine.name)
 
     def _asked(self, pod: Mapping[str, Any], timeout_seconds: float) -> AskedMachine:
         try:

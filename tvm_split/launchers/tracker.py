@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from rpc_runtime.client.worker_client import on_every_machine
 from rpc_runtime.errors import InputError
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
+from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
 from tvm_split.cluster.launcher import Launcher, WithAccess
 
 NO_WORKER = (
@@ -55,9 +55,8 @@ class Tracker(WithAccess, Launcher):
             )
         servers = listed_servers(Address.callable(self.address), timeout_seconds)
         listed = [server for server in servers if self.key in (None, server.key)]
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            machines = pool.map(lambda server: self._asked(server, timeout_seconds), _newest(listed))
-            return sorted(machines, key=lambda machine: (machine.name, machine.endpoint.address))
+        machines = on_every_machine(_newest(listed), lambda server: self._asked(server, timeout_seconds))
+        return sorted(machines.values(), key=lambda machine: (machine.name, machine.endpoint.address))
 
     def _asked(self, server: ListedServer, timeout_seconds: float) -> AskedMachine:
         registration = server.registration

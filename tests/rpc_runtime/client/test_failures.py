@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,12 +61,15 @@ def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorker
     program = chain(maker)
     pipe = open_on(own_workers, program, maker)
     results = pipe.stream(endless(program))
-    next(results)
+    assert len(list(itertools.islice(results, 50))) == 50
     os.kill(own_workers.process_ids[B], signal.SIGKILL)
     with pytest.raises(WorkerUnavailableError) as caught:
         list(results)
-    for word in (B, own_workers.endpoints[B].address, "'two'"):
+    for word in (B, own_workers.endpoints[B].address):
         assert word in str(caught.value)
+    done = re.search(r"'two' \(at least (\d+) micro-batches done\)", str(caught.value))
+    assert done is not None
+    assert int(done[1]) >= 50  # each result that the client holds was computed there
     with pytest.raises(WorkerUnavailableError, match=B):
         pipe.run(batches_for(program, 1)[0])
     pipe.close()
@@ -276,18 +281,39 @@ def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker
         Session(program, swapped, maker.blob_path)
 
 
+def test_all_machines_that_were_frozen_before_are_named(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    for machine in (A, C):
+        stop(own_workers.process_ids[machine])
+    with pytest.raises(WorkerUnavailableError, match=rf"(?s)2 machines.*'{A}'.*did not answer in time.*'{C}'"):
+        open_on(own_workers, program, maker, timeout_seconds=1.0)
+    for machine in (A, C):
+        os.kill(own_workers.process_ids[machine], signal.SIGCONT)
+    with open_on(own_workers, program, maker) as pipe:
+        pipe.run(batches_for(program, 1)[0])
+
+
 @pytest.mark.slow
-def test_a_machine_that_freezes_while_its_stages_are_sent(maker: ProgramMaker) -> None:
-    """The watch notices it long before the calls to the machine time out."""
+@pytest.mark.parametrize("step", ["described", "watched", "sent"])
+def test_a_machine_that_freezes_while_it_is_deployed_to(maker: ProgramMaker, step: str) -> None:
+    """It is noticed long before the calls to the machine time out."""
     program = chain(maker)
     with LocalWorkers(program.machines) as workers:
 
-        def freeze(machine: str, sent: int, total: int) -> None:
-            if machine == B:
-                os.kill(workers.process_ids[B], signal.SIGSTOP)
+        def freeze(wanted: str) -> None:
+            if wanted == step:
+                stop(workers.process_ids[B])
 
-        with pytest.raises(WorkerUnavailableError, match=rf"machine '{B}' .* has been silent for 5 seconds"):
-            open_on(workers, program, maker, on_transfer=freeze, timeout_seconds=PATIENCE_SECONDS)
+        freeze("described")
+        with pytest.raises(WorkerUnavailableError, match=rf"machine '{B}' .*((within|for) 5 seconds|in time)"):
+            open_on(
+                workers,
+                program,
+                maker,
+                check=lambda described: freeze("watched"),
+                on_transfer=lambda machine, sent, total: freeze("sent"),
+                timeout_seconds=4 * PATIENCE_SECONDS,
+            )
 
 
 def test_nobody_listens(maker: ProgramMaker) -> None:
