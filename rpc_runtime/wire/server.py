@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 REFUSING_THREADS = 8
 """Threads of a server in addition to its quotas, since a refused call needs a thread for a short time."""
+FIRST_THREADS = 16
+"""Threads of a server that are started before it is: enough for one deployment."""
 OPEN_REQUEST_BYTES = 1024
 """Maximum size of a request of a method without a token; a health check's request is a service name."""
 OPEN_SECONDS = 10.0
@@ -98,14 +100,32 @@ def new_server(
     """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
 
     It has threads for all quotas, so that kinds of calls do not compete for threads.
+
+    Raises:
+        WorkerError: this process may not start the threads that a server needs at least.
     """
     threads = sum(quota.limit for quota in set(quotas.values())) + REFUSING_THREADS
     return grpc.server(
-        ThreadPoolExecutor(threads, thread_name_prefix="call"),
+        _started(ThreadPoolExecutor(threads, thread_name_prefix="call")),
         handlers=handlers,
         interceptors=(Gate(quotas, token, knows_link),),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
     )
+
+
+def _started(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
+    """Start the first threads of a pool, which it keeps: a server that gets no thread for a call answers nothing."""
+    together = threading.Barrier(FIRST_THREADS)
+    try:
+        for waiting in [pool.submit(together.wait) for _ in range(FIRST_THREADS)]:
+            waiting.result()
+    except RuntimeError as error:
+        together.abort()
+        raise WorkerError(
+            f"this process cannot start {FIRST_THREADS} threads for calls ({error}): raise its limits of memory "
+            "(ulimit -v) and of processes (ulimit -u)"
+        ) from error
+    return pool
 
 
 def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:

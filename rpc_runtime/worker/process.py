@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from rpc_runtime.errors import InputError, TvmSplitError
+from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
@@ -48,6 +48,8 @@ MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
 OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
+EXHAUSTED = b"!"
+"""What is written to the pipe of signals when a thread has ended for lack of memory or threads."""
 FORCED_EXIT_SECONDS = 8.0
 """Time after which the process exits even if a kernel still runs."""
 
@@ -77,6 +79,13 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     os.set_blocking(signal_end, False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(signal_end, b"."))
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        threading.__excepthook__(failed)
+        if isinstance(failed.exc_value, MemoryError | RuntimeError):  # no memory, or no further thread
+            os.write(signal_end, EXHAUSTED)
+
+    threading.excepthook = end  # gRPC's own thread may have ended, without which a worker answers nothing
     _serve_until(config, results, signalled)
 
 
@@ -232,14 +241,24 @@ def _announcement(
 
 
 def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
-    """Return after a signal, or when standard input ends. Standard input may be a file, which epoll rejects."""
+    """Return after a signal, or when standard input ends. Standard input may be a file, which epoll rejects.
+
+    Raises:
+        WorkerError: the process has no memory or no thread left for what it should do.
+    """
     with selectors.PollSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ)
         if exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd == signalled or not os.read(0, 4096):
+                word = os.read(key.fd, 4096)
+                if key.fd == signalled and EXHAUSTED in word:
+                    raise WorkerError(
+                        "this worker has no memory or no thread left: give it fewer deployments, or raise its limits "
+                        "of memory (ulimit -v) and of processes (ulimit -u)"
+                    )
+                if key.fd == signalled or not word:
                     return
 
 

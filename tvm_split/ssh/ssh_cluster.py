@@ -26,8 +26,8 @@ class SshCluster(Closing):
     """The started and answering workers of a cluster's machines with ``ssh``. A context manager.
 
     They end with this object, with this process, or with the connection. With ``detach`` they keep running until
-    `stop_workers`. ``on_line`` gets a machine's name and a line of its output. ``require_fit`` raises a `ClusterError`
-    if the worker that answers is not the machine's.
+    `stop_workers`. Workers that run already are left as they are. ``on_line`` gets a machine's name and a line of its
+    output. ``require_fit`` raises a `ClusterError` if the worker that answers is not the machine's.
 
     Raises:
         ClusterError: no machine has ``ssh``, or a worker is not the machine's.
@@ -50,10 +50,11 @@ class SshCluster(Closing):
 
         def start(worker: SshWorker) -> None:
             process = worker.start(kits, detach)
-            if detach:
+            if detach and not worker.ran_before:
                 self._detached.append(worker.machine)
             require_fit(worker.machine, _answer(worker))
-            on_line(worker.machine.name, f"answers at {worker.machine.address} (process {process} there)")
+            verb = "runs already, and answers" if worker.ran_before else "answers"
+            on_line(worker.machine.name, f"{verb} at {worker.machine.address} (process {process} there)")
 
         try:
             _all(self._workers, start)
@@ -64,9 +65,14 @@ class SshCluster(Closing):
             self._detached.clear()
             self.close()
 
+    @property
+    def started(self) -> list[SshWorker]:
+        """The workers that did not run before."""
+        return [worker for worker in self._workers if not worker.ran_before]
+
     def wait(self) -> None:
-        """Wait until one of the workers ends, which is an error: always raises."""
-        _all(self._workers, SshWorker.wait)
+        """Wait until one of the workers that were started here ends, which is an error; return if there is none."""
+        _all(self.started, SshWorker.wait)
 
     def close(self) -> None:
         """End all workers that are not detached, and return when they have ended. May be called again."""

@@ -62,11 +62,13 @@ class SshWorker(Closing):
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.ran_before = False
+        """Whether `start` met a worker that an earlier `up` started, which `close` leaves running."""
         self._said: list[str] = []
         self._heard = False
 
     def start(self, kits: Kits, detach: bool) -> int:
-        """Start the worker and return its process number on the machine once it listens.
+        """Start the worker, unless it runs already; return its process number on the machine once it listens.
 
         Raises:
             WorkerUnavailableError: ssh cannot connect.
@@ -84,7 +86,11 @@ class SshWorker(Closing):
             if not event["has_packages"]:
                 self._on_line(self.machine.name, f"gets a worker with its packages ({bytes_text(len(packed))})")
             self._write(f"{len(packed)}\n".encode() + packed)
-        return int(self._next(remote_side.READY_SECONDS + ANSWER_SECONDS)["pid"])
+        if event.get("event") == "running":
+            self.ran_before = True
+        else:
+            event = self._next(remote_side.READY_SECONDS + ANSWER_SECONDS)
+        return int(event["pid"])
 
     def wait(self) -> None:
         """Wait until the worker ends, which is an error: always raises.
