@@ -1,10 +1,17 @@
+import getpass
 import json
 import platform
 import signal
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rpc_runtime.client.session import Session
+from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import add, batches_for
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
@@ -42,6 +49,20 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     assert "127.0.0.1:9" in result.stderr
     report = invoke_json("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
     assert [row["reachable"] for row in report["workers"]] == [True, False]
+
+
+def test_status_says_what_a_worker_holds_and_whose_it_is(invoke, invoke_json, worker, tmp_path):
+    maker = ProgramMaker(tmp_path / "blobs")
+    value = maker.stage("one", "box", [maker.input("x")], add, weights={"w": np.ones((2, 8), np.float32)})
+    program, endpoint = maker.program([value]), WorkerEndpoint("box", worker[1], TOKEN)
+    command = ("status", "--cluster", f"at:{worker[1]}?token_file={tmp_path}/token")
+    with Session(program, {"box": endpoint}, maker.blob_path, model="bird\x1bcage") as session:
+        session.run(batches_for(program, 1)[0])
+        ((held,),) = [row["deployments"] for row in invoke_json(*command)["workers"]]
+        assert (held["model"], held["weight_bytes"]) == (r"bird\x1bcage", 64)
+        assert held["owner"] == f"{getpass.getuser()}@{socket.gethostname()}"
+        assert held["micro_batches_per_second"] > 0
+        assert rf"holds    bird\x1bcage of {held['owner']} (64 B of weights, " in invoke(*command).stdout
 
 
 def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, tmp_path):
