@@ -72,12 +72,10 @@ class Machine:
     (``PATH:LINE``), for errors; empty for a machine made by code. ``ssh`` says how to start its worker.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    threads: Annotated[int, Field(strict=True)] = 1
+    threads: int = 1
     target: Mapping[str, Any] | None = None
-    memory_bytes: Annotated[int | None, Number] = None
+    memory_bytes: int | None = None
     endpoint: WorkerEndpoint | None = None
     described_at: str = field(default="", compare=False)
     ssh: SshAccess | None = None
@@ -142,8 +140,6 @@ class Link:
 
     def __post_init__(self) -> None:
         label = f"the link from {self.source!r} to {self.destination!r}"
-        if self.source == self.destination:
-            raise ClusterError(f"{label} joins a machine to itself; tensors inside a machine need no link")
         if self.bytes_per_second and not SLOWEST <= self.bytes_per_second <= MOST_AMOUNT:
             raise ClusterError(
                 f"{label} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
@@ -240,6 +236,9 @@ def faults(
         for key, end in zip(("from", "to"), ends, strict=True):
             if end not in named and end != CLIENT:
                 yield Fault(("links", index, key), _unknown(end, named, groups))
+        if link.source == link.destination:
+            text = f"the link from {link.source!r} joins a machine to itself; tensors inside a machine need no link"
+            yield Fault(("links", index), text)
         first = joining.setdefault(ends, index)
         if first != index:
             text = f"a second link from {ends[0]!r} to {ends[1]!r}; leave one, or turn one round for the way back"
