@@ -19,7 +19,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
-from tvm_split.cluster.launcher import Launcher, WithAccess
+from tvm_split.cluster.launcher import Launcher, Listed, Started, WithAccess
 
 PORT_NAME = "worker"
 """The name of the container's port, as in ``deploy/kubernetes``."""
@@ -45,6 +45,9 @@ class Kubernetes(WithAccess, Launcher):
         place = f"Kubernetes, with the labels {self.selector},"
         machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
+
+    def start(self, cluster: Cluster) -> Started:
+        return Listed(self, cluster)
 
     def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         """Ask the worker of every ready pod with the labels.

@@ -12,7 +12,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
-from tvm_split.cluster.launcher import Launcher, WithAccess
+from tvm_split.cluster.launcher import Launcher, Listed, Started, WithAccess
 
 NO_WORKER = (
     "a server of TVM's RPC: kernels can be tuned on it, but nothing can be deployed to it, which needs "
@@ -39,6 +39,9 @@ class Tracker(WithAccess, Launcher):
         advice = f"start `tvm-split worker --tracker {self.address} --key {self.key or 'KEY'}` on each"
         machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
+
+    def start(self, cluster: Cluster) -> Started:
+        return Listed(self, cluster)
 
     def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         """Ask the workers among the servers that the tracker lists.
