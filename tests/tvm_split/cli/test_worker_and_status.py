@@ -1,7 +1,6 @@
 import getpass
 import json
 import platform
-import signal
 import socket
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from rpc_runtime.client.session import Session
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import add, batches_for
-from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
 FOREIGN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"}
@@ -99,15 +97,6 @@ def test_a_worker_loads_neither_compiler_nor_frameworks(worker):
     assert "onnx" not in mapped
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_ends_cleanly(worker, number):
-    process, _ = worker
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0
-    assert "Traceback" not in errors
-
-
 def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tmp_path):
     machines = []
     for name in ("machine-a", "machine-b"):
@@ -123,27 +112,6 @@ def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tm
     assert (report["blob_bytes_sent"], report["micro_batches"]) == (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--key", "lab"), "--key belongs to --tracker"),
-        (("--tracker", "127.0.0.1:9190"), "--tracker needs --key as well"),
-        (("--tracker", "tracker", "--key", "lab"), "an address is HOST:PORT"),
-        (("--tracker", "127.0.0.1:9190", "--key", "a:b"), "without colon or blank"),
-        (
-            ("--tracker", "192.0.2.1:9190", "--key", "lab"),
-            "cannot reach 127.0.0.1:0: listen on an address of",
-        ),
-        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--tuning-port", "7000"), "give --insecure-tuning"),
-        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--insecure", "--tuning-port", "70000"), "from 0 to 65535"),
-    ],
-)
-def test_a_worker_checks_what_it_is_told_of_a_tracker(start_process, options, message):
-    process = start_process("worker", *options)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, message in errors) == (2, True), errors
-
-
 def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
     (tmp_path / "cluster.yaml").write_text('{"machines": [{"name": "a", "address": "127.0.0.1:9"}]}')
     file = ("--cluster", tmp_path / "cluster.yaml")
@@ -152,13 +120,6 @@ def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
         result = invoke(*command, "--tracker", "127.0.0.1:9", code=1)
         assert "no tracker can be reached at 127.0.0.1:9" in result.stderr
     assert "no tracker can be reached" in invoke("status", "--tracker", "127.0.0.1:9", code=1).stderr
-
-
-def test_a_worker_does_not_open_itself_to_the_network(start_process):
-    process = start_process("worker", "--listen", "0.0.0.0:0")
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 2
-    assert "--insecure" in errors
 
 
 def cluster_file(folder, *machines):
