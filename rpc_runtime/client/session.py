@@ -204,8 +204,10 @@ class Session(Runner):
         """Fail the session with the cause that the watch found; end calls to workers if it is still being opened."""
         self._dispatcher.fail(error)
         if not self._is_open:
-            for connection in (*self._clients.values(), *self._calls):
-                connection.close()
+            for client in self._clients.values():
+                client.close()
+            for call in tuple(self._calls):
+                call.close()
 
     def _cause_of(self, error: TvmSplitError) -> TvmSplitError:
         """Return the root cause of a failed opening, which the watch often learns at the same time, else ``error``."""

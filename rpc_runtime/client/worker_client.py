@@ -41,7 +41,8 @@ ANSWER_SECONDS = 5.0
 CALLED_AT_ONCE = 256
 """The number of machines called in parallel, so that hundreds of unreachable ones do not delay the others."""
 
-Answer, Key = TypeVar("Answer"), TypeVar("Key")
+Answer = TypeVar("Answer")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
         ("1.25e8", "-5", 11, "has bytes_per_second=-5.0; give more than 0"),
         ("{from: desk, to: box", "{source: desk, to: box", 11, "no such key; there are from, to"),
         ("0.001}", "0.001}\n  - {from: desk, to: box}", 12, "second link from 'desk' to 'box'; leave one, or turn one"),
-        ("latency_seconds: 0.001", "address: box", 11, "the link from .desk. to .box.: an address is HOST:PORT"),
+        ("latency_seconds: 0.001", "address: box", 11, "the link from 'desk' to 'box': an address is HOST:PORT"),
         ("machines:", "machine:", 1, "there is no such key; did you mean 'machines'?"),
         ("machines:", "machine:", 1, "machines: Field required"),
     ],
