@@ -28,7 +28,10 @@ logger = logging.getLogger(__name__)
 REFUSING_THREADS = 8
 """Threads of a server in addition to its quotas, since a refused call needs a thread for a short time."""
 FIRST_THREADS = 16
-"""Threads of a server that are started before it is: enough for one deployment."""
+"""Threads for calls that are started before the server is: enough for one deployment."""
+SPARE_THREADS = 32
+"""Threads that have to be possible besides: of gRPC itself, which aborts without, and of a deployment."""
+RAISE_LIMITS = "raise its limits of memory (ulimit -v) and of processes (ulimit -u), or give it fewer deployments"
 OPEN_REQUEST_BYTES = 1024
 """Maximum size of a request of a method without a token; a health check's request is a service name."""
 OPEN_SECONDS = 10.0
@@ -115,16 +118,21 @@ def new_server(
 
 def _started(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
     """Start the first threads of a pool, which it keeps: a server that gets no thread for a call answers nothing."""
-    together = threading.Barrier(FIRST_THREADS)
+    together = threading.Barrier(FIRST_THREADS + SPARE_THREADS)
+
+    def wait() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # the others cannot be started
+            together.wait()
+
     try:
-        for waiting in [pool.submit(together.wait) for _ in range(FIRST_THREADS)]:
-            waiting.result()
+        for _ in range(FIRST_THREADS):
+            pool.submit(wait)
+        for _ in range(SPARE_THREADS - 1):
+            threading.Thread(target=wait, daemon=True).start()
+        together.wait()
     except RuntimeError as error:
         together.abort()
-        raise WorkerError(
-            f"this process cannot start {FIRST_THREADS} threads for calls ({error}): raise its limits of memory "
-            "(ulimit -v) and of processes (ulimit -u)"
-        ) from error
+        raise WorkerError(f"this process cannot start {together.parties} threads ({error}): {RAISE_LIMITS}") from error
     return pool
 
 

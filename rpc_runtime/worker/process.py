@@ -30,7 +30,7 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
-from rpc_runtime.wire.server import bind, new_server
+from rpc_runtime.wire.server import RAISE_LIMITS, bind, new_server
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
@@ -82,11 +82,16 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
 
     def end(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)
-        if isinstance(failed.exc_value, MemoryError | RuntimeError):  # no memory, or no further thread
+        if _is_exhausted(failed.exc_value):
             os.write(signal_end, EXHAUSTED)
 
     threading.excepthook = end  # gRPC's own thread may have ended, without which a worker answers nothing
     _serve_until(config, results, signalled)
+
+
+def _is_exhausted(error: BaseException | None) -> bool:
+    """Return whether an error says that this process gets no memory, or no further thread."""
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def _knows_callers(config: WorkerConfig) -> bool:
@@ -145,6 +150,8 @@ def _maximum_connections() -> int:
 
 
 def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None:
+    ending = threading.Event()
+    threading.Thread(target=_force_exit, args=(ending,), name="force-exit", daemon=True).start()
     load_runtime()
 
     from rpc_runtime.execution.blob_store import BlobStore
@@ -181,7 +188,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             _wait_for_end(signalled, config.exit_with_parent)
     finally:
-        threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
+        ending.set()
         servicer.enter_graceful_shutdown()
         if probed is not None:
             probed.stop(None)
@@ -254,15 +261,13 @@ def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
             for key, _ in selector.select():
                 word = os.read(key.fd, 4096)
                 if key.fd == signalled and EXHAUSTED in word:
-                    raise WorkerError(
-                        "this worker has no memory or no thread left: give it fewer deployments, or raise its limits "
-                        "of memory (ulimit -v) and of processes (ulimit -u)"
-                    )
+                    raise WorkerError(f"this worker has no memory or no thread left: {RAISE_LIMITS}")
                 if key.fd == signalled or not word:
                     return
 
 
-def _force_exit() -> None:
+def _force_exit(ending: threading.Event) -> None:
+    ending.wait()
     threading.Event().wait(FORCED_EXIT_SECONDS)
     os._exit(1)
 
@@ -279,4 +284,10 @@ def main(results: IO[str], arguments: Sequence[str] | None = None) -> int:
     except TvmSplitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
+    except (MemoryError, RuntimeError) as error:
+        if not _is_exhausted(error):
+            raise
+        text = f"error: a worker gets too little memory or too few threads here ({error}): {RAISE_LIMITS}"
+        print(text, file=sys.stderr, flush=True)
+        os._exit(1)  # Python's own end could wait for threads that never started
     return 0

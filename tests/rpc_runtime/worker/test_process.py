@@ -16,11 +16,13 @@ import grpc
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.process import main
-from tests.helpers.rpc_runtime.programs import A
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -117,6 +119,22 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     assert second.wait(PATIENCE_SECONDS) == 1
     assert second.stderr is not None
     assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
+
+
+@pytest.mark.parametrize("gigabytes", [1.3, *(pytest.param(size, marks=pytest.mark.slow) for size in (0.4, 0.8, 1.6))])
+def test_with_too_little_memory_it_answers_or_says_why(start: Start, maker: ProgramMaker, gigabytes: float) -> None:
+    limit = ("sh", "-c", f'ulimit -v {int(gigabytes * 1e6)}; exec "$@"', "sh")
+    process = start("--json", "--insecure", "--name", A, within=limit)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    if line := process.stdout.readline():
+        program = one_stage(maker)
+        endpoint = WorkerEndpoint(A, json.loads(line)["address"])
+        with Session(program, {A: endpoint}, maker.blob_path) as session:
+            session.run(batches_for(program, 1)[0])
+    else:
+        assert process.wait(PATIENCE_SECONDS) != 0
+        assert process.stderr.read().strip()
 
 
 AT_A_TRACKER = ["--tracker", "127.0.0.1:9190", "--key", "lab"]
