@@ -19,6 +19,7 @@ from rpc_runtime.wire.tracker import listed_servers
 from schedules import machine_of, templates_of, tuning
 from schedules.blocks import without_symbol
 from schedules.tuning import KernelResult, TunableKernel, TuningProgress
+from tvm_split.arguments import ClusterLike, ModelLike, as_cluster, as_model
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.precision import in_precision
@@ -33,7 +34,7 @@ from tvm_split.planning import plan as make_plan
 from tvm_split.shown import Shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TuningReport(Shown):
     """Result of a tuning run: one result per kernel, in order of time. ``stopped`` says whether it ended early.
 
@@ -61,8 +62,8 @@ class TuningReport(Shown):
 
 
 def tune(
-    model: Model,
-    where: Plan | Cluster,
+    model: ModelLike,
+    where: Plan | ClusterLike,
     *,
     database: str | Path | None = None,
     trials: int = 200,
@@ -79,8 +80,8 @@ def tune(
 
     Args:
         model: what `load_model` returned.
-        where: a plan, or a cluster for which a plan is made automatically. The machines to tune must have one target;
-            if they have several, ``machine`` selects one.
+        where: a plan, or a cluster (or its location) for which a plan is made automatically. The machines to tune must
+            have one target; if they have several, ``machine`` selects one.
         database: the folder for records, shared with `compile`; by default that of `tuning_folder`.
         trials: the number of candidates to measure over all kernels, including those already in the database; it is
             divided by the kernels' share of the time. 0 measures the defaults only.
@@ -98,6 +99,7 @@ def tune(
     """
     if trials < 0:
         raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
+    model, where = as_model(model), where if isinstance(where, Plan) else as_cluster(where)
     where_measured = ask_first(where, tracker, key, device_timeout_seconds)
     planned = where if isinstance(where, Plan) else make_plan(model, where)
     machines = _machines_to_tune(planned, machine)

@@ -25,9 +25,10 @@ from rpc_runtime.client.worker_client import (
 )
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram
-from rpc_runtime.program.runner import Array, Runner
+from rpc_runtime.program.runner import Runner
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
@@ -215,13 +216,13 @@ class Session(Runner):
             return error
         return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
 
-    def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
+    def run(self, inputs: Sequence[Any]) -> Outputs:
         return self._dispatcher.submit(inputs).result()
 
-    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+    def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
 
-    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
         return self._dispatcher.stream(batches)
 
     def _waited_for(self, sequence: int) -> str:

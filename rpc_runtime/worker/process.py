@@ -30,7 +30,15 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
-from rpc_runtime.wire.server import RAISE_LIMITS, bind, new_server
+from rpc_runtime.wire.server import (
+    RAISE_LIMITS,
+    bind,
+    health_quotas,
+    health_server,
+    health_servicer,
+    new_server,
+    require_answer,
+)
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
@@ -156,7 +164,6 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
 
     from rpc_runtime.execution.blob_store import BlobStore
     from rpc_runtime.transports.transport import transport_named
-    from rpc_runtime.worker import health
     from rpc_runtime.worker.service import WorkerService
 
     keep_heap()
@@ -167,13 +174,13 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
         transport.start()
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
-    servicer = health.servicer()
+    servicer = health_servicer()
     service = WorkerService(name, bool(config.name), config.threads, blobs, config.timeouts, config.tls)
-    quotas = {**WorkerService.quotas(), **health.quotas()}
+    quotas = {**WorkerService.quotas(), **health_quotas()}
     server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
-    probed = health.health_server(servicer, config.health_listen) if config.health_listen else None
+    probed = health_server(servicer, config.health_listen) if config.health_listen else None
     try:
         address = bind(server, config.listen, config.tls)
         with contextlib.ExitStack() as until_end:
@@ -182,7 +189,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             server.start()
             if probed is not None:
                 probed.start()
-            health.require_answer(address, has_tls=config.tls is not None)
+            require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)

@@ -29,13 +29,12 @@ from rpc_runtime.wire.messages import (
     value_of,
 )
 from rpc_runtime.wire.security import Metadata, TlsFiles
-from rpc_runtime.wire.server import CallQuota
+from rpc_runtime.wire.server import CONTROL_SERVICE, CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
 from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.worker.loaded_program import LoadedProgram
 
-CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
 """Limit of data streams; a deployment needs one or two per neighbour."""

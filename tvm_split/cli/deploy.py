@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tvm_split
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
-from tvm_split.cli.source import cluster_for, load_tvm
+from tvm_split.cli.source import cluster_for, read_bundle
 from tvm_split.display.console import transfer_progress
 from tvm_split.display.view import Table, View, view, write
 from tvm_split.units import bytes_text
@@ -16,6 +16,7 @@ from tvm_split.units import bytes_text
 def deploy(
     bundle: options.BundleArgument,
     machines: MachineOptions,
+    rename: options.RenameOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
@@ -27,8 +28,7 @@ def deploy(
 
     Example: tvm-split deploy bundle --cluster lab.yaml
     """
-    load_tvm()
-    loaded = tvm_split.Bundle.load(bundle)
+    loaded = read_bundle(bundle, rename)
     cluster = cluster_for(loaded, machines)
     sent: dict[str, int] = {}
     with deploy_with_progress(loaded, cluster, timeout, sent) as deployment:

@@ -6,8 +6,9 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -137,9 +138,8 @@ LAUNCHERS: Registry[type[Launcher]] = Registry(
 
 
 def make_launcher(name: str, **parameters: Any) -> Launcher:
-    """Return the launcher of this name. Raises ClusterError if there is none."""
-    kind: Callable[..., Launcher] = LAUNCHERS[name]
-    return kind(**parameters)
+    """Return the launcher of this name. Raises ClusterError if there is none, or a parameter is invalid."""
+    return _validated(LAUNCHERS[name], parameters, name)
 
 
 def launcher_at(location: str) -> Launcher:
@@ -158,25 +158,32 @@ def launcher_at(location: str) -> Launcher:
         name, argument = "file", head
     kind = LAUNCHERS[name]
     parameters: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
-
-    def wrong(text: str) -> ClusterError:
-        return ClusterError(f"{location!r}: {text}; its parameters are {_parameters(kind)}")
-
     if argument and not kind.argument:
-        raise wrong(f"{name} takes nothing after a colon")
+        raise _wrong(kind, location, f"{name} takes nothing after a colon")
     if argument:
         parameters[kind.argument] = argument
     if issubclass(kind, WithAccess):
         if {"token", "tls"} & parameters.keys():  # a location names files of secrets, and holds none
-            raise wrong("token and tls are unknown")
+            raise _wrong(kind, location, "token and tls are unknown")
         parameters |= _access(parameters)
+    return _validated(kind, parameters, location)
+
+
+_adapter: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def _validated(kind: type[Launcher], parameters: dict[str, Any], shown: str) -> Launcher:
     try:
-        return TypeAdapter(kind).validate_python(parameters)
+        return cast(Launcher, _adapter(kind).validate_python(parameters))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or name
+        place = ".".join(map(str, first["loc"])) or kind.name
         text = "unknown" if first["type"] == "unexpected_keyword_argument" else first["msg"]
-        raise wrong(f"{place}: {text}") from error
+        raise _wrong(kind, shown, f"{place}: {text}") from error
+
+
+def _wrong(kind: type[Launcher], shown: str, text: str) -> ClusterError:
+    return ClusterError(f"{shown!r}: {text}; its parameters are {_parameters(kind)}")
 
 
 def _access(parameters: dict[str, Any]) -> dict[str, Any]:

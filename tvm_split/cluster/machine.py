@@ -19,6 +19,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
+from tvm_split.shown import ShownFields
 from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -62,8 +63,8 @@ class SshAccess:
             raise ClusterError(f"{shlex.join(self.arguments)!r} cannot be a worker's options: {error}") from error
 
 
-@dataclass(frozen=True)
-class Machine:
+@dataclass(frozen=True, repr=False)
+class Machine(ShownFields):
     """A machine that runs stages.
 
     ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the target that the
@@ -77,7 +78,7 @@ class Machine:
     target: Mapping[str, Any] | None = None
     memory_bytes: int | None = None
     endpoint: WorkerEndpoint | None = None
-    described_at: str = field(default="", compare=False)
+    described_at: str = field(default="", compare=False, repr=False)
     ssh: SshAccess | None = None
 
     @property
@@ -91,17 +92,21 @@ class Machine:
         return self.target is not None and self.target.get("kind") == "cuda"
 
     def __post_init__(self) -> None:
-        if not self.name or self.name == CLIENT:
+        if not isinstance(self.name, str) or self.name in ("", CLIENT):
             raise ClusterError(f"a machine cannot be named {self.name!r}")
-        if not 1 <= self.threads <= MOST_CORES:
+        wrong = f"machine {self.name!r} has"
+        if not isinstance(self.threads, int) or not 1 <= self.threads <= MOST_CORES:
+            raise ClusterError(f"{wrong} {self.threads!r} threads; give at least 1, at most {MOST_CORES}")
+        is_number = isinstance(self.memory_bytes, int | float | None)
+        if not is_number or (self.memory_bytes is not None and not 0 < self.memory_bytes <= MOST_AMOUNT):
             raise ClusterError(
-                f"machine {self.name!r} has {self.threads} threads; give at least 1, at most {MOST_CORES}"
+                f"{wrong} memory_bytes={self.memory_bytes!r}; give more than 0, at most {MOST_AMOUNT:g}, or None for "
+                "no limit"
             )
-        if self.memory_bytes is not None and not 0 < self.memory_bytes <= MOST_AMOUNT:
-            raise ClusterError(
-                f"machine {self.name!r} has memory_bytes={self.memory_bytes}; give more than 0, at most "
-                f"{MOST_AMOUNT:g}, or None for no limit"
-            )
+        if not isinstance(self.target, Mapping | None):
+            raise ClusterError(f"{wrong} the target {self.target!r}; give a dictionary such as {{'kind': 'llvm'}}")
+        if not isinstance(self.endpoint, WorkerEndpoint | None):
+            raise ClusterError(f"{wrong} the endpoint {self.endpoint!r}; give a WorkerEndpoint, or use a cluster file")
 
 
 AUTO_CODEC = "auto"
@@ -113,8 +118,8 @@ def is_link_codec(codec: str) -> bool:
     return codec in (AUTO_CODEC, NONE) or codec in CODECS
 
 
-@dataclass(frozen=True)
-class Link:
+@dataclass(frozen=True, repr=False)
+class Link(ShownFields):
     """A one-way link: the transfer of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``.
 
     ``source`` or ``destination`` may be ``"client"``, the process that deploys. ``bytes_per_second`` is None for a link

@@ -1,6 +1,7 @@
 import getpass
 import json
 import platform
+import signal
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rpc_runtime.client.session import Session
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import add, batches_for
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
 FOREIGN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"}
@@ -36,6 +38,7 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     assert (status["reachable"], status["worker"], status["process_id"]) == (True, "box", process.pid)
     assert status["cores"] >= 1
     assert status["deployments"] == []
+    assert "token" in invoke("status", "--cluster", f"at:{address}", code=1).stderr
     machines = [
         {"name": "near", "address": address, "token_file": "token"},
         {"name": "far", "address": "127.0.0.1:9", "token_file": "token"},
@@ -43,10 +46,8 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     (tmp_path / "cluster.yaml").write_text(json.dumps({"machines": machines}))
     result = invoke("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
     assert "near" in result.stdout
-    assert "does not answer" in result.stdout
+    assert result.stdout.count("does not answer") == 1
     assert "127.0.0.1:9" in result.stderr
-    report = invoke_json("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
-    assert [row["reachable"] for row in report["workers"]] == [True, False]
 
 
 def test_status_says_what_a_worker_holds_and_whose_it_is(invoke, invoke_json, worker, tmp_path):
@@ -84,17 +85,17 @@ def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, 
     assert f"Links over shared memory: {shared}" in text
 
 
-def test_status_without_the_token(invoke, worker):
-    assert "token" in invoke("status", "--cluster", f"at:{worker[1]}", code=1).stderr
-
-
-def test_a_worker_loads_neither_compiler_nor_frameworks(worker):
+def test_a_worker_loads_neither_compiler_nor_frameworks_and_ends_cleanly(worker):
     process, _ = worker
     mapped = Path(f"/proc/{process.pid}/maps").read_text()
     assert "libtvm_runtime" in mapped
     assert "libtvm_compiler" not in mapped
     assert "libtorch" not in mapped
     assert "onnx" not in mapped
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
 
 
 def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tmp_path):
@@ -128,23 +129,20 @@ def cluster_file(folder, *machines):
     return path
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
+def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path):
+    for entry, message in (
         ({"name": "desk"}, "the worker that answers for machine 'desk' is 'box'"),
         ({"name": "box", "threads": 8}, "machine 'box' is said to have 8 threads, and its worker computes with 1"),
         ({"name": "box", "target": FOREIGN}, f"machine 'box' is said to have the target {FOREIGN}, and its worker's"),
-    ],
-)
-def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path, entry, message):
-    path = cluster_file(tmp_path, {**entry, "address": worker[1]})
-    result = invoke("status", "--cluster", path, code=1)
-    assert message in result.stderr
-    assert "process" in result.stdout
-    for command in (["plan", onnx_path], ["compile", onnx_path, "--output", tmp_path / "bundle"]):
-        assert message in invoke(*command, "--cluster", path, "--maximum-machines", "1", code=2).stderr
-        assert message in invoke(*command, "--cluster", path, "--split", f"{entry['name']}=conv_1", code=2).stderr
-    assert not (tmp_path / "bundle").exists()
+    ):
+        path = cluster_file(tmp_path, {**entry, "address": worker[1]})
+        result = invoke("status", "--cluster", path, code=1)
+        assert message in result.stderr
+        assert "process" in result.stdout
+        for command in (["plan", onnx_path], ["compile", onnx_path, "--output", tmp_path / "bundle"]):
+            assert message in invoke(*command, "--cluster", path, "--maximum-machines", "1", code=2).stderr
+            assert message in invoke(*command, "--cluster", path, "--split", f"{entry['name']}=conv_1", code=2).stderr
+        assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tvm_split.errors import ModelImportError  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
+LIGHT_IN_SHORT = ("light_resnet50", "light_shufflenet", "light_squeezenet")
 
 
 def proto(
@@ -56,7 +57,10 @@ def test_layers_are_nodes_and_nameless_ones_are_counted() -> None:
     assert_equal_to_source(model, [np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype("float32")])
 
 
-@pytest.mark.parametrize("path", LIGHT, ids=[path.stem for path in LIGHT])
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=() if path.stem in LIGHT_IN_SHORT else pytest.mark.slow) for path in LIGHT],
+)
 def test_the_light_models_load_with_names(path: Path) -> None:
     model = load_model(path)
     assert_keeps_contract(model)
