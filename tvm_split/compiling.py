@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import tvm
 
+from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import Program, RouteCodec, StageSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
@@ -31,6 +32,7 @@ from tvm_split.steps import StepProgress
 
 
 @says_progress("compiling")
+@one_at_a_time
 def compile(
     model: ModelLike,
     plan: PlanLike,
@@ -46,7 +48,7 @@ def compile(
 
     With ``verify``, the compiled stages run in this process on the model's example inputs and are compared with the
     source framework, if both are available. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
-    called with the steps, which are shown on stderr by default.
+    called with the steps, which are shown on stderr by default. One model is compiled at a time; other threads wait.
 
     Kernels tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default the folder
     that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.
