@@ -16,7 +16,8 @@ from tvm_ffi.structural import StructuralKey
 from relay_passes.ir import bindings_of, main_function, operator_name
 from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.wire.tracker import TrackerAddress, listed_servers
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.tracker import listed_servers
 from schedules import machine_of, templates_of, tuning
 from schedules.blocks import without_symbol
 from schedules.tuning import FixedKernel, KernelResult, TunableKernel, TuningProgress
@@ -248,13 +249,13 @@ def _tracker(address: str | None, key: str | None, device_timeout_seconds: float
     if not key:
         raise TuningUseError(f"tracker {address!r} was given without a key; give the one its servers were started with")
     try:
-        where = TrackerAddress.parse(address)
+        where = Address.callable(address)
     except InputError as error:
         raise TuningUseError(f"tracker {address!r}: {error}") from None
     return tracker_at(where, key, device_timeout_seconds=device_timeout_seconds)
 
 
-def tracker_at(address: TrackerAddress, key: str, **options: float) -> tuning.Tracker:
+def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
     """Return the devices of one key at a tracker; ``options`` are timeouts of `schedules.tuning.Tracker`."""
 
     def list_servers() -> list[tuple[str, bool, str]]:
