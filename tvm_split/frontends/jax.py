@@ -16,7 +16,7 @@ import numpy as np
 from jax import export, tree_util
 from jax.extend import core
 
-from tvm_split.errors import ModelImportError, last_line
+from tvm_split.errors import ModelImportError, first_line, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.convert import line_of_source
@@ -35,6 +35,10 @@ from tvm_split.frontends.stablehlo.modules import (
 from tvm_split.model import Model
 from tvm_split.units import short_list
 
+_REMEDY = (
+    ". It chooses by the values of an array: write that line with jax.numpy.where, or give the part of the network "
+    "before or after it"
+)
 EXPORTED_SUFFIX = ".jax"
 """The suffix for files of ``jax.export.Exported.serialize``; JAX itself defines none."""
 
@@ -133,9 +137,9 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
         closed = jax.make_jaxpr(call)(*arrays)
     except Exception as error:
         inputs = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+        remedy = _REMEDY if isinstance(error, jax.errors.ConcretizationTypeError) else ""
         raise ModelImportError(
-            f"JAX cannot trace {shown} for inputs {inputs}: {type(error).__name__}: "
-            f"{(str(error).strip().splitlines() or [''])[0]}{line_of_source(error)}"
+            f"JAX cannot trace {shown} for inputs {inputs}: {first_line(error)}{line_of_source(error)}{remedy}"
         ) from error
 
     def with_weights(weights: Sequence[Any], *arguments: Any) -> Any:
@@ -216,7 +220,7 @@ class Function:
 def function_of(source: Any) -> Function:
     """Return the function for a source: a function, a module of flax.nnx, or a bound module of flax.linen.
 
-    Raises ModelImportError for other sources, unbound modules, and modules in training mode.
+    Raises ModelImportError for unbound modules and modules in training mode.
     """
     # Flax is not imported here: a module of Flax has already imported it.
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
@@ -232,9 +236,7 @@ def function_of(source: Any) -> Function:
     if nnx is not None and isinstance(source, nnx.Module):
         _check_evaluation_mode(source, nnx)
         return Function(_nnx_function(source, nnx), type(source).__name__)
-    if callable(source):
-        return Function(source)
-    raise ModelImportError(f"{type(source).__name__} is neither a function nor a module of Flax")
+    return Function(source)
 
 
 def _check_evaluation_mode(module: Any, nnx: Any) -> None:

@@ -55,8 +55,6 @@ def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
 
 def _signature(path: Path) -> tuple[Any, list[str]]:
     """Return the function of a SavedModel's signature with its variables as constants, and its outputs' names."""
-    if not (path / "saved_model.pb").is_file():
-        raise ModelImportError(f"{str(path)!r} is no folder of a SavedModel: there is no saved_model.pb in it")
     try:
         loaded = tf.saved_model.load(str(path))  # this reference keeps its variables alive for its functions
     except Exception as error:

@@ -41,22 +41,16 @@ def test_what_was_compared_with_the_source(invoke, invoke_json, onnx_path, tmp_p
     invoke("plan", onnx_path, "--workers", "1", "--output", plan)
     arguments = ("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle")
     assert invoke_json(*arguments)["verified"] == "yes"
-    assert invoke_json(*arguments, "--no-verify")["verified"] == "no"
+    unverified = invoke_json(*arguments, "--no-verify")
+    assert unverified["verified"] == "no"
+    assert [stage["machine"] for stage in unverified["stages"]] == ["machine-a"]
+    assert "--plan" in invoke(*arguments, "--stages", "2", code=2).stderr
     content = json.loads(plan.read_text())
     content["machines"][0]["target"] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
     plan.write_text(json.dumps(content))
     assert invoke_json(*arguments)["verified"] == "with stages compiled again for this host"
     words = " ".join(invoke(*arguments).stderr.split())
     assert "the code that stage_0 of machine-a will execute cannot run here and has not been run" in words
-
-
-def test_compile_by_a_plan(invoke, invoke_json, onnx_path, tmp_path):
-    plan = tmp_path / "plan.json"
-    invoke("plan", onnx_path, "--workers", "1", "--output", plan)
-    compiled = invoke_json("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle", "--no-verify")
-    assert [stage["machine"] for stage in compiled["stages"]] == ["machine-a"]
-    result = invoke("compile", onnx_path, "--plan", plan, "--stages", "2", "--output", tmp_path / "other", code=2)
-    assert "--plan" in result.stderr
 
 
 def test_a_plan_is_compiled_without_its_workers_and_that_is_said(invoke, onnx_path, start_process, tmp_path):
@@ -163,15 +157,6 @@ def test_other_wrong_use(invoke, bundle, tmp_path):
     assert "machine-b" in invoke("run", bundle, "--workers", "1", code=2).stderr
 
 
-def test_a_worker_that_is_not_there(invoke, bundle, tmp_path):
-    machines = [{"name": f"machine-{letter}", "address": f"127.0.0.1:{port}"} for letter, port in (("a", 9), ("b", 11))]
-    (tmp_path / "cluster.yaml").write_text(json.dumps({"machines": machines}))
-    result = invoke("run", bundle, "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
-    assert "127.0.0.1:9" in result.stderr
-    assert "machine-a" in result.stderr
-    assert result.stdout == ""
-
-
 def test_a_bundle_for_machines_elsewhere_runs_nowhere_else_by_itself(invoke, invoke_json, onnx_path, tmp_path):
     """The bundle keeps their addresses, not their secrets."""
     machines = [
@@ -188,15 +173,11 @@ def test_a_bundle_for_machines_elsewhere_runs_nowhere_else_by_itself(invoke, inv
     for command in ("run", "bench", "deploy"):
         error = invoke(command, folder, code=2).stderr
         assert "desk at 127.0.0.1:8, box at 127.0.0.1:9: give --cluster" in error
-    assert "127.0.0.1:8" in invoke("run", folder, "--cluster", cluster, "--timeout", "3", code=1).stderr
+    unreached = invoke("run", folder, "--cluster", cluster, "--timeout", "1", code=1)
+    assert "127.0.0.1:8" in unreached.stderr
+    assert unreached.stdout == ""
     report = invoke_json("run", folder, "--workers", "2")
     assert [stage["machine"] for stage in report["stages"]] == ["desk", "box"]
-
-
-def test_a_changed_bundle(invoke, onnx_path, tmp_path):
-    invoke("compile", onnx_path, "--output", tmp_path / "bundle", "--workers", "1", "--no-verify")
-    (tmp_path / "bundle" / "manifest.json").write_text("{}")
-    assert "was changed" in invoke("run", tmp_path / "bundle", code=1).stderr
 
 
 def test_half_precision_is_planned_compiled_and_told(invoke, invoke_json, onnx_path, tmp_path):

@@ -295,15 +295,9 @@ def test_a_module_needs_example_inputs() -> None:
         load_model(nn.Linear(2, 2))
 
 
-def test_inputs_that_do_not_fit_show_their_shapes() -> None:
-    with pytest.raises(ModelImportError, match=r"Linear.*float32\[2, 3\]"):
-        load_model(nn.Linear(5, 2), torch.randn(2, 3))
-
-
 REFUSED = {
     "_cdist_forward.default in cdist": lambda x: torch.cdist(x, x),
     "rand_like.default.*random.* in rand_like": lambda x: x + torch.rand_like(x),
-    "nonzero.default.*depends on the values": lambda x: torch.nonzero(x),
     "cummax.default in cummax": lambda x: x.cummax(0),
     "'max_pool.*result 1 ": lambda x: torch.nn.functional.max_pool2d(x[None, None], 2, return_indices=True),
     "cond|sub-graph": lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)),
