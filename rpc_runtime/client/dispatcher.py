@@ -122,6 +122,11 @@ class Dispatcher:
         """The number of micro-batches fed so far."""
         return self._results.submitted
 
+    @property
+    def completed(self) -> int:
+        """The number of micro-batches with a complete result so far."""
+        return self._results.taken
+
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
 

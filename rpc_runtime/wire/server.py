@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -26,8 +27,9 @@ from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_ser
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.wire import worker_pb2
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, open_channel, status_of
-from rpc_runtime.wire.security import LOOPBACK_OF, TOKEN_VARIABLE, Metadata, TlsFiles, Token, split_address
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, TlsFiles, Token
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,11 @@ ANSWER_SECONDS = 10.0
 """Timeout of a worker's check of itself; long enough for a busy host."""
 REFUSING_THREADS = 8
 """Threads of a server in addition to its quotas, since a refused call needs a thread for a short time."""
+FIRST_THREADS = 16
+"""Threads for calls that are started before the server is: enough for one deployment."""
+SPARE_THREADS = 32
+"""Threads that have to be possible besides: of gRPC itself, which aborts without, and of a deployment."""
+RAISE_LIMITS = "raise its limits of memory (ulimit -v) and of processes (ulimit -u), or give it fewer deployments"
 OPEN_REQUEST_BYTES = 1024
 """Maximum size of a request of a method without a token; a health check's request is a service name."""
 OPEN_SECONDS = 10.0
@@ -109,14 +116,37 @@ def new_server(
     """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
 
     It has threads for all quotas, so that kinds of calls do not compete for threads.
+
+    Raises:
+        WorkerError: this process may not start the threads that a server needs at least.
     """
     threads = sum(quota.limit for quota in set(quotas.values())) + REFUSING_THREADS
     return grpc.server(
-        ThreadPoolExecutor(threads, thread_name_prefix="call"),
+        _started(ThreadPoolExecutor(threads, thread_name_prefix="call")),
         handlers=handlers,
         interceptors=(Gate(quotas, token, knows_link),),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
     )
+
+
+def _started(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
+    """Start the first threads of a pool, which it keeps: a server that gets no thread for a call answers nothing."""
+    together = threading.Barrier(FIRST_THREADS + SPARE_THREADS)
+
+    def wait() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # the others cannot be started
+            together.wait()
+
+    try:
+        for _ in range(FIRST_THREADS):
+            pool.submit(wait)
+        for _ in range(SPARE_THREADS - 1):
+            threading.Thread(target=wait, daemon=True).start()
+        together.wait()
+    except RuntimeError as error:
+        together.abort()
+        raise WorkerError(f"this process cannot start {together.parties} threads ({error}): {RAISE_LIMITS}") from error
+    return pool
 
 
 def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
@@ -125,13 +155,12 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
     Raises:
         WorkerError: the address cannot be used.
     """
-    host, port = split_address(listen)
+    address = Address.parse(listen)
     try:  # gRPC itself reports only that it failed, and writes the reason to its own log
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host.strip("[]"), port), family=family).close()
+        address.listen().close()
         if tls is None:
-            return f"{host}:{server.add_insecure_port(listen)}"
-        return f"{host}:{server.add_secure_port(listen, tls.server_credentials())}"
+            return str(replace(address, port=server.add_insecure_port(listen)))
+        return str(replace(address, port=server.add_secure_port(listen, tls.server_credentials())))
     except (OSError, RuntimeError) as error:
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error
@@ -239,13 +268,12 @@ def require_answer(address: str, *, has_tls: bool) -> None:
     Raises:
         WorkerError: the worker does not answer.
     """
-    host, port = split_address(address)
-    host = LOOPBACK_OF.get(host, host)
+    own = Address.parse(address).from_here
     try:
         if has_tls:
-            socket.create_connection((host.strip("[]"), port), ANSWER_SECONDS).close()
+            socket.create_connection((own.host, own.port), ANSWER_SECONDS).close()
         else:
-            with open_channel(f"{host}:{port}", None) as channel:
+            with open_channel(str(own), None) as channel:
                 HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS)
     except (OSError, grpc.RpcError) as error:
         reason = error if isinstance(error, OSError) else error.details()

@@ -74,9 +74,15 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         """Prepare for the first program before a client waits for it."""
         self._trials.prepare()
 
-    def deployments(self) -> list[str]:
+    def deployments(self) -> list[pb.HeldDeployment]:
+        """Return what the worker holds, the oldest first."""
         with self._lock:
-            return sorted(identifier[:8] for identifier in self._programs)
+            programs = list(self._programs.values())
+        return [program.description() for program in programs]
+
+    def is_busy(self) -> bool:
+        """Return whether the worker has a deployment."""
+        return bool(self._programs)
 
     def close(self) -> None:
         """End all programs."""
@@ -116,7 +122,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
-            program = self._programs[name] = LoadedProgram(name, self._blobs, self._trials, self._timeouts)
+            program = LoadedProgram(request, self._blobs, self._trials, self._timeouts)
+            self._programs[name] = program
         self.on_change()
         try:
             if not context.add_callback(program.stop_waiting):

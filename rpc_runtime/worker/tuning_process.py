@@ -27,12 +27,12 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.cuda_code import toolkit_text
 from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
 from rpc_runtime.processes import ForkedChild
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import (
     MAXIMUM_KEY_LETTERS,
     RPC_MAGIC,
     RPC_MISMATCH,
     Code,
-    TrackerAddress,
     TrackerConnection,
     TrackerEntry,
     receive_exactly,
@@ -306,7 +306,7 @@ def _say(word: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--listening", type=int, required=True, help="the file descriptor of a listening socket")
-    parser.add_argument("--tracker", type=TrackerAddress.parse, required=True)
+    parser.add_argument("--tracker", type=Address.callable, required=True)
     parser.add_argument("--key", required=True)
     parser.add_argument("--host")
     arguments = parser.parse_args()

@@ -10,8 +10,8 @@ from threading import Lock
 from typing import Any
 
 from rpc_runtime.transports.transport import LinkSetting, memory_of
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.tracker import TrackerAddress
 from tvm_split.cluster.launcher import Launcher, Started, launcher_at, make_launcher
 from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.shared_cores import SharedCores
@@ -107,7 +107,7 @@ class Cluster(Shown):
             WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached, does not answer, or is
                 not a tracker.
         """
-        return make_launcher("tracker", address=str(TrackerAddress(host, port)), key=key, **access).find()
+        return make_launcher("tracker", address=str(Address(host.strip("[]"), port)), key=key, **access).find()
 
     @classmethod
     def from_kubernetes(

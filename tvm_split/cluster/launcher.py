@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,7 +13,9 @@ from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from rpc_runtime.client.worker_client import on_every_machine
 from rpc_runtime.registry import Registry
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.discovery import AskedMachine
@@ -20,8 +23,8 @@ from tvm_split.errors import ClusterError
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.cluster.machine import Machine
 
+LISTENS_SECONDS = 1.0
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 TLS_KEYS = {"tls_ca": "authority", "tls_certificate": "certificate", "tls_key": "key"}
 
@@ -75,7 +78,7 @@ class Launcher(ABC):
         Raises:
             ClusterError, WorkerUnavailableError, DeadlineError: a worker does not start.
         """
-        return Running({machine.name: _require_endpoint(machine) for machine in cluster.machines})
+        return Running(_endpoints(cluster))
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,23 @@ class Running:
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         return self.found
+
+    def close(self) -> None:
+        pass
+
+
+class Listed:
+    """Workers that a service lists; one that was started again is called at the address that is listed now."""
+
+    def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
+        self._launcher = launcher
+        self._endpoints = _endpoints(cluster)
+
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        if not all(on_every_machine(self._endpoints.values(), _listens).values()):
+            current = _endpoints(self._launcher.find())
+            self._endpoints = {name: current.get(name, endpoint) for name, endpoint in self._endpoints.items()}
+        return self._endpoints
 
     def close(self) -> None:
         pass
@@ -178,7 +198,18 @@ def _parameters(kind: type[Launcher]) -> str:
     return ", ".join([*names, *(["token_file", *TLS_KEYS] if issubclass(kind, WithAccess) else [])])
 
 
-def _require_endpoint(machine: Machine) -> WorkerEndpoint:
-    if machine.endpoint is None:
-        raise ClusterError(f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens")
-    return machine.endpoint
+def _endpoints(cluster: Cluster) -> dict[str, WorkerEndpoint]:
+    for machine in cluster.machines:
+        if machine.endpoint is None:
+            text = f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens"
+            raise ClusterError(text)
+    return {machine.name: machine.endpoint for machine in cluster.machines if machine.endpoint is not None}
+
+
+def _listens(endpoint: WorkerEndpoint) -> bool:
+    address = Address.parse(endpoint.address)
+    try:
+        socket.create_connection((address.host, address.port), LISTENS_SECONDS).close()
+    except OSError:
+        return False
+    return True

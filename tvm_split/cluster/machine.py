@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import split_address
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
@@ -24,13 +24,6 @@ from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """How values are read from files."""
-
-
-def listening_address(address: str) -> str:
-    """Return a valid HOST:PORT; raises an InputError, which is a ValueError, for another text."""
-    if split_address(address)[1] == 0:
-        raise ValueError("nobody listens on port 0")
-    return address
 
 
 def _number(value: object) -> object:
@@ -80,12 +73,10 @@ class Machine(ShownFields):
     (``PATH:LINE``), for errors; empty for a machine made by code. ``ssh`` says how to start its worker.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    threads: Annotated[int, Field(strict=True)] = 1
+    threads: int = 1
     target: Mapping[str, Any] | None = None
-    memory_bytes: Annotated[int | None, Number] = None
+    memory_bytes: int | None = None
     endpoint: WorkerEndpoint | None = None
     described_at: str = field(default="", compare=False, repr=False)
     ssh: SshAccess | None = None
@@ -148,14 +139,12 @@ class Link(ShownFields):
     destination: Annotated[str, Field(alias="to")]
     bytes_per_second: Annotated[float | None, Number] = None
     latency_seconds: Annotated[float, Number] = 0.0
-    address: Annotated[str | None, AfterValidator(listening_address)] = None
+    address: str | None = None
     transport: str = "auto"
     codec: str = NONE
 
     def __post_init__(self) -> None:
         label = f"the link from {self.source!r} to {self.destination!r}"
-        if self.source == self.destination:
-            raise ClusterError(f"{label} joins a machine to itself; tensors inside a machine need no link")
         if self.bytes_per_second and not SLOWEST <= self.bytes_per_second <= MOST_AMOUNT:
             raise ClusterError(
                 f"{label} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
@@ -167,8 +156,13 @@ class Link(ShownFields):
             )
         if self.latency_seconds and not self.bytes_per_second:
             raise ClusterError(f"{label} has a latency and no bytes_per_second; give both, or neither to measure them")
-        if self.address is not None and CLIENT in (self.source, self.destination):
-            raise ClusterError(f"{label} has an address; what the client calls is the address of the machine itself")
+        if self.address is not None:
+            if CLIENT in (self.source, self.destination):
+                raise ClusterError(f"{label} has an address; the client calls the address of the machine itself")
+            try:
+                Address.callable(self.address)
+            except InputError as error:
+                raise ClusterError(f"{label}: {error}") from error
         if self.transport != AUTO:
             self._require_transport(label)
         if not is_link_codec(self.codec):
@@ -247,6 +241,9 @@ def faults(
         for key, end in zip(("from", "to"), ends, strict=True):
             if end not in named and end != CLIENT:
                 yield Fault(("links", index, key), _unknown(end, named, groups))
+        if link.source == link.destination:
+            text = f"the link from {link.source!r} joins a machine to itself; tensors inside a machine need no link"
+            yield Fault(("links", index), text)
         first = joining.setdefault(ends, index)
         if first != index:
             text = f"a second link from {ends[0]!r} to {ends[1]!r}; leave one, or turn one round for the way back"

@@ -8,10 +8,11 @@ import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from rpc_runtime.client.session import Session, TransferProgress
-from rpc_runtime.client.worker_client import describe
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
@@ -266,7 +267,6 @@ def _runner(
     _check_codecs(bundle.program, cluster)
     all_endpoints = cluster.endpoints()
     endpoints = {name: all_endpoints[name] for name in bundle.program.machines}
-    _check_workers(bundle, cluster, endpoints, timeout_seconds)
     return Session(
         bundle.program,
         endpoints,
@@ -275,6 +275,8 @@ def _runner(
         on_transfer=on_transfer,
         links=cluster.link_settings,
         in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
+        check=partial(_check_workers, bundle, cluster, endpoints),
+        model=bundle.model,
     )
 
 
@@ -304,11 +306,11 @@ def _require_runnable_here(bundle: Bundle) -> None:
 
 
 def _check_workers(
-    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float
+    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], workers: Mapping[str, WorkerDescription]
 ) -> None:
-    """Validate the description of each worker against the needs of the bundle, before anything is sent."""
-    for name, endpoint in endpoints.items():
-        worker = describe(endpoint, timeout_seconds=timeout_seconds)
+    """Validate the description of each worker against the needs of the bundle."""
+    for name, worker in workers.items():
+        address = endpoints[name].address
         stages = bundle.program.stages_on(name)
         named = ", ".join(stage.name for stage in stages)
         planned = bundle.plan.machine(name)
@@ -317,7 +319,7 @@ def _check_workers(
             if planned.threads > worker.threads:
                 raise ClusterError(
                     f"the bundle was planned for {planned.threads} threads of {name!r}, and its worker at "
-                    f"{endpoint.address} computes with {worker.threads}; start it with --threads {planned.threads}, or "
+                    f"{address} computes with {worker.threads}; start it with --threads {planned.threads}, or "
                     f"plan and compile for threads: {worker.threads}"
                 )
         versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
@@ -326,7 +328,7 @@ def _check_workers(
             if worker_version != compiled_version:
                 raise BundleError(
                     f"the bundle was compiled with {package} {compiled_version}, the worker of {name!r} at "
-                    f"{endpoint.address} has {worker_version}; install the same version on both, or compile again"
+                    f"{address} has {worker_version}; install the same version on both, or compile again"
                 )
         require_executable(named, name, planned.target, worker.architecture, worker.cpu_features)
         for stage in (stage for stage in stages if stage.device == "cuda"):
@@ -334,7 +336,7 @@ def _check_workers(
             problem = cuda_misfit(needs, worker)
             if problem:
                 raise ClusterError(
-                    f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {endpoint.address} {problem}. "
+                    f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {address} {problem}. "
                     "Or plan the stage for another machine, or give this one an llvm target"
                 )
         limit = cluster.machine(name).memory_bytes

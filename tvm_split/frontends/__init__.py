@@ -6,7 +6,6 @@ The table of frontends has the sources, packages and loader of each; it imports 
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -14,6 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.registry import Registry
 from tvm_split.errors import ModelImportError
 
@@ -27,9 +27,6 @@ MOST_ELEMENTS = 2**31 - 1
 
 MOST_LEVELS = 64
 """The most levels of nested example inputs."""
-
-_LOCK = threading.RLock()
-"""Held during an import: tracing patches classes of the frameworks, which must not overlap."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +238,7 @@ def load_model(
                 f"importing this model needs {package}, which is not installed: pip install {install}"
             )
     module, _, function = frontend.load.partition(":")
-    with _LOCK:
+    with ONE_AT_A_TIME:
         model: Model = getattr(importlib.import_module(module), function)(source, request)
     return model
 

@@ -65,7 +65,7 @@ class ClusterTiming:
         """
         with cluster.start() as workers:
             steps = Steps(on_progress)
-            machines = machine_facts(workers, resolve_targets(workers, workers.machine_names), timeout_seconds)
+            machines = machine_facts(workers, resolve_targets(workers, workers.machine_names))
             _require_runnable(workers, machines)
             self._compile(machines, steps)
             times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
@@ -101,7 +101,8 @@ class ClusterTiming:
         """Use the cached times of each machine unless a new measurement contradicts them."""
 
         def library_of(machine_times: MachineTimes, digest: str) -> BlobSpec:
-            return self._library(id(machine_times.code), {digest}, partial(machine_times.code.build, {digest}))
+            code = machine_times.code
+            return self._library(id(code), {digest}, partial(code.build_one, digest))
 
         for machine_times in times:
             machine_times.recall()

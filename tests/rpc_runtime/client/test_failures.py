@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,12 +61,15 @@ def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorker
     program = chain(maker)
     pipe = open_on(own_workers, program, maker)
     results = pipe.stream(endless(program))
-    next(results)
+    assert len(list(itertools.islice(results, 50))) == 50
     os.kill(own_workers.process_ids[B], signal.SIGKILL)
     with pytest.raises(WorkerUnavailableError) as caught:
         list(results)
-    for word in (B, own_workers.endpoints[B].address, "'two'"):
+    for word in (B, own_workers.endpoints[B].address):
         assert word in str(caught.value)
+    done = re.search(r"'two' \(at least (\d+) micro-batches done\)", str(caught.value))
+    assert done is not None
+    assert int(done[1]) >= 50  # each result that the client holds was computed there
     with pytest.raises(WorkerUnavailableError, match=B):
         pipe.run(batches_for(program, 1)[0])
     pipe.close()
@@ -243,18 +249,39 @@ def test_a_changed_blob_is_refused(workers: LocalWorkers, maker: ProgramMaker) -
         open_on(workers, program, maker)
 
 
-@pytest.mark.slow
-def test_a_machine_that_freezes_while_its_stages_are_sent(maker: ProgramMaker) -> None:
-    """The watch notices it long before the calls to the machine time out."""
+def test_all_machines_that_were_frozen_before_are_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    with LocalWorkers(program.machines) as workers:
+    with (
+        stopped(workers.process_ids[A]),
+        stopped(workers.process_ids[C]),
+        pytest.raises(WorkerUnavailableError, match=rf"(?s)2 machines.*'{A}'.*did not answer in time.*'{C}'"),
+    ):
+        open_on(workers, program, maker, timeout_seconds=1.0)
+    with open_on(workers, program, maker) as pipe:
+        pipe.run(batches_for(program, 1)[0])
 
-        def freeze(machine: str, sent: int, total: int) -> None:
-            if machine == B:
-                os.kill(workers.process_ids[B], signal.SIGSTOP)
 
-        with pytest.raises(WorkerUnavailableError, match=rf"machine '{B}' .* has been silent for 5 seconds"):
-            open_on(workers, program, maker, on_transfer=freeze, timeout_seconds=PATIENCE_SECONDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["described", "watched", "sent"])
+def test_a_machine_that_freezes_while_it_is_deployed_to(workers: LocalWorkers, maker: ProgramMaker, step: str) -> None:
+    """It is noticed long before the calls to the machine time out."""
+    program = chain(maker)
+    with contextlib.ExitStack() as frozen:
+
+        def freeze(wanted: str) -> None:
+            if wanted == step:
+                frozen.enter_context(stopped(workers.process_ids[B]))
+
+        freeze("described")
+        with pytest.raises(WorkerUnavailableError, match=rf"machine '{B}' .*((within|for) 5 seconds|in time)"):
+            open_on(
+                workers,
+                program,
+                maker,
+                check=lambda described: freeze("watched"),
+                on_transfer=lambda machine, sent, total: freeze("sent") if (machine, sent) == (B, 0) else None,
+                timeout_seconds=4 * PATIENCE_SECONDS,
+            )
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:

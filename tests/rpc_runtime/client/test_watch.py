@@ -69,11 +69,12 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ((0, 7), r"'one' \(at least 7 micro-batches done\), as reported \d+\.\d s before"),
+        ((0, 7), r"It held the stages 'one' \(at least 7 micro-batches done\)\. "),
+        ((0,), r"It held the stages 'one'\. "),
         ((), r"It held the stages 'one'\. "),
     ],
 )
-def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
+def test_what_a_dead_worker_had_done_is_what_it_told(
     maker: ProgramMaker, counts: tuple[int, ...], message: str
 ) -> None:
     """The count is a lower bound: the worker may have computed more before it died."""

@@ -81,7 +81,7 @@ def test_a_watched_failure_is_cleaned(hostile: Any, kind: Any) -> None:
 
     raised: list[TvmSplitError] = []
     with contextlib.closing(WorkerClient(hostile(Watch=watch))) as connection:
-        watching = WorkerWatch("0" * 32, {"box": connection}, {"box": ("one",)}, raised.append, lambda *_: None)
+        watching = WorkerWatch("0" * 32, {"box": connection}, raised.append)
         with contextlib.closing(watching):
             try:
                 watching.start(10)

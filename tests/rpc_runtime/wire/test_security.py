@@ -1,4 +1,4 @@
-"""Tokens, addresses and TLS files from users: invalid ones are rejected with one line."""
+"""Tokens and TLS files from users: invalid ones are rejected with one line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from rpc_runtime.wire.security import (
     TlsFiles,
     Token,
     find_token,
-    is_loopback,
     new_token,
     pem_content,
     published,
-    split_address,
     token_from,
 )
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
@@ -70,21 +68,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 )
 def test_who_knows_a_token(metadata: list[tuple[str, str | bytes]], accepted: bool) -> None:
     assert TOKEN.shown_in(metadata) is accepted
-
-
-def test_addresses() -> None:
-    assert split_address("192.0.2.1:65535") == ("192.0.2.1", 65535)
-    assert split_address("[2001:db8::1]:0") == ("[2001:db8::1]", 0)
-    for address in ("", "box", ":7001", "box:", "box:65536", "box:-1", "box: 7", "box:\u0667", "box:x"):
-        with pytest.raises(InputError, match=r"HOST:PORT with a port from 0 to 65535"):
-            split_address(address)
-
-
-def test_hosts_on_loopback() -> None:
-    for host in ("localhost", "127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.2]"):
-        assert is_loopback(host)
-    for host in ("[::ffff:192.0.2.1]", "0.0.0.0", "[::]", "192.0.2.1", "localhost.example", ""):
-        assert not is_loopback(host)
 
 
 def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,17 @@
+import getpass
 import json
 import platform
 import signal
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rpc_runtime.client.session import Session
+from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import add, batches_for
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
@@ -41,6 +48,20 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     assert "near" in result.stdout
     assert result.stdout.count("does not answer") == 1
     assert "127.0.0.1:9" in result.stderr
+
+
+def test_status_says_what_a_worker_holds_and_whose_it_is(invoke, invoke_json, worker, tmp_path):
+    maker = ProgramMaker(tmp_path / "blobs")
+    value = maker.stage("one", "box", [maker.input("x")], add, weights={"w": np.ones((2, 8), np.float32)})
+    program, endpoint = maker.program([value]), WorkerEndpoint("box", worker[1], TOKEN)
+    command = ("status", "--cluster", f"at:{worker[1]}?token_file={tmp_path}/token")
+    with Session(program, {"box": endpoint}, maker.blob_path, model="bird\x1bcage") as session:
+        session.run(batches_for(program, 1)[0])
+        ((held,),) = [row["deployments"] for row in invoke_json(*command)["workers"]]
+        assert (held["model"], held["weight_bytes"]) == (r"bird\x1bcage", 64)
+        assert held["owner"] == f"{getpass.getuser()}@{socket.gethostname()}"
+        assert held["micro_batches_per_second"] > 0
+        assert rf"holds    bird\x1bcage of {held['owner']} (64 B of weights, " in invoke(*command).stdout
 
 
 def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, tmp_path):
@@ -90,26 +111,6 @@ def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tm
     )
     report = invoke_json("run", bundle, "--cluster", cluster, "--random", "3")
     assert (report["blob_bytes_sent"], report["micro_batches"]) == (0, 3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--listen", "0.0.0.0:0"), "--insecure"),
-        (("--key", "lab"), "--key belongs to --tracker"),
-        (("--tracker", "127.0.0.1:9190"), "--tracker needs --key as well"),
-        (("--tracker", "tracker", "--key", "lab"), "an address is HOST:PORT"),
-        (("--tracker", "127.0.0.1:9190", "--key", "a:b"), "without colon or blank"),
-        (
-            ("--tracker", "192.0.2.1:9190", "--key", "lab"),
-            "cannot reach 127.0.0.1:0: listen on an address of",
-        ),
-        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--tuning-port", "7000"), "give --insecure-tuning"),
-        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--insecure", "--tuning-port", "70000"), "from 0 to 65535"),
-    ],
-)
-def test_a_worker_that_cannot_be_as_it_is_asked_for(invoke, options, message):
-    assert message in invoke("worker", *options, code=2).stderr
 
 
 def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
