@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -10,13 +11,18 @@ from urllib.parse import quote
 
 import tvm
 
+from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import Program, RouteCodec, StageSpec
 from rpc_runtime.scratch import ScratchFolder
+from schedules.tuning import TuningDatabase
+from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
 from tvm_split.compiler.describe import tensor_spec
 from tvm_split.compiler.kernels import Kernel, kernels_of
+from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import StageCompiler
@@ -28,12 +34,14 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.progress import says_progress
 from tvm_split.steps import StepProgress
+from tvm_split.values import content_of
 
 
 @says_progress("compiling")
+@one_at_a_time
 def compile(
-    model: Model,
-    plan: Plan,
+    model: ModelLike,
+    plan: PlanLike,
     *,
     verify: bool = True,
     dump_folder: str | Path | None = None,
@@ -42,9 +50,11 @@ def compile(
 ) -> Bundle:
     """Compile every stage of a plan for its machine's target; a stage with replicas once for each target among them.
 
+    Model and plan may also be the paths of their files; open sizes of the model are those for which the plan was made.
+
     With ``verify``, the compiled stages run in this process on the model's example inputs and are compared with the
     source framework, if both are available. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
-    called with the steps, which are shown on stderr by default.
+    called with the steps, which are shown on stderr by default. One model is compiled at a time; other threads wait.
 
     Kernels tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default the folder
     that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.
@@ -55,19 +65,58 @@ def compile(
         CompileError: a stage cannot be compiled for its target.
         VerificationError: the compiled stages and the source disagree; names the first layer whose values differ.
     """
-    if plan.model != model.name:
-        raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
+    plan = as_plan(plan)
+    model = as_model(model, plan.inputs)
     model = in_precision(model, plan.precision)
-    dump = Path(dump_folder) if dump_folder is not None else None
     tuned = open_database(database)
     report = on_progress or (lambda what, done, steps: None)
-    report("cutting the graph", 0, len(plan.stages) + 1 + verify)
-    whole = partition(model, plan)
+    whole = functools.cache(lambda: partition(model, plan))
+    key, blobs = _key(model, plan, tuned), BlobFolder.temporary()
+    report("looking for what was compiled before", 0, len(plan.stages) + 1 + verify)
+    content = recall(key, blobs) if dump_folder is None else None
+    if content is not None:
+        bundle = Bundle.from_content(content, plan, blobs)
+    else:
+        report("cutting the graph", 0, len(plan.stages) + 1 + verify)
+        bundle = _compiled(
+            whole(), plan, tuned, blobs, dump_folder, lambda what, done, steps: report(what, done, steps + verify)
+        )
+        keep(key, bundle.content(), {blob: blobs.path(blob.sha256) for blob in bundle.blob_specs})
+    steps = len(bundle.program.stages) + 1 + verify
+    if verify:
+        report("comparing with the source", steps - 1, steps)
+        verified, output_error = verify_bundle(model, plan, bundle, lambda: whole().computations)
+        bundle = replace(bundle, verified=verified, output_error=output_error)
+    report("done", steps, steps)
+    return bundle
+
+
+def _key(model: Model, plan: Plan, tuned: TuningDatabase | None) -> str:
+    """Return the key of all that decides what is compiled; a plan's prediction, addresses and origin do not."""
+    return key_of(
+        [machine.target for machine in plan.machines],
+        model=[model.name, model.digest],
+        machines=[[machine.name, dict(machine.target), machine.threads] for machine in plan.machines],
+        stages=content_of(plan)["stages"],
+        codecs=[[codec.tensor, codec.source, codec.destination, codec.codec] for codec in plan.codecs],
+        tuned=None if tuned is None else tuned.digest,
+    )
+
+
+def _compiled(
+    whole: Partition,
+    plan: Plan,
+    tuned: TuningDatabase | None,
+    blobs: BlobFolder,
+    dump_folder: str | Path | None,
+    report: StepProgress,
+) -> Bundle:
+    """Compile each stage of a partition once for each target among its machines; the bundle is not verified."""
+    dump = Path(dump_folder) if dump_folder is not None else None
     annotated = whole.annotated()
     if dump is not None:
         _dump({"annotated": annotated}, dump / "whole")
-    steps = len(whole.parts) + 1 + verify
-    blobs = BlobFolder.temporary()
+    model, steps = whole.model, len(whole.parts) + 1
     stages: list[StageSpec] = []
     kernels: dict[str, tuple[Kernel, ...]] = {}
     cuda: dict[str, CudaNeeds] = {}
@@ -108,21 +157,16 @@ def compile(
     tensors = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     tensors.update({tensor.name: tensor for tensor in model.inputs})
     results = tuple(tensors[name] for name in whole.outputs)
-    program = _program(plan, Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts))
+    output_names = tuple(tensor.name for tensor in model.outputs)
+    program = Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts, output_names=output_names)
+    program = _with_codecs(program, plan)
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-    outputs = tuple(tensor.name for tensor in model.outputs)
-    bundle = Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs, cuda)
-    if verify:
-        report("comparing with the source", steps - 1, steps)
-        verified, output_error = verify_bundle(model, plan, bundle, whole.computations)
-        bundle = replace(bundle, verified=verified, output_error=output_error)
-    report("done", steps, steps)
-    return bundle
+    return Bundle(model.name, plan, program, ir, kernels, versions, Verified.NO, blobs, cuda)
 
 
-def _program(plan: Plan, program: Program) -> Program:
+def _with_codecs(program: Program, plan: Plan) -> Program:
     """Return the program with the plan's codecs; raises a `PlanError` that names a tensor whose codec does not fit."""
     codecs = tuple(RouteCodec(codec.tensor, codec.source, codec.destination, codec.codec) for codec in plan.codecs)
     program = replace(program, codecs=codecs)

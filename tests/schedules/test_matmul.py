@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn import functional
 from tvm import relax
 
 from tests.helpers.schedules.properties import (
@@ -65,6 +67,22 @@ def test_long_sums_come_in_chunks():
     assert_close(actual, x.astype("float64") @ weight.astype("float64"))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("columns", [(0, 1), (0, 100), (129, 130)])
+def test_products_of_which_only_a_part_is_read(rows, columns):
+    """A slice that begins at 0 fuses like an elementwise operator, and has no whole tiles."""
+    x, weight, bias = normal(0, rows, 64), normal(1, 64, 130), normal(2, 130)
+
+    def graph(builder, left):
+        y = builder.emit(relax.op.add(builder.emit(relax.op.matmul(left, relax.const(weight))), relax.const(bias)))
+        part = builder.emit(relax.op.strided_slice(y, [1], [columns[0]], [columns[1]]))
+        return builder.emit(relax.op.add(part, relax.const(1.0)))
+
+    actual, chosen = evaluate(graph, [x])
+    assert_close(actual, (exact(x) @ exact(weight) + exact(bias) + 1)[:, slice(*columns)].numpy())
+    assert "matmul" in chosen
+
+
 def test_transposed_and_broadcast_weights_are_packed_once():
     x, weight = normal(0, 3, 7, 20), normal(1, 33, 20)
 
@@ -93,3 +111,50 @@ def test_dtypes(dtype):
     assert_close(
         actual, left.astype("float64") @ right.astype("float64"), tolerance=2e-3 if dtype == "float16" else 1e-6
     )
+
+
+def gelu(x):
+    return functional.gelu(torch.tensor(x)).numpy()
+
+
+BESIDE = {
+    "compared": (
+        lambda builder, x: relax.op.astype(builder.emit(relax.op.greater(x, ZERO)), "float32"),
+        lambda x: x > 0,
+    ),
+    "cast": (lambda builder, x: relax.op.astype(builder.emit(relax.op.astype(x, "int32")), "float32"), np.trunc),
+    "chosen": (
+        lambda builder, x: relax.op.where(builder.emit(relax.op.greater(x, ZERO)), x, ZERO),
+        lambda x: np.maximum(x, 0),
+    ),
+    "large": (  # each reads its operand some sixty times, so it is not inlined
+        lambda builder, x: relax.op.nn.gelu(builder.emit(relax.op.nn.gelu(builder.emit(relax.op.nn.gelu(x))))),
+        lambda x: gelu(gelu(gelu(x))),
+    ),
+}
+EPILOGUES = {
+    "sum": (relax.op.add, np.add),
+    "bool": (relax.op.greater, np.greater),
+    "int": (lambda y, z: relax.op.astype(relax.op.multiply(y, z), "int32"), lambda y, z: np.trunc(y * z)),
+    "where": (lambda y, z: relax.op.where(relax.op.greater(z, ZERO), y, z), lambda y, z: np.where(z > 0, y, z)),
+}
+ZERO = relax.const(np.float32(0))
+
+
+@pytest.mark.parametrize(
+    ("beside", "epilogue"), [("compared", "sum"), ("cast", "bool"), ("chosen", "int"), ("large", "where")]
+)
+def test_operands_of_an_epilogue_that_are_computed_before_the_product(beside, epilogue):
+    """They are in the product's kernel, and neither feed it nor depend on it: an LSTM's gates have such operands."""
+    left, right, x = normal(0, 5, 32), normal(1, 32, 40), 4 * normal(2, 5, 40)
+    (operand, exact_operand), (operator, exact_operator) = BESIDE[beside], EPILOGUES[epilogue]
+
+    def graph(builder, a, b):
+        other = builder.emit(operand(builder, b))
+        product = builder.emit(relax.op.matmul(a, relax.const(right)))
+        return builder.emit(builder.normalize(operator(product, other)))
+
+    actual, chosen = evaluate(graph, [left, x])
+    reference = exact_operator(left.astype("float64") @ right, exact_operand(x.astype("float64")))
+    assert chosen == {"matmul"}
+    assert_close(actual, np.asarray(reference, "float64"), 2e-2 if epilogue == "int" else 1e-4)

@@ -32,11 +32,11 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.errors import BundleError
-from tvm_split.planner.plan import Plan
+from tvm_split.planner.plan import Plan, with_machine_names
 from tvm_split.shown import Shown
 
 FORMAT = "tvm-split bundle"
-VERSION = 5
+VERSION = 6
 
 
 class Verified(enum.StrEnum):
@@ -48,11 +48,10 @@ class Verified(enum.StrEnum):
     """Some stages are for another kind of machine. Their import and passes were checked, but their code never ran."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle(Shown):
     """A compiled program, the plan it follows, its blobs and its readable IR.
 
-    ``outputs`` are the names of the model's outputs, in its order; the program uses the names of its tensors instead.
     ``verified`` says how the compiled stages were compared with the source framework.
 
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
@@ -70,7 +69,6 @@ class Bundle(Shown):
     ir: Mapping[str, str]
     kernels: Mapping[str, tuple[Kernel, ...]]
     versions: Mapping[str, str]
-    outputs: tuple[str, ...]
     verified: Verified
     blobs: BlobFolder = field(compare=False)
     cuda: Mapping[str, CudaNeeds] = field(default_factory=dict)
@@ -99,13 +97,13 @@ class Bundle(Shown):
                 raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         (folder / "ir").mkdir(exist_ok=True)
-        digests = {blob.sha256 for blob in self._blob_specs()}
+        digests = {blob.sha256 for blob in self.blob_specs}
         for path in (folder / "blobs").iterdir():
             if path.name not in digests:
                 path.unlink()
         for path in (folder / "ir").iterdir():
             path.unlink()
-        for blob in self._blob_specs():
+        for blob in self.blob_specs:
             self.blobs.copy_to(folder / "blobs", blob)
         for name, text in self.ir.items():
             _ir_path(folder, name).write_text(text)
@@ -125,9 +123,8 @@ class Bundle(Shown):
         manifest = _read_manifest(folder)
         try:
             plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
-            blobs = BlobFolder(folder / "blobs")
             digests = dict(manifest["ir"])
-            content = _BUNDLE.validate_python({**manifest, "plan": plan, "blobs": blobs, "ir": {}})
+            content = cls.from_content({**manifest, "ir": {}}, plan, BlobFolder(folder / "blobs"))
             _check_program(content.program, plan)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, TvmSplitError) as error:
             raise BundleError(
@@ -135,17 +132,46 @@ class Bundle(Shown):
             ) from error
         ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in digests.items()}
         bundle = dataclasses.replace(content, ir=ir)
-        for blob in bundle._blob_specs():
+        for blob in bundle.blob_specs:
             _check_blob(bundle.blob_path(blob.sha256), blob)
         return bundle
 
-    def _blob_specs(self) -> tuple[BlobSpec, ...]:
+    def renamed(self, names: Mapping[str, str]) -> Bundle:
+        """Return the same bundle for machines with other names, by the names that they have in this bundle.
+
+        `deploy` checks that the other machines can run their stages, with the planned number of threads. The names of
+        sharded stages and the text of the readable IR stay as they are.
+
+        Raises:
+            PlanError: as `Plan.renamed`.
+        """
+        plan = self.plan.renamed(names)
+        program: Program = with_machine_names(self.program, names)
+        keys = dict(zip(map(kernels_key, self.program.stages), map(kernels_key, program.stages), strict=True))
+        kernels = {keys[key]: stage_kernels for key, stage_kernels in self.kernels.items()}
+        cuda = {keys[key]: needs for key, needs in self.cuda.items()}
+        ir = {names.get(name, name): text for name, text in self.ir.items()}
+        return dataclasses.replace(self, plan=plan, program=program, ir=ir, kernels=kernels, cuda=cuda)
+
+    def content(self) -> dict[str, Any]:
+        """Return the bundle as JSON values, without its plan and its blobs."""
+        return {**_BUNDLE.dump_python(self, mode="json", exclude={"plan", "blobs", "ir"}), "ir": dict(self.ir)}
+
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any], plan: Plan, blobs: BlobFolder) -> Bundle:
+        """Return the bundle of a `content`; raises ValueError, LookupError or TypeError if it is damaged."""
+        bundle = _BUNDLE.validate_python({**content, "plan": plan, "blobs": blobs, "ir": {}})
+        return dataclasses.replace(bundle, ir=content["ir"])
+
+    @property
+    def blob_specs(self) -> tuple[BlobSpec, ...]:
+        """The libraries and weights of all stages, each once."""
         return tuple({blob.sha256: blob for stage in self.program.stages for blob in stage.blobs}.values())
 
     def _manifest(self) -> bytes:
         ir = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()}
-        fields = _BUNDLE.dump_python(self, mode="json", exclude={"plan", "blobs", "ir"})
-        content = {**fields, "format": FORMAT, "version": VERSION, "plan": self.plan.to_dict(), "ir": ir}
+        fields = {"format": FORMAT, "version": VERSION, "plan": self.plan.to_dict(), "ir": ir}
+        content = {**self.content(), **fields}
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 

@@ -6,13 +6,14 @@ The table of frontends has the sources, packages and loader of each; it imports 
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.registry import Registry
 from tvm_split.errors import ModelImportError
 
@@ -24,8 +25,8 @@ __all__ = ["FRONTENDS", "Frontend", "ImportRequest", "load_model"]
 MOST_ELEMENTS = 2**31 - 1
 """The largest size of an axis: some importers and frameworks use 32-bit sizes."""
 
-_LOCK = threading.RLock()
-"""Held during an import: tracing patches classes of the frameworks, which must not overlap."""
+MOST_LEVELS = 64
+"""The most levels of nested example inputs."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Frontend:
         install: the argument of ``pip install`` for them; by default the extra of its name, ``tvm-split[name]``.
         suffixes: the suffixes of its files, in lower case.
         classes: full names of base classes of its sources, which are compared without importing them.
+        tensors: full names of classes of its tensors; it takes functions of them, and methods of its sources.
         claims: whether it takes a source without such a suffix or class: bytes, folders, functions.
         rank: if several frontends take a source, the one with the highest rank loads it.
     """
@@ -61,21 +63,41 @@ class Frontend:
     install: str = ""
     suffixes: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
     claims: Callable[[Any], bool] = lambda source: False
     rank: int = 0
 
-    def takes(self, source: Any) -> bool:
+    def takes(self, source: Any, example_inputs: Any = None) -> bool:
         """Whether this frontend can load ``source``."""
         is_file = isinstance(source, str | Path) and Path(source).suffix.lower() in self.suffixes
-        return is_file or self.has_class_of(source) or self.claims(source)
+        is_function = _is_function(source) and (
+            self.has_class_of(getattr(source, "__self__", None)) or _holds(example_inputs, self.tensors)
+        )
+        return is_file or is_function or self.has_class_of(source) or self.claims(source)
 
     def has_class_of(self, source: Any) -> bool:
         """Whether ``source`` is an object of the framework: a network, or its exported form."""
-        return any(f"{base.__module__}.{base.__qualname__}" in self.classes for base in type(source).__mro__)
+        return _has_class(source, self.classes)
+
+
+def _has_class(value: Any, names: tuple[str, ...]) -> bool:
+    return any(f"{base.__module__}.{base.__qualname__}" in names for base in type(value).__mro__)
+
+
+def _holds(values: Any, names: tuple[str, ...]) -> bool:
+    """Whether nested ``values`` hold an object of a class with one of these full names."""
+    if isinstance(values, Mapping | list | tuple):
+        parts = values.values() if isinstance(values, Mapping) else values
+        return any(_holds(part, names) for part in parts)
+    return _has_class(values, names)
 
 
 _TFLITE = b"TFL3"
 _MLIR_BYTECODE = b"ML\xefR"
+
+
+def _is_function(source: Any) -> bool:
+    return callable(source) and not isinstance(source, type)
 
 
 def _is_bytes(source: Any) -> bool:
@@ -85,7 +107,7 @@ def _is_bytes(source: Any) -> bool:
 def _is_function_or_bytecode(source: Any) -> bool:
     if _is_bytes(source):
         return bytes(source[:4]) == _MLIR_BYTECODE
-    return callable(source) and not isinstance(source, type)
+    return _is_function(source)
 
 
 _TABLE = (
@@ -93,6 +115,7 @@ _TABLE = (
         "torch", "models of PyTorch", "tvm_split.frontends.torch.load:load_torch",
         packages=("torch",), suffixes=(".pt2",),
         classes=("torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"),
+        tensors=("torch.Tensor",),
     ),
     Frontend(
         "onnx", "models in ONNX files", "tvm_split.frontends.onnx.load:load_onnx",
@@ -143,9 +166,9 @@ def is_network(value: Any) -> bool:
     return any(frontend.has_class_of(value) for _, frontend in FRONTENDS.items())
 
 
-def frontend_of(source: Any) -> Frontend:
+def frontend_of(source: Any, example_inputs: Any = None) -> Frontend:
     """Return the frontend that loads ``source``. Raises ModelImportError, which lists valid sources, if none does."""
-    able = [frontend for _, frontend in FRONTENDS.items() if frontend.takes(source)]
+    able = [frontend for _, frontend in FRONTENDS.items() if frontend.takes(source, example_inputs)]
     if able:
         return max(able, key=lambda frontend: frontend.rank)
     shown = repr(str(source)) if isinstance(source, str | Path) else _class_of(source)
@@ -173,7 +196,8 @@ def load_model(
 
     ``source`` is one of these; installed packages may add others:
 
-    - torch: an ``nn.Module`` (needs ``example_inputs``), an ``ExportedProgram``, or the path of one (``.pt2``)
+    - torch: an ``nn.Module``, a function of tensors or a module's method (these need ``example_inputs``), an
+      ``ExportedProgram``, or the path of one (``.pt2``)
     - ONNX: a path, bytes or a ``ModelProto``
     - JAX: a function or a module of Flax (needs ``example_inputs``), or the result of ``jax.export`` (``.jax``)
     - StableHLO: a file (``.mlir`` as text or bytecode, ``.mlirbc``)
@@ -192,9 +216,18 @@ def load_model(
 
     if isinstance(source, Model):
         return source
+    if not isinstance(name, str | None) or not isinstance(dimensions, Mapping | None):
+        wrong = f"name is {name!r:.80} and dimensions is {dimensions!r:.80}"
+        raise ModelImportError(f"{wrong}; name is a text, and dimensions a mapping such as {{'length': 128}}")
+    _require_shallow(example_inputs)
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
-    frontend = frontend_of(source)
+    if example_inputs is None and _is_function(source) and not is_network(source):
+        raise ModelImportError(
+            f"{getattr(source, '__name__', type(source).__name__)} is a function: give example_inputs, a tuple of "
+            "tensors of torch or of arrays with the shapes and dtypes the network will be run with"
+        )
+    frontend = frontend_of(source, example_inputs)
     is_named = isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes
     if is_named and not Path(source).is_file():
         raise ModelImportError(f"there is no file {str(source)!r}")
@@ -205,9 +238,20 @@ def load_model(
                 f"importing this model needs {package}, which is not installed: pip install {install}"
             )
     module, _, function = frontend.load.partition(":")
-    with _LOCK:
+    with ONE_AT_A_TIME:
         model: Model = getattr(importlib.import_module(module), function)(source, request)
     return model
+
+
+def _require_shallow(examples: Any) -> None:
+    """Raise a ModelImportError for lists, tuples and mappings that hold themselves, or are nested too deep."""
+    level: list[Any] = [[examples]]
+    for _ in range(MOST_LEVELS):
+        parts = chain.from_iterable(value.values() if isinstance(value, Mapping) else value for value in level)
+        level = list({id(part): part for part in parts if isinstance(part, list | tuple | Mapping)}.values())
+        if not level:
+            return
+    raise ModelImportError(f"example_inputs are nested more than {MOST_LEVELS} deep, or hold themselves; give arrays")
 
 
 def _require_sizes(request: ImportRequest) -> None:

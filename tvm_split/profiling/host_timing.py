@@ -58,7 +58,12 @@ class Libraries:
         self._lock = threading.Lock()
 
     def of_kernels(self, code: TargetCode, digests: frozenset[str]) -> BlobSpec:
-        return self._once(code, digests, lambda: code.build(digests, self.blobs))
+        first, *others = digests
+        return self._once(
+            code,
+            digests,
+            lambda: code.build(digests, self.blobs) if others else code.build_one(first, self.blobs),
+        )
 
     def of_peaks(self, code: CeilingCode) -> BlobSpec:
         return self._once(code, frozenset(), lambda: code.build(self.blobs))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.execution.kernel_timer import undisturbed_seconds
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.kernels import Kernel
@@ -18,6 +18,7 @@ from tvm_split.model import Model
 from tvm_split.profiling.cluster_timing import CallSeconds, ClusterTiming
 from tvm_split.profiling.kernels import target_code
 from tvm_split.profiling.peaks import Ceilings
+from tvm_split.shown import Shown
 from tvm_split.steps import StepProgress, Steps
 
 ROUNDS = 10
@@ -36,11 +37,11 @@ class KernelProfile:
         return self.kernel.operations / self.seconds
 
 
-@dataclass(frozen=True)
-class ModelProfile:
+@dataclass(frozen=True, repr=False)
+class ModelProfile(Shown):
     """Times of every kernel of a model on one machine with ``threads`` threads, one input at a time.
 
-    ``seconds`` is the median of whole runs; ``untimed`` is the number of kernel calls that could not be timed.
+    ``seconds`` is the time of a whole run; ``untimed`` is the number of kernel calls that could not be timed.
     """
 
     model: str
@@ -55,6 +56,18 @@ class ModelProfile:
         return sum(kernel.seconds for kernel in self.kernels)
 
     @property
+    def other_seconds(self) -> float:
+        """Seconds of a run besides the timed kernels: calls, checks, untimed kernels.
+
+        Negative if the kernels, timed one by one, took longer than the whole.
+        """
+        return self.seconds - self.kernel_seconds
+
+    def share_of_time(self, seconds: float) -> float:
+        """Return the share of a run, or of all kernels if these took longer one by one."""
+        return seconds / max(self.seconds, self.kernel_seconds)
+
+    @property
     def operations(self) -> float:
         return sum(kernel.kernel.operations for kernel in self.kernels)
 
@@ -62,7 +75,7 @@ class ModelProfile:
     def slow_share(self) -> float:
         """Share of the kernel time in kernels that no schedule of this project handles."""
         slow = sum(kernel.seconds for kernel in self.kernels if kernel.kernel.is_slow)
-        return slow / self.kernel_seconds if slow else 0.0  # a network that only forwards values has no kernel
+        return self.share_of_time(slow)
 
     def share_of_peak(self, operations: float, seconds: float) -> float:
         """Return the share of the measured multiply-add peak; over 1 if an algorithm saves operations."""
@@ -117,7 +130,7 @@ def profile(
     return ModelProfile(
         model.name,
         threads,
-        statistics.median(wholes[WARM_UP_ROUNDS:]),
+        undisturbed_seconds([(seconds, seconds) for seconds in wholes[WARM_UP_ROUNDS:]]),
         tuple(KernelProfile(call.kernel, times.alone[call.digest].seconds) for call in timed),
         len(calls) - len(timed),
         CallSeconds(times).ceilings,

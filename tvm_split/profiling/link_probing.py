@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.worker_client import WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe_all
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.measurements import COMPUTE
 from rpc_runtime.program.routes import CLIENT
@@ -125,7 +125,7 @@ class _Probing:
         self._timeout_seconds = timeout_seconds
         self._steps = steps
         self._endpoints = cluster.endpoints()
-        self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
+        self._workers = describe_all(self._endpoints)
         self._hosts = {CLIENT: CLIENT, **{name: worker.host for name, worker in self._workers.items()}}
         targets = {machine.name: machine.target for machine in cluster.machines if machine.has_gpu and machine.target}
         self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()}, targets)
@@ -268,6 +268,7 @@ class _Probing:
                 self._programs.blob_path,
                 timeout_seconds=self._timeout_seconds,
                 links=self._settings,
+                model="links to measure",
             ) as pipeline:
                 return measured_passage(pipeline, [np.zeros(sizes[0], np.uint8)], SERIES_SECONDS)
         except CompileError:

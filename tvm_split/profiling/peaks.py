@@ -9,6 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, TimedKernel, TimingEffort
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
@@ -88,6 +89,7 @@ def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
     return CeilingCode(target, module, kernels, (adding.amount, reading.amount))
 
 
+@one_at_a_time
 def _network(kernel: CeilingKernel) -> tvm.IRModule:
     """Return a network of `CALLS` calls of a kernel, one after the other, each with its own weights."""
     builder = relax.BlockBuilder()

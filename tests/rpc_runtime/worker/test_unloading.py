@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import os
 import platform
 from collections.abc import Iterator
 
@@ -14,11 +12,10 @@ import pytest
 from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.execution.in_process import InProcessRunner
 from tests.helpers.mappings import mappings, removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, batches_for, double, one_stage
+from tests.helpers.rpc_runtime.programs import A, B, batches_for, chain, double
 from tests.helpers.waiting import eventually
 
 
@@ -28,15 +25,13 @@ def two_workers() -> Iterator[LocalWorkers]:
         yield started
 
 
-def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    x = maker.input("x")
-    first = maker.stage("one", A, [x], double)
-    program = maker.program([maker.stage("two", B, [first], double)])
+def test_stages_of_closed_deployments(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
     for _ in range(5):
-        with open_on(two_workers, program, maker) as pipe:
+        with open_on(workers, program, maker) as pipe:
             pipe.run(batches_for(program, 1)[0])
-            assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
-    require_no_libraries(two_workers)
+            assert all(removed_libraries(process_id) for process_id in workers.process_ids.values())
+    require_no_libraries(workers)
 
 
 def require_no_libraries(workers: LocalWorkers) -> None:
@@ -95,14 +90,3 @@ def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker
     require_no_libraries(two_workers)
     pipe.close()
     assert [two_workers.messages(name) for name in (A, B)] == ["", ""]
-
-
-def test_stages_in_this_process(maker: ProgramMaker) -> None:
-    program = one_stage(maker)
-    before = len(removed_libraries(os.getpid()))
-    with InProcessRunner(program, maker.blob_path) as pipe:
-        pipe.run(batches_for(program, 1)[0])
-        assert len(removed_libraries(os.getpid())) > before
-    del pipe
-    gc.collect()
-    assert len(removed_libraries(os.getpid())) <= before

@@ -1,11 +1,7 @@
-import json
-import os
 import time
 
 import pytest
 
-from rpc_runtime.files import CACHE_VARIABLE
-from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, default_folder
 
@@ -31,25 +27,17 @@ def test_what_is_kept_is_shown(invoke, invoke_json):
     assert sorted(store.get("machine", "") for store in listing["measurements"]) == ["", "box", "desk"]
 
 
-def test_clearing_removes_measurements_only(invoke, tmp_path):
+def test_clearing_removes_measurements_and_what_was_compiled(invoke, tmp_path):
     (tmp_path / "mine").write_text("")
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "key").write_text("{}")
+    assert "results of compiling: 1 kept" in invoke("cache", "show").stdout
     assert "removed in" in invoke("cache", "clear").stdout
     assert list(default_folder().glob("*.json")) == []
+    assert list((tmp_path / "compiled").iterdir()) == []
     assert (tmp_path / "mine").exists()
     assert "measurements: 0 B kept" in invoke("cache", "show").stdout
 
 
 def test_wrong_use(invoke):
     assert "show" in invoke("cache", "burn", code=2).stderr
-
-
-def test_a_plan_tells_that_measurements_are_not_kept(start_process, onnx_path, shared):
-    """Other users may write to the cache: its content is ignored, and `plan` tells its user why."""
-    (shared / "cache").mkdir(mode=0o700)
-    shared.chmod(0o777)
-    environment = {**os.environ, CACHE_VARIABLE: str(shared / "cache")}
-    process = start_process("plan", onnx_path, "--workers", "2", "--json", env=environment)
-    out, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, errors
-    assert json.loads(out)
-    assert errors.count(f"{shared}/cache/measurements") == 1

@@ -10,7 +10,6 @@ from tests.models.small_onnx_model import small_model
 from tvm_split.planner.plan import Plan
 
 A, B = "machine-a", "machine-b"
-LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
 
 
 @pytest.fixture
@@ -64,15 +63,6 @@ def test_estimates_are_called_estimates(planned):
     assert content["plan"]["origin"] == "estimated"
     assert [machine["estimated_share"] for machine in content["prediction"]["machines"]] == [1.0]
     assert content["prediction"]["profiled_at"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("busy_machine")
-def test_measured_once_and_again_when_asked(invoke_json, onnx_path):
-    first = invoke_json("plan", onnx_path)["prediction"]
-    again = invoke_json("plan", onnx_path)["prediction"]
-    assert again["profiled_at"] == first["profiled_at"] > 0
-    assert invoke_json("plan", onnx_path, "--refresh")["prediction"]["profiled_at"] > first["profiled_at"]
 
 
 def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):

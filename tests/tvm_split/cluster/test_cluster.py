@@ -34,7 +34,7 @@ THREE = (Machine("a"), Machine("b"), Machine("c"))
         (lambda: Cluster((Machine("client"),)), "cannot be named 'client'"),
         (lambda: Cluster((Machine("a"),), (Link("a", "b", 1.0),)), "no machine is named 'b'; there are a"),
         (lambda: Machine("a", memory_bytes=0), "memory_bytes=0; give more than 0"),
-        (lambda: Link("a", "a"), "joins a machine to itself"),
+        (lambda: Cluster(THREE, (Link("a", "a"),)), "joins a machine to itself"),
         (
             lambda: Link("a", "b", -1.0),
             "'a' to 'b' has bytes_per_second=-1.0; give more than 0 \\(1e-09 to 1e\\+18\\), 0 for no traffic",
@@ -104,7 +104,19 @@ def test_sessions_of_one_cluster_have_workers_of_their_own() -> None:
     with cluster as outer, cluster as inner:
         assert outer.endpoints() != inner.endpoints()
     assert launcher.counts == {"started": 2, "ended": 2}
+    with cluster.start() as first, cluster.start() as second:
+        assert first.endpoints() != second.endpoints()
     assert launcher.find() == cluster
+
+
+def test_inside_with_the_cluster_itself_shares_the_workers() -> None:
+    launcher = Scripted()
+    cluster = launcher.find()
+    with cluster as workers:
+        with cluster.start() as shared:
+            assert shared.endpoints() == workers.endpoints()
+        assert launcher.counts == {"started": 1, "ended": 0}
+    assert launcher.counts == {"started": 1, "ended": 1}
 
 
 def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe, describe_all
 from rpc_runtime.execution.loaded_stage import LoadedStage, tensor_bytes, tensor_slot
 from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.program.routes import CLIENT
@@ -81,9 +81,9 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
     assert seen[4] == ("links machine-a to machine-b", 4, 6)
 
 
-def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
-    gpu = CudaDeviceDescription(0, "sm_90", 1 << 34, 1 << 34, endpoint.machine, 1e10, 3e-5)
-    return replace(describe(endpoint, timeout_seconds), cuda_devices=(gpu,))
+def gpus_described(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
+    gpus = {name: CudaDeviceDescription(0, "sm_90", 1 << 34, 1 << 34, name, 1e10, 3e-5) for name in endpoints}
+    return {name: replace(worker, cuda_devices=(gpus[name],)) for name, worker in describe_all(endpoints).items()}
 
 
 def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, m
         seconds = 2e-4 + 2 * 3e-5 + 1e-3 + size / 1e9 if on_gpus else 2e-4
         return Passage(seconds, None, 0.0, transports)
 
-    monkeypatch.setattr(link_probing, "describe", gpu_described)
+    monkeypatch.setattr(link_probing, "describe_all", gpus_described)
     monkeypatch.setattr(link_probing, "Session", Opened)
     monkeypatch.setattr(link_probing, "measured_passage", given_passage)
     monkeypatch.setattr(ProbePrograms, "_library", lambda *_, **__: BlobSpec("", 0))

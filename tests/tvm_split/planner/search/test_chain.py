@@ -18,7 +18,7 @@ from tvm_split.planner.search import Budget, solve
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.booleans(), st.booleans())
 @example(9, 1, 3, True, False)
 @example(71780, 1, 1, False, True)  # cores that only the client uses
@@ -31,7 +31,7 @@ def test_chains_equal_the_best_of_all_plans(
     assert_is_best(problem, best(problem, chain_plans(problem)), is_exact=not shared_cores)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(SEEDS, st.integers(1, 6))
 def test_four_machines_equal_the_best_of_all_plans(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=4)
@@ -87,7 +87,7 @@ def oversubscribed_problem(seed: int, workers: int, pieces: int, cores: int) -> 
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(SEEDS, st.integers(2, 4), st.integers(4, 6), st.integers(1, 3))
 def test_identical_machines_on_shared_cores_equal_the_best_of_all_plans(
     seed: int, workers: int, pieces: int, cores: int
