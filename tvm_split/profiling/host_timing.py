@@ -58,11 +58,11 @@ class Libraries:
         self._lock = threading.Lock()
 
     def of_kernels(self, code: TargetCode, digests: frozenset[str]) -> BlobSpec:
-        first, *others = digests
+        digest = next(iter(digests))
         return self._once(
             code,
             digests,
-            lambda: code.build(digests, self.blobs) if others else code.build_one(first, self.blobs),
+            lambda: code.build(digests, self.blobs) if len(digests) > 1 else code.build_one(digest, self.blobs),
         )
 
     def of_peaks(self, code: CeilingCode) -> BlobSpec:
