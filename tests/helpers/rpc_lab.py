@@ -39,7 +39,7 @@ class RpcLab(Closing):
         self.port = free_port()
         self.servers: list[subprocess.Popen[bytes]] = []
         try:
-            self._tracker = self._start("rpc_tracker", self.port)
+            self._tracker = self._start_tracker()
             # A server that does not reach the tracker retries only after five seconds.
             self._wait_for(self._tracker_answers)
             for _ in range(servers):
@@ -64,8 +64,10 @@ class RpcLab(Closing):
             return 0
 
     def start_server(self, threads: int = 1) -> None:
-        options = ("--tracker", self.address, "--key", KEY, "--custom-addr", "127.0.0.1")
-        self.servers.append(self._start("rpc_server", free_port(), *options, threads=threads))
+        port = free_port()
+        options = ("--host", "127.0.0.1", "--silent", "--port", str(port), "--port-end", str(port + 1))
+        options += ("--tracker", self.address, "--key", KEY, "--custom-addr", "127.0.0.1")
+        self.servers.append(self._run("tvm.exec.rpc_server", *options, threads=threads))
 
     def start_worker(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """Start a worker of key `KEY` that trusts all callers, unless ``options`` say otherwise."""
@@ -89,9 +91,7 @@ class RpcLab(Closing):
     def restart_tracker(self) -> None:
         """Restart a server, as if its machine were switched off and on again."""
         kill_group(self._tracker)
-        # Its child has the socket, and may answer a moment longer.
-        eventually(lambda: not self._tracker_answers(), "the tracker that was killed has gone")
-        self._tracker = self._start("rpc_tracker", self.port)
+        self._tracker = self._start_tracker()
         self._wait_for(self._tracker_answers)
 
     def kill_server(self, index: int) -> None:
@@ -103,9 +103,8 @@ class RpcLab(Closing):
             kill_group(process)
         self._log.close()
 
-    def _start(self, module: str, port: int, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
-        where = ("--host", "127.0.0.1", "--silent", "--port", str(port), "--port-end", str(port + 1))
-        return self._run(f"tvm.exec.{module}", *where, *options, threads=threads)
+    def _start_tracker(self) -> subprocess.Popen[bytes]:
+        return self._run("tvm_split", "tracker", "--listen", self.address)
 
     def _run(self, module: str, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", module, *options]

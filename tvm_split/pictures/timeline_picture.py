@@ -9,6 +9,7 @@ from pathlib import Path
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.measurements import COMPUTE, TraceEvent
 from tvm_split.deployment.timeline import LANE_NAMES
+from tvm_split.outputs import written
 from tvm_split.pictures.colours import COLOURS
 
 LANE_HEIGHT = 0.8
@@ -83,4 +84,5 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     )
     axes.set_title(title)
     for path in paths:
-        figure.savefig(path, dpi=150)
+        with written(path) as beside:
+            figure.savefig(beside, dpi=150)
