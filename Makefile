@@ -107,7 +107,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_walls.py
+	$(BIN)/python -m pytest tests/test_import_rules.py
 
 format: setup
 	$(BIN)/ruff check --fix .

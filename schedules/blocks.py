@@ -180,7 +180,7 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
     """Inline the spatial blocks after an anchor; return the others, the first of which fits a finished tile.
 
     The first remaining block has as many elements as the first block of the tail. For example, a gate with one value
-    per channel ends the tile, and the image that it multiplies is computed afterwards.
+    per channel ends the tile, and the image that it multiplies is computed afterwards; so is a slice of the results.
 
     Raises:
         ValueError: more than one remaining block reads the anchor.
@@ -189,7 +189,9 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
 
     def ends_tile(block: Block) -> bool:
         readers = [str(schedule.get(reader).name_hint) for reader in schedule.get_consumers(block.handle)]
-        return not readers or block.iterations == tail[0].iterations < max(iterations[reader] for reader in readers)
+        return not readers or (
+            block.iterations == tail[0].iterations and any(iterations[reader] != block.iterations for reader in readers)
+        )
 
     remaining = _inlined(schedule, tail, ends_tile)
     if len(schedule.get_consumers(anchor.handle)) > 1:

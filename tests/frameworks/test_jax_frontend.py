@@ -19,8 +19,7 @@ from tests.helpers.frontends.contract import assert_keeps_contract
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.frontends.stablehlo.conversions import elementwise
-from tvm_split.frontends.stablehlo.layer_names import Frame, words_of
+from tvm_split.frontends.stablehlo.layer_names import words_of
 from tvm_split.frontends.stablehlo.modules import in_context
 
 WEIGHTS = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")
@@ -104,18 +103,17 @@ def test_open_sizes_are_bound() -> None:
 
 
 def test_examples_are_needed_and_checked() -> None:
-    with pytest.raises(ModelImportError, match="network is a function of JAX: give example_inputs"):
+    with pytest.raises(ModelImportError, match="network is a function: give example_inputs"):
         load_model(network)
-    with pytest.raises(ModelImportError, match=r"JAX cannot trace network for inputs float32\[2, 5\]"):
+    with pytest.raises(
+        ModelImportError, match=rf"JAX cannot trace network for inputs float32\[2, 5\].*{__file__}, line \d+"
+    ):
         load_model(network, (np.ones((2, 5), "float32"),))
     with pytest.raises(ModelImportError, match=r"takes 1 inputs \(input_0\), example_inputs has 2"):
         load_model(exported(), (X, X))
 
 
 def test_files_that_are_no_modules_are_named(tmp_path: Path) -> None:
-    for name in ("missing.mlir", "missing.jax"):
-        with pytest.raises(ModelImportError, match=f"no file .*{name}"):
-            load_model(tmp_path / name)
     (tmp_path / "broken.mlir").write_text("module { func.func")
     (tmp_path / "broken.jax").write_bytes(b"nothing")
     with pytest.raises(ModelImportError, match="cannot be read as a StableHLO module"):
@@ -200,16 +198,6 @@ def test_a_linen_module_needs_its_variables() -> None:
         load_model(linen.Dense(3), (X,))
 
 
-def test_a_difference_names_its_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = functools.partial(elementwise.elementwise, change=lambda op, x: op.sigmoid(x))
-    from tvm_split.frontends.stablehlo import importer
-
-    monkeypatch.setitem(importer.CONVERSIONS, "tanh", wrong)
-    model = load_model(network, (X,))
-    layer, operator, _ = first_parting_layer(model, model.reference, (X,))
-    assert (layer, operator) == ("hidden", "sigmoid")
-
-
 def test_values_of_a_layer_lie_as_its_variables_hold_them() -> None:
     kernel = np.random.default_rng(0).standard_normal((3, 3, 2, 4)).astype("float32")
 
@@ -247,17 +235,6 @@ def test_values_of_a_layer_lie_as_its_variables_hold_them() -> None:
 def test_locations_hold_the_user_s_words(location: str, words: tuple[str, ...]) -> None:
     with in_context():
         assert words_of(ir.Module.parse(f"module {{}} {location}").operation.location) == words
-
-
-def test_words_of_jax_are_left_out_of_paths() -> None:
-    words = ("jit(f)", "block", "layer", "bhqd,bkhd->bhqk", "dot")
-    assert Frame().path_of(words[:-1]) == ("block", "layer")
-    loop = Frame(("jit(f)", "Conv_0", "while"), Frame(), "while", True)
-    assert loop.path_of(("jit(f)", "Conv_0", "while", "body", "closed_call", "body")) == ("Conv_0", "body")
-    called = Frame(("PartitionedCall", "net", "lstm", "while"), Frame(), "while", True)
-    assert called.path_of(called.words_within(("net", "lstm", "while", "cell"))) == ("net", "lstm", "cell")
-    within = Frame(("jit(f)", "Conv_0", "jit(g)", "while"), Frame(("jit(f)", "Conv_0", "jit(g)")), "while", True)
-    assert within.path_of(within.words_within(("while", "body", "cell"))) == ("Conv_0", "cell")
 
 
 @pytest.mark.parametrize(

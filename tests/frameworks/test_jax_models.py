@@ -14,11 +14,9 @@ import pytest
 from flax import linen, nnx
 
 import tvm_split
-from tests.helpers.frontends.comparison import run_split
+from tests.helpers.frontends.comparison import assert_split_like
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tvm_split.frontends import load_model
-
-LIMIT = 1e-4
 
 
 def random(*shape: int, dtype: Any = "float32", seed: int = 0) -> np.ndarray:
@@ -164,26 +162,14 @@ NETWORKS: dict[str, tuple[Callable[[], Any], tuple[np.ndarray, ...], list[str]]]
 @pytest.mark.parametrize("name", NETWORKS)
 def test_answers_are_those_of_jax(name: str, three_workers: tvm_split.Cluster) -> None:
     build, inputs, (first, second) = NETWORKS[name]
-    network = build()
-    expected = jax.tree.leaves(network(*map(jnp.asarray, inputs)))
-    outputs = run_split(network, inputs, (first, second), three_workers)
-    assert len(outputs) == len(expected)
-    for actual, right in zip(outputs, map(np.asarray, expected), strict=True):
-        assert (actual.dtype, actual.shape) == (right.dtype, right.shape)
-        assert np.abs(actual - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())
+    assert_split_like(build(), inputs, (first, second), three_workers)
 
 
 def test_half_precision_stays_what_it_is(three_workers: tvm_split.Cluster) -> None:
     network = bound(LinenTransformer(), SEQUENCE)
     module, variables = network.unbind()
     halved = module.bind(jax.tree.map(lambda leaf: leaf.astype("bfloat16"), variables))
-    x = SEQUENCE.astype(ml_dtypes.bfloat16)
-    (actual,) = run_split(halved, [x], ("attention", "up"), three_workers)
-    right = np.asarray(halved(x))
-    assert actual.dtype == right.dtype == ml_dtypes.bfloat16
-    assert (
-        np.abs(actual.astype("float32") - right.astype("float32")).max() < 0.05 * np.abs(right.astype("float32")).max()
-    )
+    assert_split_like(halved, [SEQUENCE.astype(ml_dtypes.bfloat16)], ("attention", "up"), three_workers, 0.05)
 
 
 def test_layers_are_called_as_in_the_source() -> None:

@@ -14,10 +14,8 @@ import pytest
 from jax import lax
 
 import tvm_split
-from tests.helpers.frontends.comparison import run_split
+from tests.helpers.frontends.comparison import assert_split_like
 from tests.helpers.frontends.digits import TRAINED, digits
-
-LIMIT = 1e-4
 
 
 def random(*shape: int, dtype: Any = "float32", seed: int = 0) -> np.ndarray:
@@ -124,17 +122,6 @@ def trained() -> tuple[Callable[..., Any], dict[str, Any]]:
 
     start = jax.tree.map(jnp.asarray, parameters)
     return network, lax.fori_loop(0, 150, step, (start, jax.tree.map(jnp.zeros_like, start)))[0]
-
-
-def assert_split_like(
-    function: Any, inputs: tuple[Any, ...], names: tuple[str, str], cluster: tvm_split.Cluster
-) -> Any:
-    expected = jax.tree.leaves(function(*map(jnp.asarray, inputs)))
-    outputs = run_split(function, inputs, names, cluster)
-    for actual, right in zip(outputs, map(np.asarray, expected), strict=True):
-        assert (actual.dtype, actual.shape) == (right.dtype, right.shape)
-        assert np.abs(actual.astype("float64") - right).max() <= LIMIT * max(np.ptp(right), np.abs(right).max())
-    return outputs
 
 
 @pytest.mark.parametrize(

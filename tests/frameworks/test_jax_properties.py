@@ -95,8 +95,32 @@ def taken(x: Any, operand: Any, how: int) -> Any:
     return jnp.take(x, np.array([0, x.shape[how % x.ndim] - 1, 0]), axis=how % x.ndim) if x.ndim and x.size < 200 else x
 
 
+def ordered(x: Any, operand: Any, how: int) -> Any:
+    if not x.ndim:
+        return x
+    axis = how % x.ndim
+    return [jnp.sort, jnp.cumsum, lambda x, axis: lax.cummax(x, axis), lambda x, axis: jnp.argsort(x, axis) * x][
+        how % 4
+    ](x, axis=axis)
+
+
+def replaced(x: Any, operand: Any, how: int) -> Any:
+    if not x.ndim:
+        return x
+    axis, last = how % x.ndim, x.shape[how % x.ndim] - 1
+    first = jnp.clip(operand.sum().astype("int32"), 0, last)  # known only when the network runs
+    row = lax.dynamic_slice_in_dim(x, first, 1, axis)
+    return [
+        lax.dynamic_update_slice_in_dim(x, row * 2, last, axis),
+        lax.dynamic_update_slice_in_dim(x, row * 2, first, axis),
+        jnp.moveaxis(jnp.moveaxis(x, axis, 0).at[np.array([last, 0])].add(1.5), 0, axis),
+        jnp.take(x, jnp.stack([first, first * 0]), axis=axis),
+    ][how % 4]
+
+
 STEPS: Sequence[Step] = (
     unary, binary, outer, transposed, reshaped, reduced, part, joined, flipped_and_padded, product, broadcast, taken,
+    ordered, replaced,
 )  # fmt: skip
 
 
@@ -123,6 +147,35 @@ def test_random_networks_have_the_answers_of_jax(choices: list[tuple[int, int]])
         assert_close(actual, np.asarray(right), 1e-4)
     assert model.layers
     assert first_parting_layer(model, model.reference, inputs) is None
+
+
+def test_operations_along_an_axis_that_only_repeats() -> None:
+    def along(x: Any, axis: int) -> list[Any]:
+        b = jnp.repeat(jnp.expand_dims(jnp.abs(x), axis), 3, axis)
+        weight = numbers(3, 2)
+        first = jnp.argmax(x.ravel()) % 3
+        moved = [step(b, x, how) for step in (part, flipped_and_padded, taken, ordered, replaced, joined)
+                 for how in range(axis, 17, b.ndim)]  # fmt: skip
+        return [
+            *moved,
+            *(b.sum(axis), b.max(axis), b.prod(axis), jnp.argmax(b, axis), jnp.argmin(b, axis), b.reshape(6, -1) * 2),
+            *lax.top_k(jnp.moveaxis(b, axis, -1), 2),
+            jnp.tensordot(b, weight, ((axis,), (0,))),
+            jnp.take_along_axis(b, jnp.argsort(b, axis), axis),
+            lax.dynamic_slice_in_dim(b, first, 2, axis),
+            lax.reduce_window(b, 0.0, lax.add, [2 if place == axis else 1 for place in range(4)], [1] * 4, "SAME"),
+            lax.pad(b, 0.0, [(1, -1, 1)] * b.ndim),
+            b.at[:, first].multiply(2.0),
+        ]
+
+    x = numbers(2, 3, 4)
+
+    def compute(x: Any) -> Any:
+        return [along(x, axis) for axis in (0, 3)]
+
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(compute)(x))]
+    for actual, right in zip(run(load_model(compute, (x,)), (x,)), expected, strict=True):
+        assert_close(actual, right, 1e-4)
 
 
 @settings(max_examples=15)

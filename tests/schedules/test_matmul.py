@@ -65,6 +65,22 @@ def test_long_sums_come_in_chunks():
     assert_close(actual, x.astype("float64") @ weight.astype("float64"))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("columns", [(0, 1), (0, 100), (129, 130)])
+def test_products_of_which_only_a_part_is_read(rows, columns):
+    """A slice that begins at 0 fuses like an elementwise operator, and has no whole tiles."""
+    x, weight, bias = normal(0, rows, 64), normal(1, 64, 130), normal(2, 130)
+
+    def graph(builder, left):
+        y = builder.emit(relax.op.add(builder.emit(relax.op.matmul(left, relax.const(weight))), relax.const(bias)))
+        part = builder.emit(relax.op.strided_slice(y, [1], [columns[0]], [columns[1]]))
+        return builder.emit(relax.op.add(part, relax.const(1.0)))
+
+    actual, chosen = evaluate(graph, [x])
+    assert_close(actual, (exact(x) @ exact(weight) + exact(bias) + 1)[:, slice(*columns)].numpy())
+    assert "matmul" in chosen
+
+
 def test_transposed_and_broadcast_weights_are_packed_once():
     x, weight = normal(0, 3, 7, 20), normal(1, 33, 20)
 

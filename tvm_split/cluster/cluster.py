@@ -25,7 +25,8 @@ class Cluster:
 
     Make one with `at`, `local`, `in_process`, `from_yaml`, `from_tracker`, `from_kubernetes` or `from_ray`: each calls
     a launcher's `find`. ``with cluster as workers:`` starts a session and ends it. Steps that get the session share its
-    workers; a step that gets a plain cluster starts workers of its own and ends them.
+    workers, and so do steps that get the cluster itself inside the ``with``. Elsewhere, a step that gets a cluster
+    starts workers of its own and ends them.
 
     Empty ``links``: all links are measured. Otherwise every pair of machines needs a link. A link counts in both
     directions unless its reverse is listed too; its address counts in its own direction only. ``shared_cores`` states
@@ -163,11 +164,14 @@ class Cluster:
         return {(link.source, link.destination): LinkSetting(link.address, link.transport) for link in self.links}
 
     def start(self) -> Workers:
-        """Return a session of this cluster's workers, which start when they are first needed. Close it."""
-        return Workers(self)
+        """Return a session of this cluster's workers, which start when they are first needed. Close it.
+
+        Inside ``with cluster:``, it shares the workers of the innermost one.
+        """
+        return self._entered[-1].start() if self._entered else Workers(self)
 
     def __enter__(self) -> Workers:
-        self._entered.append(self.start())
+        self._entered.append(Workers(self))
         return self._entered[-1]
 
     def __exit__(self, *error: object) -> None:

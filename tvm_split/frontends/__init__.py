@@ -50,6 +50,7 @@ class Frontend:
         install: the argument of ``pip install`` for them; by default the extra of its name, ``tvm-split[name]``.
         suffixes: the suffixes of its files, in lower case.
         classes: full names of base classes of its sources, which are compared without importing them.
+        tensors: full names of classes of its tensors; it takes functions of them, and methods of its sources.
         claims: whether it takes a source without such a suffix or class: bytes, folders, functions.
         rank: if several frontends take a source, the one with the highest rank loads it.
     """
@@ -61,21 +62,41 @@ class Frontend:
     install: str = ""
     suffixes: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
     claims: Callable[[Any], bool] = lambda source: False
     rank: int = 0
 
-    def takes(self, source: Any) -> bool:
+    def takes(self, source: Any, example_inputs: Any = None) -> bool:
         """Whether this frontend can load ``source``."""
         is_file = isinstance(source, str | Path) and Path(source).suffix.lower() in self.suffixes
-        return is_file or self.has_class_of(source) or self.claims(source)
+        is_function = _is_function(source) and (
+            self.has_class_of(getattr(source, "__self__", None)) or _holds(example_inputs, self.tensors)
+        )
+        return is_file or is_function or self.has_class_of(source) or self.claims(source)
 
     def has_class_of(self, source: Any) -> bool:
         """Whether ``source`` is an object of the framework: a network, or its exported form."""
-        return any(f"{base.__module__}.{base.__qualname__}" in self.classes for base in type(source).__mro__)
+        return _has_class(source, self.classes)
+
+
+def _has_class(value: Any, names: tuple[str, ...]) -> bool:
+    return any(f"{base.__module__}.{base.__qualname__}" in names for base in type(value).__mro__)
+
+
+def _holds(values: Any, names: tuple[str, ...]) -> bool:
+    """Whether nested ``values`` hold an object of a class with one of these full names."""
+    if isinstance(values, Mapping | list | tuple):
+        parts = values.values() if isinstance(values, Mapping) else values
+        return any(_holds(part, names) for part in parts)
+    return _has_class(values, names)
 
 
 _TFLITE = b"TFL3"
 _MLIR_BYTECODE = b"ML\xefR"
+
+
+def _is_function(source: Any) -> bool:
+    return callable(source) and not isinstance(source, type)
 
 
 def _is_bytes(source: Any) -> bool:
@@ -85,7 +106,7 @@ def _is_bytes(source: Any) -> bool:
 def _is_function_or_bytecode(source: Any) -> bool:
     if _is_bytes(source):
         return bytes(source[:4]) == _MLIR_BYTECODE
-    return callable(source) and not isinstance(source, type)
+    return _is_function(source)
 
 
 _TABLE = (
@@ -93,6 +114,7 @@ _TABLE = (
         "torch", "models of PyTorch", "tvm_split.frontends.torch.load:load_torch",
         packages=("torch",), suffixes=(".pt2",),
         classes=("torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"),
+        tensors=("torch.Tensor",),
     ),
     Frontend(
         "onnx", "models in ONNX files", "tvm_split.frontends.onnx.load:load_onnx",
@@ -143,9 +165,9 @@ def is_network(value: Any) -> bool:
     return any(frontend.has_class_of(value) for _, frontend in FRONTENDS.items())
 
 
-def frontend_of(source: Any) -> Frontend:
+def frontend_of(source: Any, example_inputs: Any = None) -> Frontend:
     """Return the frontend that loads ``source``. Raises ModelImportError, which lists valid sources, if none does."""
-    able = [frontend for _, frontend in FRONTENDS.items() if frontend.takes(source)]
+    able = [frontend for _, frontend in FRONTENDS.items() if frontend.takes(source, example_inputs)]
     if able:
         return max(able, key=lambda frontend: frontend.rank)
     shown = repr(str(source)) if isinstance(source, str | Path) else _class_of(source)
@@ -173,7 +195,8 @@ def load_model(
 
     ``source`` is one of these; installed packages may add others:
 
-    - torch: an ``nn.Module`` (needs ``example_inputs``), an ``ExportedProgram``, or the path of one (``.pt2``)
+    - torch: an ``nn.Module``, a function of tensors or a module's method (these need ``example_inputs``), an
+      ``ExportedProgram``, or the path of one (``.pt2``)
     - ONNX: a path, bytes or a ``ModelProto``
     - JAX: a function or a module of Flax (needs ``example_inputs``), or the result of ``jax.export`` (``.jax``)
     - StableHLO: a file (``.mlir`` as text or bytecode, ``.mlirbc``)
@@ -194,7 +217,12 @@ def load_model(
         return source
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
-    frontend = frontend_of(source)
+    if example_inputs is None and _is_function(source) and not is_network(source):
+        raise ModelImportError(
+            f"{getattr(source, '__name__', type(source).__name__)} is a function: give example_inputs, a tuple of "
+            "tensors of torch or of arrays with the shapes and dtypes the network will be run with"
+        )
+    frontend = frontend_of(source, example_inputs)
     is_named = isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes
     if is_named and not Path(source).is_file():
         raise ModelImportError(f"there is no file {str(source)!r}")

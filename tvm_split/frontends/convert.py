@@ -7,6 +7,9 @@ that cannot be imported are refused at once.
 
 from __future__ import annotations
 
+import linecache
+import sys
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,7 +51,7 @@ class Operation:
 
     ``results`` are the kinds of the outputs; an output that is a tuple has a tuple of kinds, and None is not checked.
     ``source`` is the framework's own object. ``refusal`` is the reason why this operation cannot be imported, if there
-    is one.
+    is one. ``line`` is the line of the user's network that made it (``FILE, line N``), if it is known.
     """
 
     kind: str
@@ -59,6 +62,12 @@ class Operation:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: Any = None
     refusal: str = ""
+    line: str = ""
+
+    @property
+    def at_line(self) -> str:
+        """The line of the user's network in parentheses, or an empty string."""
+        return f" ({self.line})" if self.line else ""
 
 
 @dataclass(frozen=True)
@@ -158,7 +167,7 @@ def convert(graph: Graph, importer: Importer) -> Built:
         values.update(zip(graph.inputs, parameters, strict=True))
         for operation in operations:
             builder.layer = operation.layer
-            shown = f"operator {operation.kind} of layer {operation.layer!r}"
+            shown = f"operator {operation.kind} of layer {operation.layer!r}{operation.at_line}"
             with named(shown):
                 call = importer.call(operation)
                 conversion = importer.conversions.get(operation.kind)
@@ -189,9 +198,9 @@ def _problems(operations: Sequence[Operation], importer: Importer) -> Iterator[t
         kind = operation.kind
         reason = importer.refused.get(kind) or operation.refusal
         if reason:
-            yield f"{kind} ({reason})", operation.layer
+            yield f"{kind} ({reason})", f"{operation.layer}{operation.at_line}"
         elif kind not in importer.conversions and not importer.is_known_to_tvm(operation):
-            yield kind, operation.layer
+            yield kind, f"{operation.layer}{operation.at_line}"
 
 
 def _results(result: Any, builder: ModelBuilder, operation: Operation) -> list[relax.Expr]:
@@ -223,6 +232,22 @@ def refuse(problems: Iterable[tuple[str, str]]) -> None:
             f"the model has operators that cannot be imported: {details}. Write these layers with other operators, or "
             "give the part of the model before or after them and compute them yourself"
         )
+
+
+def line_of_source(error: BaseException) -> str:
+    """Return the innermost line of the user's own code in an error's traceback, as `` (FILE, line N: CODE)``, or "".
+
+    Frameworks and Python's standard library are not the user's.
+    """
+    for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        code = linecache.getline(frame.f_code.co_filename, number).strip()
+        if code and package not in _NOT_THE_USERS and package not in sys.stdlib_module_names:
+            return f" ({frame.f_code.co_filename}, line {number}: {code})"
+    return ""
+
+
+_NOT_THE_USERS = frozenset({"", "tvm_split", "torch", "jax", "jaxlib", "flax", "keras"})
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from jax.extend import core
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.convert import line_of_source
 from tvm_split.frontends.dimensions import bound_inputs, with_rows
 from tvm_split.frontends.names import UniqueNames, identifier
 from tvm_split.frontends.stablehlo.importer import model_of
@@ -132,7 +133,7 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
         inputs = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
         raise ModelImportError(
             f"JAX cannot trace {shown} for inputs {inputs}: {type(error).__name__}: "
-            + "\n".join(str(error).strip().splitlines()[:6])
+            f"{(str(error).strip().splitlines() or [''])[0]}{line_of_source(error)}"
         ) from error
 
     def with_weights(weights: Sequence[Any], *arguments: Any) -> Any:

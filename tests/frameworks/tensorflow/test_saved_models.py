@@ -16,12 +16,16 @@ import tvm_split
 from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.digits import TRAINED, digits
-from tests.helpers.frontends.keras_networks import attention, convolutions
+from tests.helpers.frontends.keras_networks import (
+    assert_same,
+    attention,
+    convolutions,
+    random_inputs,
+    with_random_statistics,
+)
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.names import scopes_of_keras
-
-LIMIT = 1e-4
 
 
 def recurrent() -> Any:
@@ -38,18 +42,13 @@ def test_answers_are_those_of_tensorflow(
     build: Callable[[], Any], first: str, second: str, three_workers: tvm_split.Cluster, tmp_path: Path
 ) -> None:
     keras.utils.set_random_seed(0)
-    network = build()
-    generator = np.random.default_rng(1)
-    network.set_weights(
-        [weights + 0.2 * generator.random(weights.shape).astype("float32") for weights in network.get_weights()]
-    )
+    network = with_random_statistics(build())
     network.export(tmp_path / "saved", verbose=False)
-    x = generator.standard_normal((2, *network.inputs[0].shape[1:])).astype("float32")
+    (x,) = random_inputs(network, batch=2)
     expected = network.predict(x, verbose=0)
     model = load_model(tmp_path / "saved", batch=2)
     assert_keeps_contract(model)
-    (actual,) = run_split(model, [x], (first, second), three_workers)
-    assert np.abs(actual - expected).max() < LIMIT * np.ptp(expected)
+    assert_same(run_split(model, [x], (first, second), three_workers), [expected])
 
 
 def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_split.Cluster, tmp_path: Path) -> None:
@@ -66,7 +65,7 @@ def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_spl
     expected = network.predict(images, verbose=0)
     model = load_model(tmp_path / "saved", batch=len(images))
     (actual,) = run_split(model, [images], ("conv", "head"), three_workers)
-    assert np.abs(actual - expected).max() < LIMIT * np.ptp(expected)
+    assert_same([actual], [expected])
     assert (actual.argmax(1) == labels).mean() > 0.9
 
 

@@ -15,7 +15,12 @@ from keras import layers
 import tvm_split
 from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
-from tests.helpers.frontends.keras_networks import attention, convolutions
+from tests.helpers.frontends.keras_networks import (
+    attention,
+    convolutions,
+    random_inputs,
+    with_random_statistics,
+)
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
@@ -40,12 +45,8 @@ def several() -> Any:
 def prepared(build: Callable[[], Any]) -> tuple[Any, list[np.ndarray]]:
     """A network with statistics of its own, and inputs for it."""
     keras.utils.set_random_seed(0)
-    network = build()
-    generator = np.random.default_rng(1)
-    network.set_weights(
-        [weights + 0.2 * generator.random(weights.shape).astype("float32") for weights in network.get_weights()]
-    )
-    return network, [generator.standard_normal((2, *tensor.shape[1:])).astype("float32") for tensor in network.inputs]
+    network = with_random_statistics(build())
+    return network, random_inputs(network, batch=2)
 
 
 def converter_of(network: Any, kind: str) -> Any:

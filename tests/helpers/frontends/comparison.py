@@ -46,6 +46,25 @@ def run_split(
         return list(deployment.run(*inputs))
 
 
+def assert_split_like(
+    network: Callable[..., Any],
+    inputs: Sequence[np.ndarray],
+    layers: tuple[str, str],
+    cluster: tvm_split.Cluster,
+    limit: float = 1e-4,
+) -> list[np.ndarray]:
+    """A network of JAX has JAX's outputs when it is split; returns them. ``limit`` is relative to the largest value."""
+    import jax
+
+    outputs = run_split(network, inputs, layers, cluster)
+    expected = jax.tree.leaves(network(*map(jax.numpy.asarray, inputs)))
+    for actual, right in zip(outputs, map(np.asarray, expected), strict=True):
+        assert (actual.dtype, actual.shape) == (right.dtype, right.shape)
+        exact = right.astype("float64")
+        assert np.abs(actual.astype("float64") - exact).max() <= limit * np.abs(exact).max(initial=np.ptp(exact))
+    return outputs
+
+
 def assert_equal_to_source(
     model: Model,
     inputs: Sequence[np.ndarray] | None = None,

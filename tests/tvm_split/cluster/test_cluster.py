@@ -104,7 +104,19 @@ def test_sessions_of_one_cluster_have_workers_of_their_own() -> None:
     with cluster as outer, cluster as inner:
         assert outer.endpoints() != inner.endpoints()
     assert launcher.counts == {"started": 2, "ended": 2}
+    with cluster.start() as first, cluster.start() as second:
+        assert first.endpoints() != second.endpoints()
     assert launcher.find() == cluster
+
+
+def test_inside_with_the_cluster_itself_shares_the_workers() -> None:
+    launcher = Scripted()
+    cluster = launcher.find()
+    with cluster as workers:
+        with cluster.start() as shared:
+            assert shared.endpoints() == workers.endpoints()
+        assert launcher.counts == {"started": 1, "ended": 0}
+    assert launcher.counts == {"started": 1, "ended": 1}
 
 
 def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:

@@ -38,8 +38,6 @@ class TfliteReference:
                 yield variable, np.array(interpreter.get_tensor(number))
 
     def _run(self, inputs: Sequence[Array]) -> Interpreter:
-        if len(inputs) != len(self.shapes):
-            raise ModelImportError(f"the model takes {len(self.shapes)} inputs, given are {len(inputs)}")
         try:
             interpreter = interpreter_of(self.source, list(self.shapes), list(self.shapes.values()))
             for number, array in zip(self.shapes, inputs, strict=True):

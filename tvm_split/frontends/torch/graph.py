@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
@@ -18,6 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.torch.conversions.resampling import RESAMPLINGS
+from tvm_split.frontends.torch.tensors import IMPORTABLE, dtype_name, remedy_for, to_numpy
 
 aten = torch.ops.aten
 
@@ -103,13 +105,15 @@ class LayerNames:
     name before decomposition (``layer1.0.add_``), at the root only by that name.
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
-        paths = {path for node in program.graph.nodes for _, path in _stack(node)}
-        paths.update(target.rpartition(".")[0] for target in program.state_dict)
+    def __init__(self, program: ExportedProgram, omitted: str = "") -> None:
+        """``omitted`` is the name of the part of the root whose layers are named as if it were the root."""
+        self._omitted = omitted
+        paths = {path for node in program.graph.nodes for _, path in self._stack(node)}
+        paths.update(self._shortened(target.rpartition(".")[0]) for target in program.state_dict)
         self._containers = {ancestor for path in paths for ancestor in _ancestors(path)}
 
     def layer_of(self, node: fx.Node) -> str:
-        stack = _stack(node)
+        stack = self._stack(node)
         if not stack:
             return _name_in_source(node)
         key, path = stack[-1]
@@ -120,14 +124,16 @@ class LayerNames:
         between = "/" if "/" in path or LAYER_ANNOTATION in (node.meta.get("custom") or {}) else "."
         return f"{module}{between}{_name_in_source(node)}" if path else _name_in_source(node)
 
+    def _stack(self, node: fx.Node) -> list[tuple[str, str]]:
+        """The modules around a node, outermost first: pairs of torch's key (with the call's number) and path."""
+        annotated = (node.meta.get("custom") or {}).get(LAYER_ANNOTATION)
+        if annotated is not None:
+            return [(annotated, annotated.partition("@")[0])]
+        stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+        return [(key, self._shortened(str(entry[0]))) for key, entry in stack.items() if isinstance(entry, tuple)]
 
-def _stack(node: fx.Node) -> list[tuple[str, str]]:
-    """The modules around a node, outermost first: pairs of torch's key (with the call's number) and path."""
-    annotated = (node.meta.get("custom") or {}).get(LAYER_ANNOTATION)
-    if annotated is not None:
-        return [(annotated, annotated.partition("@")[0])]
-    stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    return [(key, str(entry[0])) for key, entry in stack.items() if isinstance(entry, tuple)]
+    def _shortened(self, path: str) -> str:
+        return f"{path}.".removeprefix(f"{self._omitted}.")[:-1] if self._omitted else path
 
 
 def _ancestors(path: str) -> Iterable[str]:
@@ -159,6 +165,36 @@ def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
                 f"layer {layer!r} reads buffer {placeholders[node.name]!r} and the model changes it in every call; "
                 "a split network keeps no state between calls. Make the buffer an input and an output of the model"
             )
+
+
+def check_inputs(program: ExportedProgram) -> None:
+    """Raise ModelImportError if an input has a dtype that cannot be imported."""
+    for node in user_inputs(program):
+        dtype = node.meta["val"].dtype
+        if dtype not in IMPORTABLE:
+            raise ModelImportError(
+                f"input {node.name!r} has the dtype {dtype_name(dtype)}, which cannot be imported; {remedy_for(dtype)}"
+            )
+
+
+def arrays_of(
+    program: ExportedProgram, tensors: Mapping[fx.Node, torch.Tensor], names: LayerNames
+) -> dict[fx.Node, np.ndarray[Any, Any]]:
+    """Return the values in ``tensors`` that the network reads. Raises ModelImportError for dtypes without an import."""
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    arrays = {}
+    for node, value in tensors.items():
+        # Assertions have no users, and are not imported.
+        readers = [user for user in node.users if user not in tensors and (user.users or user.op == "output")]
+        if readers and value.dtype not in IMPORTABLE:
+            raise ModelImportError(
+                f"layer {names.layer_of(readers[0])!r} reads {targets.get(node.name, node.name)!r} of the dtype "
+                f"{dtype_name(value.dtype)}, which cannot be imported; {remedy_for(value.dtype)}"
+            )
+        if readers:
+            arrays[node] = to_numpy(value)
+    return arrays
 
 
 def held_tensors(
@@ -260,6 +296,7 @@ _LARGEST = 1 << 22
 def constant_values(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
     """Return the calls of the graph whose value depends on neither inputs nor parameters: masks, positions, scales."""
     values = held_tensors(program, {InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
+    values |= {node: value for node, value in held_tensors(program).items() if value.dtype not in IMPORTABLE}
     computed: dict[fx.Node, torch.Tensor] = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -274,7 +311,8 @@ def _value(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor |
     operator: Any = node.target
     if not isinstance(result, torch.Tensor) or not isinstance(operator, torch._ops.OpOverload):
         return None
-    if result.numel() > _LARGEST or torch.Tag.nondeterministic_seeded in operator.tags:
+    is_needed = any(values[source].dtype not in IMPORTABLE for source in node.all_input_nodes if source in values)
+    if (result.numel() > _LARGEST and not is_needed) or torch.Tag.nondeterministic_seeded in operator.tags:
         return None
     name = operator.__name__.partition(".")[0]
     if name in _UNINITIALISED:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,14 +11,24 @@ from torch import fx
 from torch.export import ExportedProgram
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+import tvm_split
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built
 from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Graph, Importer, Kind, Operation, convert
 from tvm_split.frontends.torch.conversions import arithmetic, indexing, layers, reductions, resampling
 from tvm_split.frontends.torch.conversions.call import TorchCall
-from tvm_split.frontends.torch.graph import LayerNames, constant_values, held_tensors, user_inputs, user_outputs
-from tvm_split.frontends.torch.tensors import dtype_name, to_numpy
+from tvm_split.frontends.torch.graph import (
+    LayerNames,
+    arrays_of,
+    constant_values,
+    held_tensors,
+    user_inputs,
+    user_outputs,
+)
+from tvm_split.frontends.torch.tensors import IMPORTABLE, dtype_name, remedy_for
+
+_NOT_THE_USERS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, tvm_split))
 
 _RANDOM = (
     "randn.default", "randn_like.default", "rand.default", "rand_like.default", "randint.low", "randint_like.default",
@@ -51,9 +63,7 @@ def import_graph(program: ExportedProgram, names: LayerNames) -> Built:
                 f"the model returns {output!r}, which is not a tensor; every output of a split network is one"
             )
     inputs = {node: _spec(node) for node in user_inputs(program)}
-    constants = {
-        node: to_numpy(value) for node, value in tensors.items() if any(user not in tensors for user in node.users)
-    }
+    constants = arrays_of(program, tensors, names)
     operations = [
         _operation(node, names)
         for node in program.graph.nodes
@@ -74,7 +84,19 @@ def _operation(node: fx.Node, names: LayerNames) -> Operation:
         arguments[argument.name] = (
             node.args[position] if is_placed else node.kwargs.get(argument.name, argument.default_value)
         )
-    return Operation(kind, layer, tuple(node.all_input_nodes), (node,), [_kind(node.meta.get("val"))], arguments, node)
+    value = node.meta.get("val")
+    is_refused = isinstance(value, torch.Tensor) and value.dtype not in IMPORTABLE
+    refusal = f"it computes {dtype_name(value.dtype)}; {remedy_for(value.dtype)}" if is_refused else ""
+    return Operation(
+        kind, layer, tuple(node.all_input_nodes), (node,), [_kind(value)], arguments, node, refusal, _line(node)
+    )
+
+
+def _line(node: fx.Node) -> str:
+    """The innermost line of a module's forward that made a node, as ``FILE, line N``; "" if it is unknown."""
+    lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f"{path}, line {number}" for path, number in lines if not path.startswith(_NOT_THE_USERS)]
+    return own[-1] if own else ""
 
 
 def _kind(value: Any) -> Any:

@@ -21,20 +21,20 @@ from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
 from tvm_split.frontends.reference import Arranged
-from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
+from tvm_split.frontends.torch.export import Arguments, Called, export
+from tvm_split.frontends.torch.graph import LayerNames, check_inputs, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch.importer import import_graph
 from tvm_split.frontends.torch.reference import TorchReference
-from tvm_split.frontends.torch.tensors import dtype_name, shown, to_numpy, to_torch
+from tvm_split.frontends.torch.tensors import dtype_name, to_numpy, to_torch
 from tvm_split.model import Model, Reference
-from tvm_split.units import short_list
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def load_torch(
-    source: nn.Module | ExportedProgram | str | Path, request: ImportRequest, has_channels_last: bool = False
+    source: nn.Module | Callable[..., Any] | ExportedProgram | str | Path,
+    request: ImportRequest,
+    has_channels_last: bool = False,
 ) -> Model:
-    """Return a Model of a torch module (with example inputs), an exported program, or a ``.pt2`` file of one.
+    """Return a Model of a torch module or function (with example inputs), an exported program, or a ``.pt2`` file.
 
     ``example_inputs`` is a tuple of positional arguments, a dict of keyword arguments, or one tensor. Arguments may
     be nested in dicts, lists and tuples; ``Model.inputs`` and ``Model.outputs`` are flat, in torch's pytree order.
@@ -42,30 +42,28 @@ def load_torch(
     Raises ModelImportError.
     """
     name = request.name
-    if isinstance(source, nn.Module):
-        _check_evaluation_mode(source)
     if isinstance(source, str | Path):
         name = name or Path(source).stem
         source = _read(Path(source))
     arguments = None if request.example_inputs is None else _as_arguments(request.example_inputs)
-    if isinstance(source, nn.Module):
-        if arguments is None:
-            raise ModelImportError(
-                f"{type(source).__name__} is a torch module: give example_inputs, a tuple of tensors with the shapes "
-                "and dtypes the network will be run with"
-            )
-        arguments = _with_batch(arguments, request.batch) if request.batch is not None else arguments
-        if request.dimensions:
-            raise ModelImportError(
-                "dimensions are for exported programs and ONNX files; the sizes of a torch module are those of its "
-                f"example_inputs, so give inputs of the wanted sizes instead of dimensions={dict(request.dimensions)}"
-            )
-        name = name or type(source).__name__
-        program, run = _export(source, arguments), source
-    else:
-        name = name or "model"
-        program, run = source, source.module()
-    return _model(program, run, arguments, replace(request, name=name), has_channels_last)
+    if isinstance(source, ExportedProgram):
+        return _model(source, source.module(), arguments, replace(request, name=name or "model"), has_channels_last)
+    source = getattr(source, "_orig_mod", source)  # of a module that torch.compile wrapped
+    name = name or getattr(source, "__qualname__", type(source).__name__).rpartition(">.")[2]
+    if arguments is None:
+        raise ModelImportError(
+            f"{name} is a torch module: give example_inputs, a tuple of tensors with the shapes and dtypes the network "
+            "will be run with"
+        )
+    arguments = _with_batch(arguments, request.batch) if request.batch is not None else arguments
+    if request.dimensions:
+        raise ModelImportError(
+            "dimensions are for exported programs and ONNX files; the sizes of a torch module are those of its "
+            f"example_inputs, so give inputs of the wanted sizes instead of dimensions={dict(request.dimensions)}"
+        )
+    module = source if isinstance(source, nn.Module) else Called(source)
+    program = export(module, arguments, name)
+    return _model(program, module, arguments, replace(request, name=name), has_channels_last)
 
 
 def _model(
@@ -75,19 +73,20 @@ def _model(
     request: ImportRequest,
     has_channels_last: bool,
 ) -> Model:
+    check_inputs(program)
     sizes, examples = _bound_sizes(program, arguments, request)
     if examples is None and program.example_inputs is not None:
         leaves = pytree.tree_leaves(program.example_inputs)
         examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     lowered = decomposed(program)
     fixed(lowered, sizes)
-    names = LayerNames(lowered)
+    names = LayerNames(lowered, getattr(run, "only_part", ""))
     check_no_state(lowered, names)
     built = import_graph(lowered, names)
     if has_channels_last:
         built, orders = channels_first(built)
     inputs = built.inputs
-    reference: Reference = TorchReference(run, _structure(program, len(inputs)), lowered, built.held)
+    reference: Reference = TorchReference(run, _structure(program), lowered, built.held)
     if has_channels_last:
         reference = Arranged(reference, orders)
     fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
@@ -106,14 +105,12 @@ def _as_tensors(value: Any) -> Any:
     return pytree.tree_map(lambda leaf: to_torch(leaf) if hasattr(leaf, "__array_interface__") else leaf, value)
 
 
-def _structure(program: ExportedProgram, count: int) -> Callable[[Sequence[torch.Tensor]], Arguments]:
+def _structure(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], Arguments]:
     """Return a function from flat tensors to the arguments of the program's source; other leaves are constant."""
     spec = program.call_spec.in_spec
     leaves = [entry.arg for entry in program.graph_signature.input_specs if entry.kind is InputKind.USER_INPUT]
 
     def arguments_of(tensors: Sequence[torch.Tensor]) -> Arguments:
-        if len(tensors) != count:
-            raise ModelImportError(f"the model takes {count} tensors, given are {len(tensors)}")
         waiting = iter(tensors)
         values = [leaf.value if isinstance(leaf, ConstantArgument) else next(waiting) for leaf in leaves]
         positional, keyword = pytree.tree_unflatten(values, spec)
@@ -128,39 +125,6 @@ def _read(path: Path) -> ExportedProgram:
     except Exception as error:
         raise ModelImportError(
             f"{str(path)!r} cannot be read as a program saved by torch.export.save: {error}"
-        ) from error
-
-
-def _check_evaluation_mode(module: nn.Module) -> None:
-    training = [
-        path or type(part).__name__ for path, part in module.named_modules() if part.training and _matters(part)
-    ]
-    if training:
-        raise ModelImportError(
-            f"{type(module).__name__} is in training mode, which changes what these layers compute: "
-            f"{short_list(training)}. Call model.eval() first"
-        )
-
-
-def _matters(part: nn.Module) -> bool:
-    if isinstance(part, nn.modules.dropout._DropoutNd):
-        return float(part.p) > 0
-    if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
-        return float(part.dropout) > 0
-    return isinstance(part, nn.modules.batchnorm._BatchNorm)
-
-
-def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
-    positional, keyword = arguments
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.export.export(module, positional, keyword or None)
-    except Exception as error:
-        inputs = ", ".join(map(shown, pytree.tree_leaves(arguments)))
-        raise ModelImportError(
-            f"torch.export cannot export {type(module).__name__} for inputs {inputs}: "
-            f"{type(error).__name__}: " + "\n".join(str(error).strip().splitlines()[:6])
         ) from error
 
 

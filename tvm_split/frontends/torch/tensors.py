@@ -8,6 +8,14 @@ import ml_dtypes
 import numpy as np
 import torch
 
+IMPORTABLE = frozenset(
+    (
+        torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+        torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    )
+)  # fmt: skip
+"""The dtypes of tensors in a network; values of others are computed during the import, if they need no input."""
+
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Copy ``tensor`` (any layout or device) to an array of the same shape and dtype."""
@@ -36,3 +44,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 def shown(value: Any) -> str:
     """Text for a value in errors: ``float32[2, 3]`` for a tensor, ``repr`` for others."""
     return f"{dtype_name(value.dtype)}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def remedy_for(dtype: torch.dtype) -> str:
+    """What to do about a dtype that cannot be imported."""
+    if dtype.is_complex:
+        return "compute with real and imaginary parts apart (tensor.real, tensor.imag)"
+    return "compute in float32 instead (tensor.float())"

@@ -89,7 +89,12 @@ def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> lis
     counted = call.known(1)
     block = call.source.regions[0].blocks[0]
     is_largest = _keeps_the_larger(block)
-    if is_largest is None or counted is None or len(axes) != 1 or not _counts(counted, axes[0]):
+    if (
+        is_largest is None
+        or counted is None
+        or len(axes) != 1
+        or not _counts(counted, axes[0], shape_of(value)[axes[0]])
+    ):
         raise ModelImportError("it reduces two tensors in a way of its own; of these only argmax and argmin are known")
     extreme = reduced(op, value, axes, "maximum" if is_largest else "minimum")
     find = op.argmax if is_largest else op.argmin
@@ -108,10 +113,9 @@ def _keeps_the_larger(block: Any) -> bool | None:
     return None
 
 
-def _counts(places: Array, axis: int) -> bool:
-    """Whether ``places`` are 0, 1, 2, … along an axis."""
-    moved = np.moveaxis(places, axis, -1)
-    return bool((moved == np.arange(moved.shape[-1])).all())
+def _counts(places: Array, axis: int, size: int) -> bool:
+    """Whether ``places`` are 0, 1, 2, … along an axis of this size."""
+    return bool((np.moveaxis(places, axis, -1) == np.arange(size)).all())
 
 
 def _reduce_window(op: Operators, call: HloCall) -> relax.Expr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,34 +67,37 @@ def _along(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis:
     return op.cast(product if axis == rank - 1 else op.permute_dims(product, np.argsort(order).tolist()), dtype)
 
 
-def _average_pool(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer ignores divisor_override.
-    axes = int(call.operation.kind[len("avg_pool")])
-    kernel = each_axis(call["kernel_size"], axes)
+def _pooled(op: Operators, call: TorchCall, data: relax.Expr, operator: str, **options: Any) -> relax.Expr:
+    """Pool ``data``, with or without a batch axis, in the call's windows; these do not overlap if it has no stride."""
+    axes = int(operator[-2])
+    kernel, padding = each_axis(call["kernel_size"], axes), each_axis(call["padding"], axes)
     stride = each_axis(call["stride"], axes) if call["stride"] else kernel
-    padding, is_single = each_axis(call["padding"], axes), len(call.shape) == axes + 1
-    divisor, rounds_up = call.get("divisor_override"), call["ceil_mode"]
-    if divisor and rounds_up:
-        raise ModelImportError("divisor_override together with ceil_mode is not supported")
-    data = op.cast(call["self"], wide(call.dtype))
+    is_single = len(call.shape) == axes + 1
     data = op.expand_dims(data, 0) if is_single else data
-    include = call["count_include_pad"] or bool(divisor)
-    pool = getattr(op.nn, f"avg_pool{axes}d")
-    result = pool(data, kernel, stride, padding * 2, ceil_mode=rounds_up, count_include_pad=include)
-    if divisor:
-        result = op.multiply(result, float(np.prod(kernel)) / divisor)
-    result = op.cast(result, call.dtype)
+    result = getattr(op.nn, operator)(data, kernel, stride, padding * 2, ceil_mode=call["ceil_mode"], **options)
     return op.squeeze(result, [0]) if is_single else result
 
 
-def _max_pool_alone(op: Operators, call: TorchCall) -> tuple[relax.Expr, ...]:
+def _average_pool(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    # TVM's importer ignores divisor_override.
+    divisor = call.get("divisor_override")
+    if divisor and call["ceil_mode"]:
+        raise ModelImportError("divisor_override together with ceil_mode is not supported")
+    data = op.cast(call["self"], wide(call.dtype))
+    result = _pooled(op, call, data, operator, count_include_pad=call["count_include_pad"] or bool(divisor))
+    if divisor:
+        result = op.multiply(result, float(np.prod(each_axis(call["kernel_size"], int(operator[-2])))) / divisor)
+    return op.cast(result, call.dtype)
+
+
+def _max_pool(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    # TVM's importer refuses windows without a stride.
+    return _pooled(op, call, call["self"], operator, dilation=each_axis(call["dilation"], int(operator[-2])))
+
+
+def _max_pool_alone(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, ...]:
     # TVM's importer returns zeros for the positions of the maxima; this conversion omits the positions.
-    axes = int(call.operation.kind[len("max_pool")])
-    kernel = each_axis(call["kernel_size"], axes)
-    stride = each_axis(call["stride"], axes) if call["stride"] else kernel
-    padding, dilation = each_axis(call["padding"], axes), each_axis(call["dilation"], axes)
-    pool = getattr(call.importer.tvm, f"_max_pool{axes}d_impl")
-    return (op.builder.emit(pool(call["self"], kernel, stride, padding, dilation, call["ceil_mode"])),)
+    return (_max_pool(op, call, operator),)
 
 
 def _adaptive_pool(op: Operators, call: TorchCall) -> Any:
@@ -139,8 +143,12 @@ def _grid_sample(op: Operators, call: TorchCall) -> relax.Expr:
 
 CONVERSIONS: dict[str, Conversion] = {
     **{f"{name}.vec": _resampled for name in RESAMPLINGS},
-    **{f"avg_pool{axes}d.default": _average_pool for axes in (1, 2, 3)},
-    **{f"max_pool{axes}d_with_indices.default": _max_pool_alone for axes in (2, 3)},
+    **{f"avg_pool{axes}d.default": partial(_average_pool, operator=f"avg_pool{axes}d") for axes in (1, 2, 3)},
+    **{f"max_pool{axes}d.default": partial(_max_pool, operator=f"max_pool{axes}d") for axes in (1, 2, 3)},
+    **{
+        f"max_pool{axes}d_with_indices.default": partial(_max_pool_alone, operator=f"max_pool{axes}d")
+        for axes in (2, 3)
+    },
     **{f"adaptive_max_pool{axes}d.default": _adaptive_pool for axes in (2, 3)},
     **{f"adaptive_avg_pool{axes}d.default": _adaptive_pool for axes in (1, 2, 3)},
     "grid_sampler_2d.default": _grid_sample,

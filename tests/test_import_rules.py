@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("tvm_split", "relay_passes", "schedules", "rpc_runtime")
+PACKAGES = ("tvm_split", "relay_passes", "schedules", "rpc_runtime")
 MAY_IMPORT = {
     "tvm_split": {"relay_passes", "schedules", "rpc_runtime"},
     "relay_passes": set(),
@@ -56,16 +56,16 @@ def imports_of(path: Path, nodes: Iterable[ast.AST] | None = None) -> set[str]:
     return names
 
 
-def files_of(room: str) -> list[Path]:
-    files = sorted((ROOT / room).rglob("*.py"))
-    assert files, f"the room {room} is empty"
+def files_of(package: str) -> list[Path]:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files, f"the package {package} has no files"
     return files
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_what_it_may(room: str) -> None:
-    forbidden = set(ROOMS) - MAY_IMPORT[room] - {room}
-    for path in files_of(room):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_it_may(package: str) -> None:
+    forbidden = set(PACKAGES) - MAY_IMPORT[package] - {package}
+    for path in files_of(package):
         wrong = {name for name in imports_of(path) if name.partition(".")[0] in forbidden}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
@@ -80,16 +80,16 @@ def test_the_runtime_does_not_name_the_compiler_or_a_framework() -> None:
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
-@pytest.mark.parametrize("room", NO_TVM)
-def test_what_a_client_needs_does_not_name_tvm(room: str) -> None:
-    for path in files_of(f"rpc_runtime/{room}"):
+@pytest.mark.parametrize("package", NO_TVM)
+def test_what_a_client_needs_does_not_name_tvm(package: str) -> None:
+    for path in files_of(f"rpc_runtime/{package}"):
         wrong = {name for name in imports_of(path) if name.partition(".")[0] in ("tvm", "tvm_ffi")}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
-@pytest.mark.parametrize("room", ["relay_passes", "schedules"])
-def test_the_middle_rooms_do_not_name_a_framework(room: str) -> None:
-    for path in files_of(room):
+@pytest.mark.parametrize("package", ["relay_passes", "schedules"])
+def test_passes_and_schedules_do_not_name_a_framework(package: str) -> None:
+    for path in files_of(package):
         wrong = {name for name in imports_of(path) if name.partition(".")[0] in FRAMEWORKS}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
@@ -109,7 +109,7 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
         assert not wrong or path.is_relative_to(allowed[0]) or path.is_relative_to(allowed[1]), path
 
 
-def test_what_tests_share_lies_in_no_test() -> None:
+def test_no_test_module_is_imported() -> None:
     """Shared helpers are in ``tests/helpers``: in a test module they are hard to find, and go with its tests."""
     for path in (path for folder in ("tests", "scripts") for path in files_of(folder)):
         wrong = {name for name in imports_of(path) if re.search(r"\btests\.(.*\.)?(test_|conftest\b)", name)}
@@ -125,27 +125,27 @@ def test_benchmarks_share_models_and_emulators_with_tests_and_nothing_else() -> 
 def modules() -> dict[str, Path]:
     """Return every module of ours, by the name with which it is imported."""
     paths = {}
-    for path in (path for room in ROOMS for path in files_of(room)):
+    for path in (path for package in PACKAGES for path in files_of(package)):
         paths[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
     return paths
 
 
-def require_no_circle(needs: dict[str, set[str]]) -> None:
+def require_no_cycle(needs: dict[str, set[str]]) -> None:
     try:
         TopologicalSorter(needs).prepare()
     except CycleError as error:
-        pytest.fail(f"these import each other in a circle: {' -> '.join(error.args[1])}")
+        pytest.fail(f"these import each other in a cycle: {' -> '.join(error.args[1])}")
 
 
-def test_there_are_no_circles_between_modules() -> None:
+def test_there_are_no_import_cycles_between_modules() -> None:
     ours = modules()
     # A package that re-exports from its own modules makes no cycle.
-    require_no_circle(
+    require_no_cycle(
         {
             name: {
                 imported
                 for imported in imports_of(path, tree_of(path).body) & set(ours)
-                if imported not in (name, *ROOMS)
+                if imported not in (name, *PACKAGES)
                 and not name.startswith(f"{imported}.")
                 and not imported.startswith(f"{name}.")
             }
@@ -154,9 +154,9 @@ def test_there_are_no_circles_between_modules() -> None:
     )
 
 
-def test_there_are_no_circles_between_packages() -> None:
+def test_there_are_no_import_cycles_between_packages() -> None:
     ours = modules()
-    packages = {name for name, path in ours.items() if path.name == "__init__.py"} - set(ROOMS)
+    packages = {name for name, path in ours.items() if path.name == "__init__.py"} - set(PACKAGES)
     needs: dict[str, set[str]] = {}
     for name, path in ours.items():
         if (home := package_of(name, packages)) is not None:
@@ -169,7 +169,7 @@ def test_there_are_no_circles_between_packages() -> None:
                 for package in imported_packages
                 if not f"{package}.".startswith(f"{home}.") and not home.startswith(f"{package}.")
             )
-    require_no_circle(needs)
+    require_no_cycle(needs)
 
 
 def package_of(name: str, packages: set[str]) -> str | None:
@@ -180,7 +180,7 @@ def package_of(name: str, packages: set[str]) -> str | None:
     return name
 
 
-def test_importing_the_front_door_loads_nothing_heavy() -> None:
+def test_importing_tvm_split_loads_nothing_heavy() -> None:
     heavy = ("tvm", "torch", "onnx", "jax", "keras", "grpc")
     code = f"import sys, tvm_split; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
