@@ -31,8 +31,9 @@ def is_unfinished(path: Path) -> bool:
 def written(path: str | Path) -> Iterator[Path]:
     """Yield the path at which to write a file or folder; it gets to ``path`` if the body raises nothing.
 
-    A file keeps the mode of the file that it replaces. An existing folder gets another content, since it may be a
-    mounted volume. A pipe or device is written directly.
+    The body makes no parents of the yielded path, which a signal may have removed. A file keeps the mode of the file
+    that it replaces. An existing folder gets another content, since it may be a mounted volume. A pipe or device is
+    written directly.
 
     Raises:
         OutputError: it cannot be written.

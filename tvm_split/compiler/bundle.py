@@ -102,8 +102,8 @@ class Bundle(Shown):
                 raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with written(folder) as beside:
-            (beside / "blobs").mkdir(parents=True)
-            (beside / "ir").mkdir()
+            for directory in (beside, beside / "blobs", beside / "ir"):
+                directory.mkdir()
             for blob in self._blob_specs():
                 shutil.copyfile(self.blob_path(blob.sha256), beside / "blobs" / blob.sha256)
             for name, text in self.ir.items():

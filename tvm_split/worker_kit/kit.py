@@ -131,7 +131,8 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
         report("finding packages", 0, len(requirements) + 2)
         distributions = list(_distributions(requirements, platform, scratch.path))
         folder = beside if compression is None else beside.with_name(f"{name}.folder")
-        (folder / "packages").mkdir(parents=True)
+        for directory in (folder, folder / "packages"):
+            directory.mkdir()
         parts = []
         for number, distribution in enumerate(distributions):
             report(f"copying {distribution.name}", number + 1, len(requirements) + 2)
